@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Imports a public name when it is asked for: whoever wants one does not pay for the others."""
+        """Imports a public name on first use, so that using one does not cost the import of all."""
         if name == "get_gpu_usage":
             from stoker.dropin.usage import get_gpu_usage
 

@@ -13,7 +13,7 @@ class StokerError(Exception):
 
 
 class BadInputError(StokerError):
-    """What the person typed or wrote in a file cannot be meant."""
+    """Invalid input on the command line, in a request or in a file."""
 
     exit_code = 2
 

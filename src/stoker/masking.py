@@ -86,17 +86,17 @@ def masked_actions(actions: "list[str] | tuple[str, ...]") -> list[str]:
     return [f"{action.split()[0]} {MASK}" if len(action.split()) > 1 else action for action in actions]
 
 
-def masked(told: Any, *, for_viewer: bool = False) -> Any:
+def masked(value: Any, *, for_viewer: bool = False) -> Any:
     """Jobs as JSON has them, however deep, without the secrets in their environments.
 
     For a viewer, who changes nothing, without any value there, and without the secrets in commands: an operator may
-    want to submit a command again as it was told.
+    want to submit a command again as it was shown.
     """
-    if isinstance(told, Mapping):
-        return {name: _masked_field(name, value, for_viewer) for name, value in told.items()}
-    if isinstance(told, list | tuple):
-        return [masked(value, for_viewer=for_viewer) for value in told]
-    return told
+    if isinstance(value, Mapping):
+        return {name: _masked_field(name, field, for_viewer) for name, field in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(item, for_viewer=for_viewer) for item in value]
+    return value
 
 
 def _masked_field(name: object, value: Any, for_viewer: bool) -> Any:

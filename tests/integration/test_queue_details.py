@@ -236,7 +236,7 @@ def test_old_notices_are_deleted(queue: Store, url: str) -> None:
     assert queue.notices.note_once("lately")
     for key, days in (("long ago", 1.0), ("lately", -1.0)):
         queue._driver.fetch_text(
-            f"UPDATE stoker_notices SET told = told - {KEPT_SECONDS + days * 86400} WHERE name = '{key}'",
+            f"UPDATE stoker_notices SET sent = sent - {KEPT_SECONDS + days * 86400} WHERE name = '{key}'",
             {},
         )
     with open_queue(url) as other:

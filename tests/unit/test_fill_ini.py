@@ -167,7 +167,7 @@ def test_missing_log_means_the_console_and_terminals_count_only_if_configured(tm
             GOOD + "gpus=0 ; the first\n",
             (
                 "[process-0] gpus: '0 ; the first' is not a GPU: write all, 0, 0,2, 0-3 or a uuid; "
-                "a comment needs a line of its own"
+                "put a comment on a separate line"
             ),
         ),
         (GOOD + "gpus=3-1\n", "[process-0] gpus: '3-1' runs backwards: write 1-3"),

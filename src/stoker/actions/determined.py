@@ -238,9 +238,9 @@ def _escaped(word: str) -> str:
 def _message(error: urllib.error.HTTPError) -> str:
     """The message of the master's error."""
     try:
-        told = msgspec.json.decode(error.read(10_000), type=dict[str, Any])
+        body = msgspec.json.decode(error.read(10_000), type=dict[str, Any])
     except (msgspec.DecodeError, msgspec.ValidationError, OSError, HTTPException):
         return str(error.reason)
-    inner = told.get("error")
-    said = told.get("message") or (inner.get("message") if isinstance(inner, dict) else inner) or error.reason
+    inner = body.get("error")
+    said = body.get("message") or (inner.get("message") if isinstance(inner, dict) else inner) or error.reason
     return f"({said})"

@@ -19,7 +19,7 @@ _START_TIMEOUT: Final = 60.0
 
 
 class ActionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process of its own is asked to do."""
+    """The request that a detached process carries out."""
 
     then: tuple[str, ...]
     facts: Facts

@@ -43,8 +43,8 @@ class Stop(Action, Tracking):
             ) from None
         except ProcessLookupError:
             raise ActionError(f"there is no process {self._pid} to stop") from None
-        told = describe(process)
-        self._name = told.name if told else ""
+        description = describe(process)
+        self._name = description.name if description else ""
         self._tree = ForeignTree(process)
         self._tree.track()
         return ()

@@ -24,13 +24,13 @@ def open_prober() -> Prober:
 def steady_looks(every: float) -> Iterator[Look]:
     """Looks for ever, for a program that waits for nothing else."""
     with contextlib.closing(open_prober()) as prober:
-        lookout = Sampler(prober, every)
+        sampler = Sampler(prober, every)
         while True:
             poll = select.poll()
-            if lookout.fileno() >= 0:
-                poll.register(lookout.fileno(), select.POLLIN)
-            poll.poll(max(lookout.due() - time.monotonic(), 0) * 1000)
-            look = look_come(lookout)
+            if sampler.fileno() >= 0:
+                poll.register(sampler.fileno(), select.POLLIN)
+            poll.poll(max(sampler.due() - time.monotonic(), 0) * 1000)
+            look = look_come(sampler)
             if look is not None:
                 yield look
 

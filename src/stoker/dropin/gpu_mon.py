@@ -55,8 +55,8 @@ def run(arguments: Sequence[str]) -> int:
         root = Path(os.environ.get("STOKER_ROOT", "/"))
         # As with the original, the device nodes are enough.
         config = msgspec.structs.replace(config, holders_suffice=True)
-        return Filler(config, prober, state_home(), _tell, owner="gpu_mon", root=root).run()
+        return Filler(config, prober, state_home(), _log, owner="gpu_mon", root=root).run()
 
 
-def _tell(sentence: str) -> None:
-    emit(OUTPUT, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence}\n")
+def _log(message: str) -> None:
+    emit(OUTPUT, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")

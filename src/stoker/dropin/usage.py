@@ -55,7 +55,7 @@ class Devices:
         return None
 
     def readings(self, look: Look) -> dict[str, Reading | None]:
-        """What is told of each; None of one that is not listed."""
+        """The usage of each GPU; None for one that is not listed."""
         if look.problem is None:
             taken = set(self._chosen.values())
             for gpu in look.gpus:

@@ -36,7 +36,7 @@ class WorkerIdentity:
         self.directory = directory
         self.host = socket.gethostname()
         self.boot = boot_id()
-        # As one dictionary: every lookup in `os.environ` decodes anew.
+        # As one dictionary: every lookup in `os.environ` decodes again.
         self.environment = dict(os.environ)
         self._created = 0
         try:

@@ -45,7 +45,7 @@ class _Account(msgspec.Struct):
 
 
 class GoogleSheet:
-    """One worksheet. It is opened when it is first needed, and anew after every error."""
+    """One worksheet. It is opened when it is first needed, and reopened after every error."""
 
     def __init__(self, credentials: Path, key: str, title: str | None, address: str = GOOGLE) -> None:
         self._key = key
@@ -137,7 +137,7 @@ class GoogleSheet:
 
 def _authorized(credentials: Path, address: str) -> tuple[str, gspread.Client]:
     class AtAddress(gspread.HTTPClient):
-        """Speaks to another place than Google's own: a proxy of the house, a server of the tests."""
+        """Uses another server than Google's: a proxy, or the tests."""
 
         def request(self, method: str, endpoint: str, *args: Any, **options: Any) -> Response:
             return super().request(method, endpoint.replace(GOOGLE, address, 1), *args, **options)

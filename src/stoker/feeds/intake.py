@@ -87,7 +87,7 @@ class FeedLog:
     """Every line is flushed at once: somebody may read it through a pipe."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def job(self, job: str, command: str) -> None:
         """A job that this feed has put into the queue."""
@@ -98,8 +98,8 @@ class FeedLog:
 
     def write_once(self, sentence: str) -> None:
         """Writes each message once in the life of the feed."""
-        if sentence not in self._told:
-            self._told.add(sentence)
+        if sentence not in self._reported:
+            self._reported.add(sentence)
             self.write(sentence)
 
 
@@ -141,17 +141,17 @@ class RetryForever:
 
     def until_done(self, step: Callable[[], T]) -> T:
         backoff = Backoff(FIRST_PAUSE, self._longest)
-        told = False
+        reported = False
         while True:
             try:
                 answer = step()
             except self._away as error:
-                if not told:
+                if not reported:
                     self._log.write(f"{error} (waiting, and trying again)")
-                told = True
+                reported = True
                 # Several feeders that were stopped by the same thing must not all come back at the same moment.
                 self._sleep(backoff.next() * (1.0 + self._chance()) / 2)
                 continue
-            if told:
+            if reported:
                 self._log.write("it works again: going on")
             return answer

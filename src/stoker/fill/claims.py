@@ -1,4 +1,4 @@
-"""One filler per GPU on a machine, whoever started it and wherever it keeps its state.
+"""One filler per GPU on a machine, for all users and state directories.
 
 Each claim is an abstract Unix socket named after the GPU's uuid: it needs no directory that all users may write to,
 nobody can delete it, and the kernel drops it with the process. Containers with networks of their own do not see it.
@@ -99,8 +99,8 @@ def _holder(name: str) -> str:
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)
         asking.connect(name)
-        told = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _gid = _CREDENTIALS.unpack(told)
+        credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _gid = _CREDENTIALS.unpack(credentials)
         return f" by {_user(uid)} (pid {pid})" if pid else f" by {_user(uid)}"
     return ""
 

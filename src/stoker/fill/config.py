@@ -35,7 +35,7 @@ _GROUPS: Final = {"daily": (0, 6), "all": (0, 6), "weekdays": (0, 4), "weekend":
 _LONG: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _CLOCK: Final = re.compile(r"([0-9]{1,2}):([0-9]{2})")
 _DAY: Final = 24 * 60
-# Clocks are set forward and back by quarters of an hour: whoever looks at every quarter misses no such change.
+# Clocks change by quarters of an hour: a check at every quarter misses no change.
 _QUARTER: Final = 15
 
 
@@ -64,7 +64,7 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
     """What is added to Stoker's own."""
     idle_for: float = DEFAULT_IDLE_FOR
     settle: float | None = None
-    """How long nobody must have been there once a visitor has left. None: as long as `idle_for`."""
+    """How long nobody must have been there after another user has left. None: as long as `idle_for`."""
     grace: float = DEFAULT_GRACE
     """Between SIGTERM and SIGKILL."""
     backoff: float = DEFAULT_BACKOFF
@@ -87,7 +87,7 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mps_environment(self) -> dict[str, str]:
-        """The variables by which CUDA MPS is told how little this program matters."""
+        """The variables that give this program the lowest priority in CUDA MPS."""
         wanted = {
             "CUDA_MPS_CLIENT_PRIORITY": self.mps_priority,
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": self.mps_thread_percentage,

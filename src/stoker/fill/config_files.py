@@ -309,7 +309,7 @@ class _Reader:
                     values[name] = _converted(name, value, types[name])
                 except BadInputError as error:
                     comment = isinstance(value, str) and _TRAILING_COMMENT.search(value)
-                    hint = "; a comment needs a line of its own" if comment else ""
+                    hint = "; put a comment on a separate line" if comment else ""
                     self.problem(f"{section.title} {key}: {error}{hint}")
         return values
 

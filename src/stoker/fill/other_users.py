@@ -35,9 +35,9 @@ class OtherUsers:
         self._absent = "it has not been looked at yet"
         self._by_gpu: Mapping[str, tuple[DeviceHolder, ...]] = {}
         # Told apart while they can be asked: a child of our own program that has ended is nobody's child any more,
-        # and a stranger who has ended may have been followed by another whom only the next scan shows.
+        # and a stranger who has ended may have been followed by another that only the next scan shows.
         self._clients: frozenset[Identity] = frozenset()
-        """Those whom the driver lists and who are not ours."""
+        """Processes that the driver lists and that are not ours."""
         self._openers: frozenset[Identity] = frozenset()
         """Those who hold a node and are not ours."""
         self.unseen = 0
@@ -96,7 +96,7 @@ class OtherUsers:
         return None
 
     def _client(self, uuid: str, reading: Reading, is_occupied: bool) -> str | None:
-        """Somebody whom the driver lists."""
+        """A process that the driver lists."""
         if not known(reading.processes):
             return None
         for process in reading.processes:
@@ -124,8 +124,8 @@ class OtherUsers:
 
 def _answers(reading: Reading) -> bool:
     """Whether the driver answers for this GPU at all, be it that it does not support what it is asked."""
-    told = (reading.utilization, reading.processes, reading.memory_used, reading.power, reading.temperature)
-    return any(not isinstance(value, Unknown) or value.reason == NOT_SUPPORTED for value in told)
+    values = (reading.utilization, reading.processes, reading.memory_used, reading.power, reading.temperature)
+    return any(not isinstance(value, Unknown) or value.reason == NOT_SUPPORTED for value in values)
 
 
 # A monitor that opens the nodes all day long must not cause much load here.

@@ -69,7 +69,7 @@ class FitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the ids of probes begin with, for commands that say `{id}`: no real run must go on from what they saved."""
 
     def check(self) -> None:
-        """Raises BadInputError for what cannot be meant, before anything is run."""
+        """Raises BadInputError for invalid options, before anything runs."""
         self.search_options.check()
         self.overrides.check(self.command, self.search_options.effective)
         self.limits.pattern()
@@ -83,14 +83,14 @@ class Fitter:
         self,
         request: FitRequest,
         prober: Prober,
-        tell: Callable[[str], None] = lambda _sentence: None,
+        log: Callable[[str], None] = lambda _message: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`tell` hears what is being done. `check` is called ten times a second and raises to end it all."""
+        """`log` gets progress messages. `check` is called ten times a second and raises to end it all."""
         request.check()
         self._request = request
         self._prober = prober
-        self._tell = tell
+        self._log = log
         self._check = check
         self._before = self._look()
         self.gpus = _expected(self._before, request)
@@ -149,7 +149,7 @@ class Fitter:
         setup = ProbeSetup(
             self._prober, environment, request.directory, request.limits, uuids, self._ceiling(), self._check
         )
-        self._tell(f"batch size {trial.size}: {'making sure' if trial.verification else 'trying'}")
+        self._log(f"batch size {trial.size}: {'making sure' if trial.verification else 'trying'}")
         rates = Rates(request.rate)
         self._kills = host_kills()
         log = request.outputs / f"probe-{trial.size}{'-again' if trial.verification else ''}.out"
@@ -159,7 +159,7 @@ class Fitter:
     def _understood(self, trial: NextProbe, report: ProbeReport, watch: MemoryTracker, rates: Rates) -> ProbeOutcome:
         """An observation, or the sentence that says why there is none."""
         if report.ending == "ceiling":
-            self._tell(
+            self._log(
                 f"batch size {trial.size}: stopped after {format_duration(report.seconds)}, as it took "
                 f"{format_memory(watch.peak)} and the rest of the GPU is for others"
             )
@@ -171,8 +171,8 @@ class Fitter:
                 verification=trial.verification,
             )
         if reason := self._out_of_memory(trial, report):
-            told = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}…"
-            self._tell(f"batch size {trial.size}: out of memory after {format_duration(report.seconds)} ({told})")
+            shown = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}…"
+            self._log(f"batch size {trial.size}: out of memory after {format_duration(report.seconds)} ({shown})")
             return ProbeOutcome(
                 size=trial.size,
                 outcome="oom",
@@ -188,7 +188,7 @@ class Fitter:
             raise ProbeFailedError(self._never_seen(trial, report))
         self._use(watch)
         self._smallest = min(trial.size, self._smallest or trial.size)
-        self._tell(
+        self._log(
             f"batch size {trial.size}: took {format_memory(watch.peak)}, watched for {format_duration(report.seconds)}"
             + ("" if report.ending != "time" else ", and it may not have shown all")
         )
@@ -217,7 +217,7 @@ class Fitter:
             self._doubt = failure
             why = "or for another reason: a smaller one tells"
         self._suspects[trial.size] = report.code
-        self._tell(
+        self._log(
             f"batch size {trial.size}: failed with code {report.code} after {format_duration(report.seconds)}, "
             f"probably out of memory ({why})"
         )
@@ -273,7 +273,7 @@ class Fitter:
         used = tuple(gpu for gpu in self._before.gpus if gpu.uuid in watch.peaks)
         if used != self.gpus:
             self.gpus = used
-            self._tell(f"it uses {', '.join(f'GPU {gpu.index}' for gpu in used)}")
+            self._log(f"it uses {', '.join(f'GPU {gpu.index}' for gpu in used)}")
 
     def _annotated(self, fitted: Fitted) -> Fitted:
         suspects = [

@@ -66,9 +66,9 @@ class MemoryTracker:
         if known(reading.processes):
             own = [one for one in reading.processes if known(one.started) and self._owns(one.pid)]
             self.pids |= {one.pid for one in own}
-            told = [one.memory for one in own if known(one.memory)]
-            if len(told) == len(own) and (own or all(map(_is_identified, reading.processes))):
-                return sum(told)
+            amounts = [one.memory for one in own if known(one.memory)]
+            if len(amounts) == len(own) and (own or all(map(_is_identified, reading.processes))):
+                return sum(amounts)
         return self._difference(reading) if reading.uuid in self._expected else 0
 
     def _difference(self, reading: Reading) -> int:
@@ -116,7 +116,7 @@ class Plateau:
         return (steps - self._steps >= FLAT_STEPS and stayed >= _FLAT_LEAST) or stayed >= self._flat_for * _SELDOM
 
 
-# The first steps compile and warm up: of the readings only so many of the last count.
+# The first steps compile and warm up: only the last readings count.
 KEPT: Final = 20
 # A line that never ends is a program that draws without line breaks; what is needed of it is its end.
 _LONGEST_LINE: Final = 4096
@@ -156,7 +156,7 @@ class Rates:
         `it/s` or `s/it`."""
         self._pattern = None if pattern is None else _compiled(pattern)
         self._rest = ""
-        # A program may draw several bars at a time: they are told apart by where they end.
+        # A program may draw several bars at a time: they are distinguished by their end.
         self._counters: dict[tuple[re.Pattern[str], str], _Counter] = {}
         # Each says for a size of the batch how many examples there were in a second.
         self._readings: deque[Callable[[int], float]] = deque(maxlen=KEPT)
@@ -164,7 +164,7 @@ class Rates:
 
     @property
     def steps_seen(self) -> int:
-        """Steps that were made since the first that the output told of."""
+        """Steps since the first one in the output."""
         return max((counter.made for counter in self._counters.values()), default=0)
 
     def feed(self, text: str, now: float | None = None) -> None:
@@ -177,7 +177,7 @@ class Rates:
             self._moments.append((now, self.steps_seen))
 
     def rate(self, size: int) -> float | None:
-        """Examples per second with batches of that size; None when nothing told."""
+        """Examples per second with batches of that size; None when the output does not say."""
         # The first of few readings is that of a cold start.
         readings = list(self._readings)[1 if 2 < len(self._readings) < KEPT else 0 :]
         if readings:
@@ -200,7 +200,7 @@ class Rates:
 
 
 class _Counter:
-    """One way of counting steps, which may begin anywhere and begins anew with each epoch."""
+    """One way of counting steps, which may begin anywhere and restarts with each epoch."""
 
     def __init__(self, shows_done: bool) -> None:
         self.made = 0

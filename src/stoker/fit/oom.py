@@ -1,4 +1,4 @@
-"""Whether a run that failed ran out of GPU memory, told from its output."""
+"""Finds out from the output of a failed run whether it ran out of GPU memory."""
 
 import re
 from pathlib import Path

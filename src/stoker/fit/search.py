@@ -1,6 +1,6 @@
 """The search for the largest batch that fits: which size to run next, given what the runs so far have shown.
 
-Pure: no clock, no process, no GPU. Everything is computed anew from the observations.
+Pure: no clock, no process, no GPU. Everything is computed from the observations each time.
 
 1. One run at the base.
 2. One at the size that follows in proportion. A part of the memory does not grow, so this overestimates what the

@@ -89,7 +89,7 @@ def open_source(root: Path = Path("/"), argument: str = "", *, command: str = "n
 
 
 class NvidiaSmiSource:
-    """Asks nvidia-smi anew at each look, and remembers which GPUs there were."""
+    """Runs nvidia-smi for each look, and remembers which GPUs there were."""
 
     name = "nvidia-smi"
 

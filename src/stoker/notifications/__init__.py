@@ -1,1 +1,1 @@
-"""Events worth a message, how often they are sent, and to whom."""
+"""Events worth a message, how often they are sent, and who gets them."""

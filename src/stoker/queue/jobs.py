@@ -285,7 +285,7 @@ def check_changes(job: Job, changes: Mapping[str, object]) -> None:
 
 
 def edited_row(job: Job, asked: JobSpec) -> Parameters:
-    """Retries are counted anew when their number was changed."""
+    """Retries start over when their number was changed."""
     left = asked.retries if asked.retries != job.retries else job.retries_left
     return {"id": job.id, **columns(asked), "retries_left": left}
 

@@ -16,7 +16,7 @@ from stoker.queue.table import Table, json_text, tail_of
 # By this many seconds after the outcome the queue has the last of the log, if the worker is there.
 LAST_WITHIN: Final = 10.0
 SECONDS_BETWEEN_LOOKS: Final = 0.02
-# In seconds: what was lent to its end is still there for a reader that comes soon after another one.
+# In seconds: a log that was streamed to its end stays for a reader that follows soon.
 KEPT: Final = 60.0
 # What one look brings at most: a few megabytes.
 _MOST_PIECES: Final = 8

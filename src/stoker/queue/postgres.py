@@ -88,7 +88,7 @@ class PostgresDriver:
         def once() -> list[Row]:
             with self._explained():
                 cursor = self._connected().execute(sql.encode(), parameters, prepare=prepare)
-                # Its description would say the same, but is made anew for each column at each call.
+                # Its description would say the same, but is created again for each column at each call.
                 return cursor.fetchall() if cursor.pgresult and cursor.pgresult.nfields else []
 
         # Inside a transaction only the whole of it can be tried again.

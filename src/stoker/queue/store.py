@@ -108,7 +108,7 @@ class Store(Table):
 
 
 class Notices(Table):
-    """What people were told, so that of many processes only one tells it."""
+    """Events that were sent, so that of many processes only one sends each."""
 
     def __init__(self, driver: Driver, throttle: NotifyThrottle) -> None:
         super().__init__(driver, throttle)

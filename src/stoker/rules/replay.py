@@ -209,8 +209,8 @@ class _Player:
     def _fire(self, now: Moment, verdict: Verdict, states: "_States", look: Look) -> None:
         held = now.at - verdict.since if verdict.since is not None else 0.0
         begun = Moment(now.at - held, now.wall - held)
-        told = {uuid for aftermath in self._aftermaths for uuid in aftermath.gpus}
-        gpus = tuple(uuid for uuid in verdict.gpus if uuid not in told)
+        seen = {uuid for aftermath in self._aftermaths for uuid in aftermath.gpus}
+        gpus = tuple(uuid for uuid in verdict.gpus if uuid not in seen)
         self._aftermaths.append(
             _Aftermath(
                 Firing(

@@ -214,7 +214,7 @@ class Records:
                 except FileExistsError:
                     if name is None:
                         continue
-                    shutil.rmtree(directory)  # of another queue, or of one that was created anew
+                    shutil.rmtree(directory)  # of another queue, or of one that was created again
                     directory.mkdir(mode=0o700)
                 return Record(directory)
         except OSError as error:

@@ -15,7 +15,7 @@ from stoker.queue.model import KeptGpus
 
 # Far more than can start at once; jobs behind them in the queue are read when these have started.
 _MOST_WAITING: Final = 200
-# The first of so many equal jobs that no other worker has taken is claimed in one round trip.
+# Of up to this many equal jobs, the first that no other worker has taken is claimed in one round trip.
 _MOST_EQUAL: Final = 16
 # Behind the notifications of changes: what they missed is found after this.
 _SLOW_POLL: Final = 5.0

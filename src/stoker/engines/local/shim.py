@@ -154,7 +154,7 @@ def _processes(reaper: Reaper) -> AttemptProcesses:
 def _redirect_stderr(reaper: Reaper) -> None:
     """Messages of the supervisor go into the job's output, as they do on a terminal."""
     if reaper.output is not None:
-        # Opened anew, since O_NONBLOCK belongs to the open file: writes of the job itself must block.
+        # Opened again, since O_NONBLOCK belongs to the open file: writes of the job itself must block.
         mine = os.open(f"/proc/self/fd/{reaper.output[1]}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.dup2(mine, 2)
         os.close(mine)

@@ -22,7 +22,7 @@ from stoker.units import format_memory, format_percent, memory_formatter
 Amount: TypeAlias = Callable[[int], str]
 """Formats memory so that the amounts in one sentence can be compared."""
 
-# The first few jobs on a shared GPU are enough to know whom to ask.
+# The first few jobs on a shared GPU are enough to know who to ask.
 _MOST_NAMES = 3
 
 

@@ -52,7 +52,7 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     """When it ends by itself."""
 
     def active(self, now: float) -> bool:
-        # One that seems to begin in the future is from before a reboot, when the clock began anew.
+        # One that seems to begin in the future is from before a reboot, when the clock restarted.
         return self.since <= now < (math.inf if self.until is None else self.until)
 
     def touches(self, gpu: int) -> bool:

@@ -28,9 +28,9 @@ DEFAULT_MEMORY: Final = 24 * 2**30
 # More than any machine sold; a slip of the finger should not make a table of ten thousand lines.
 MOST_GPUS: Final = 64
 MOST_MEMORY: Final = 2**40
-# A GPU's device number must not pass for its index: whoever mixes the two up should find nothing.
+# A GPU's device number must not pass for its index: code that mixes up the two finds nothing.
 FIRST_MINOR: Final = 10
-# The lock is held for a millisecond; whoever waits this long waits for a process that was stopped in it.
+# The lock is held for a millisecond; a longer wait means that a process was stopped while holding it.
 LOCK_PATIENCE: Final = 30.0
 _LOCK_POLL: Final = 0.002
 

@@ -148,7 +148,7 @@ class SimulatedProcess:
         if os.getpid() != self._identity[0]:
             return  # a forked child leaves its parent's GPU alone
         if not self.machine.loads_directory.exists():
-            return  # the machine was cleared away before us: nothing is held, and nothing to be made anew
+            return  # the machine was cleared away before us: nothing is held, and nothing needs to be recreated
         with self.machine.locked() as loads:
             use = self._use_if_attached(loads)
             if use is not None:
@@ -218,7 +218,7 @@ def _ensure_fits(machine: SimMachine, loads: tuple[LoadFile, ...], gpu: Gpu, ind
         return
     for found in loads:
         if found.load is None:
-            raise StokerError(f"{found.path} cannot be read, so what is free cannot be told: remove it")
+            raise StokerError(f"{found.path} cannot be read, so free memory is unknown: remove it")
     free = machine.shape.memory - machine.held(gpu.index, loads)
     if more > free:
         raise SimulatedOutOfMemoryError(more, index, machine.shape.memory, free)

@@ -324,7 +324,7 @@ SELECT {job} FROM stoker_jobs j WHERE j.ended >= :at AND j.state = 'failed' ORDE
 
 -- unseen_failures --
 stoker_jobs j {by_ended}
-WHERE j.ended > :at AND j.ended > coalesce((SELECT told FROM stoker_notices WHERE name = :seen), 0) AND j.state = 'failed'
+WHERE j.ended > :at AND j.ended > coalesce((SELECT sent FROM stoker_notices WHERE name = :seen), 0) AND j.state = 'failed'
   AND CASE WHEN EXISTS (SELECT 1 FROM stoker_attempt_details f WHERE f.attempt_id = j.attempt AND f.rule <> '') THEN 1 ELSE 0 END = :by_rule
 
 -- unseen failures --
@@ -334,11 +334,11 @@ SELECT {job} FROM {unseen_failures} ORDER BY j.ended DESC
 SELECT count(*) FROM {unseen_failures}
 
 -- seen failures --
-SELECT told FROM stoker_notices WHERE name = :seen
+SELECT sent FROM stoker_notices WHERE name = :seen
 
 -- see failures --
-INSERT INTO stoker_notices (name, told) VALUES (:seen, :until)
-ON CONFLICT (name) DO UPDATE SET told = excluded.told
+INSERT INTO stoker_notices (name, sent) VALUES (:seen, :until)
+ON CONFLICT (name) DO UPDATE SET sent = excluded.sent
 
 -- unfulfilled needs --
 WITH RECURSIVE chain (id) AS (
@@ -533,13 +533,13 @@ FROM stoker_usage WHERE minute >= :since
 DELETE FROM stoker_usage WHERE minute < CAST({now} / 60 AS INTEGER) - :minutes
 
 -- write notice --
-INSERT INTO stoker_notices (name, told) VALUES (:name, {now}) ON CONFLICT (name) DO NOTHING RETURNING name
+INSERT INTO stoker_notices (name, sent) VALUES (:name, {now}) ON CONFLICT (name) DO NOTHING RETURNING name
 
 -- delete notice --
 DELETE FROM stoker_notices WHERE name = :name RETURNING name
 
 -- forget notices --
-DELETE FROM stoker_notices WHERE told < {now} - :age
+DELETE FROM stoker_notices WHERE sent < {now} - :age
 
 -- renew log stream --
 UPDATE stoker_log_streams SET until = {now} + :seconds WHERE attempt_id = :attempt AND until > {now} RETURNING attempt_id

@@ -129,7 +129,7 @@ CREATE INDEX stoker_usage_minute ON stoker_usage (minute);
 
 CREATE TABLE stoker_notices (
   name TEXT COLLATE "C" NOT NULL PRIMARY KEY,
-  told DOUBLE PRECISION NOT NULL
+  sent DOUBLE PRECISION NOT NULL
 );
 
 CREATE TABLE stoker_log_streams (

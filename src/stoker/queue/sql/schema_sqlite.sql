@@ -127,7 +127,7 @@ CREATE INDEX stoker_usage_minute ON stoker_usage (minute);
 
 CREATE TABLE stoker_notices (
   name TEXT NOT NULL PRIMARY KEY,
-  told REAL NOT NULL
+  sent REAL NOT NULL
 ) WITHOUT ROWID;
 
 CREATE TABLE stoker_log_streams (

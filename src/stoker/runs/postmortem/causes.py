@@ -123,7 +123,7 @@ LOADER: Final = Cause(
 SERVER: Final = Cause(
     _calls(r" (?:ipykernel|uvicorn|gunicorn|tornado)/", r"serve_forever socketserver\.py"),
     "It is a notebook or a server, and nobody asked it for anything",
-    ("Shut it down when it is not in use, or give it a policy of its own with a longer `--for`.",),
+    ("Shut it down when it is not in use, or give it a policy with a longer `--for`.",),
 )
 CHILD: Final = Cause(
     _calls(r"(?:wait|communicate|_wait|_communicate) subprocess\.py"),
@@ -136,7 +136,7 @@ QUEUE: Final = Cause(
         r"\bresult concurrent/futures/",
     ),
     "It waits for another thread or process to hand it something",
-    ("Whoever should fill the queue died, hangs, or was never started: look at the other stacks and the last output.",),
+    ("Its producer died, hangs, or was never started: look at the other stacks and the last output.",),
 )
 JOIN: Final = Cause(
     _calls(
@@ -155,7 +155,7 @@ LOCK: Final = Cause(
 EVENT: Final = Cause(
     _calls(r"\b(?:wait|wait_for) (?:threading|multiprocessing/synchronize)\.py"),
     "It waits for an event or a condition that another thread or process sets",
-    ("Whoever should set it died, hangs, or was never started: look at the other stacks and the last output.",),
+    ("Its setter died, hangs, or was never started: look at the other stacks and the last output.",),
 )
 EVENT_LOOP: Final = Cause(
     _calls(r"\A(?:\S*\.)?select selectors\.py\n(?:\S*\.)?_run_once asyncio/base_events\.py"),

@@ -99,8 +99,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     def has_other_processes(self) -> bool:
         """Whether processes of others are on the GPUs that the rule went by."""
         own = {process.pid for process in self.processes}
-        told = [reading.processes for _, reading in self.last_readings() if known(reading.processes)]
-        return any(process.pid not in own for processes in told for process in processes)
+        listed = [reading.processes for _, reading in self.last_readings() if known(reading.processes)]
+        return any(process.pid not in own for processes in listed for process in processes)
 
     def peak(self) -> float | None:
         """The highest utilization in the window that the rule went by, on its GPUs; None when none was seen."""

@@ -42,14 +42,14 @@ class Hint(NamedTuple):
 
 
 class _Options(NamedTuple):
-    """What the same wishes are called where the job was started: `submit` and `edit` have other names than `run`."""
+    """Option names where the job was started: `submit` and `edit` use other names than `run`."""
 
     delay: str
     limit: str
     never: str
 
 
-_OF_RUN: Final = _Options(delay="`--after`", limit="`--max-time`", never="`--dry-run` to only be told")
+_OF_RUN: Final = _Options(delay="`--after`", limit="`--max-time`", never="`--dry-run` to only see a report")
 _OF_SUBMIT: Final = _Options(delay="`--idle-after`", limit="`--time-limit`", never="`--idle off` to never stop it")
 
 

@@ -172,7 +172,7 @@ def _read_process(proc: str, pid: int) -> ProcessInfo | None:
     except (OSError, ValueError):
         return None
     blocked = [thread for thread, letter in _thread_states(proc, pid) if letter == "D"]
-    told = f"{folder}/task/{blocked[0]}" if blocked else folder
+    source = f"{folder}/task/{blocked[0]}" if blocked else folder
     ticks = os.sysconf("SC_CLK_TCK")
     return ProcessInfo(
         pid=pid,
@@ -185,8 +185,8 @@ def _read_process(proc: str, pid: int) -> ProcessInfo | None:
         threads=stat.threads,
         memory=max(stat.resident_pages, 0) * os.sysconf("SC_PAGE_SIZE"),
         blocked=len(blocked),
-        place=_place(told),
-        call=_call(told, folder),
+        place=_place(source),
+        call=_call(source, folder),
     )
 
 
@@ -207,10 +207,12 @@ def _thread_states(proc: str, pid: int) -> list[tuple[str, str]]:
 
 def _place(folder: str) -> Maybe[str]:
     try:
-        told = _read(f"{folder}/wchan", 256).decode(errors="replace").strip()
+        function = _read(f"{folder}/wchan", 256).decode(errors="replace").strip()
     except OSError:
         return Unknown("the kernel does not tell")
-    return told if told not in ("", "0") else Unknown("it waits in no kernel function, or this user may not know")
+    return (
+        function if function not in ("", "0") else Unknown("it waits in no kernel function, or this user may not know")
+    )
 
 
 def _call(folder: str, process: str) -> Maybe[str]:

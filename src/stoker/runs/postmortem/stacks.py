@@ -167,7 +167,7 @@ class _Asking:
         self.pausing = pausing
         self.begun = time.monotonic()
         self.said = bytearray()
-        self.answers, told = os.pipe()
+        self.answers, output = os.pipe()
         arguments = [program, "dump", "--full-filenames", "--pid", str(pid)]
         try:
             self.pid = os.posix_spawn(
@@ -176,8 +176,8 @@ class _Asking:
                 {**os.environ, "RUST_BACKTRACE": "0", "NO_COLOR": "1"},
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, told, 1),
-                    (os.POSIX_SPAWN_DUP2, told, 2),
+                    (os.POSIX_SPAWN_DUP2, output, 1),
+                    (os.POSIX_SPAWN_DUP2, output, 2),
                 ],
                 setsid=True,  # A Ctrl-C is for the job.
                 setsigmask=(),
@@ -186,7 +186,7 @@ class _Asking:
             os.close(self.answers)
             raise
         finally:
-            os.close(told)
+            os.close(output)
 
     def read(self) -> bool:
         """Takes what it has said; whether that is all."""

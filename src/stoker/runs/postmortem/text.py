@@ -305,9 +305,9 @@ def series_of(looks: Sequence[Look], only: Container[str] | None = None) -> list
     for look in looks:
         since = look.at - before if before is not None else 0.0
         before = look.at
-        told = {reading.uuid: reading for reading in look.readings}
+        by_uuid = {reading.uuid: reading for reading in look.readings}
         for uuid, of_gpu in samples.items():
-            if reading := told.get(uuid):
+            if reading := by_uuid.get(uuid):
                 peak = reading.utilization.peak if known(reading.utilization) else reading.utilization
                 of_gpu.append(Sample(look.at, reading.span or since, peak))
             elif look.problem:

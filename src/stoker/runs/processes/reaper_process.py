@@ -338,10 +338,10 @@ class ReaperProcess:
 
     def _flush(self) -> None:
         """Sends the queued messages in one write: most jobs end and leave nothing behind at the same time."""
-        told, self._queued_events = self._queued_events, b""
-        if told and self._connected:
+        events, self._queued_events = self._queued_events, b""
+        if events and self._connected:
             try:
-                os.write(self._setup.report, told)
+                os.write(self._setup.report, events)
             except BrokenPipeError:
                 self._connected = False  # The supervisor is gone.
 
