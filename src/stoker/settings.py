@@ -1,9 +1,10 @@
 """Settings: flags over `STOKER_*` variables over `stoker.toml` over the defaults here."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -12,8 +13,14 @@ from stoker.masking import without_passwords
 from stoker.paths import may_be_read_by_others
 from stoker.settings_path import config_path
 from stoker.streams import warn
-from stoker.units import parse_duration
+from stoker.units import parse_positive_duration
 
+OptionTable = dict[str, Any]
+"""Options of a verb without the dashes. The command checks them, because its options depend on the registered rules."""
+
+# S-T-O-K on the keys of a telephone.
+DEFAULT_PORT: Final = 7865
+LOOPBACK: Final = "127.0.0.1"
 # The events that can be notified.
 EVENTS: Final = ("failed", "stopped", "queue-empty", "gpu-unknown", "worker-gone")
 
@@ -35,13 +42,43 @@ class Notifications(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     def check(self) -> None:
         """Raises BadInputError for invalid values, without showing a URL."""
         if unknown := [event for event in self.events if event not in EVENTS]:
-            raise BadInputError(f"[notify] has no event {unknown[0]!r}: use {', '.join(EVENTS)}")
-        try:
-            parse_duration(self.unknown_after)
-        except BadInputError as error:
-            raise BadInputError(f"[notify] unknown-after: {error}") from None
+            raise BadInputError(f"events: there is no event {unknown[0]!r}: use {', '.join(EVENTS)}")
+        _check_duration("unknown-after", self.unknown_after)
         if self.link and not self.link.startswith(("http://", "https://")):
-            raise BadInputError("[notify] link must be the URL of the page, such as https://gpu-box:7865")
+            raise BadInputError("link: this is not the URL of the page: write it like https://gpu-box:7865")
+
+
+class WebSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[web]`: where the page listens and what it is called."""
+
+    host: str = LOOPBACK
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = DEFAULT_PORT
+    cert: Path | None = None
+    key: Path | None = None
+    names: tuple[str, ...] = ()
+    """Names of this machine in a browser's address bar, besides its own."""
+    url: str = ""
+    """The public address, for links; empty when it is the one that is listened on."""
+    title: str = "Stoker"
+
+    def check(self) -> None:
+        """Raises BadInputError for an invalid public address."""
+        if not self.url:
+            return
+        from urllib.parse import urlsplit
+
+        try:
+            parts = urlsplit(self.url)
+            _ = parts.port
+        except ValueError:
+            parts = None
+        if parts is None or not parts.hostname or not self.url.startswith(("http://", "https://")):
+            raise BadInputError(f"url: {self.url!r} is not an address: write it like https://stoker.example.org")
+        if self.url.rstrip("/") != f"{parts.scheme}://{parts.netloc}" or "@" in parts.netloc:
+            raise BadInputError(
+                f"url: {self.url!r} is more than a host: the page cannot live below a path of another site,"
+                " so write it like https://stoker.example.org"
+            )
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,23 +92,30 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where jobs wait: a SQLite file, or postgresql://…; empty for a file in the state directory."""
     engine: str = "local"
     """Where `stoker work` runs jobs."""
-    run: dict[str, Any] = {}
-    """Options of `stoker run` as on its command line, without the dashes: `for = "20m"`."""
-    watch: dict[str, Any] = {}
-    """The same for `stoker watch`."""
-    fill: dict[str, Any] = {}
-    """Background programs on idle GPUs: see docs/reference/fill.md."""
-    fit: dict[str, dict[str, Any]] = {}
-    """Presets of `stoker fit` by name, each with options as on its command line, without the dashes."""
+    run: OptionTable = {}
+    """Defaults of the options of `stoker run`: `for = "20m"`."""
+    watch: OptionTable = {}
+    """Defaults of the options of `stoker watch`."""
+    fill: dict[str, Any] | None = None
+    """Background programs on idle GPUs: `fill.config_files` converts it and reports all mistakes at once."""
+    fit: dict[str, OptionTable] = {}
+    """Presets of `stoker fit` by name."""
     notify: Notifications = Notifications()
     """Notifications."""
-    web: dict[str, Any] = {}
-    """Options of the page: host, port, url, names, cert, key, title."""
+    web: WebSettings = WebSettings()
+    """The page."""
 
     @property
     def has_secrets(self) -> bool:
         """Whether the file holds a password of the queue or a notification URL."""
         return without_passwords(self.queue) != self.queue or bool(self.notify.urls)
+
+
+def _check_duration(key: str, text: str) -> None:
+    try:
+        parse_positive_duration(text)
+    except BadInputError as error:
+        raise BadInputError(f"{key}: {error}") from None
 
 
 def load_settings(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -117,10 +161,62 @@ def _read(path: Path, *, must_exist: bool) -> Settings:
     import tomllib
 
     try:
-        settings = msgspec.convert(tomllib.loads(text), Settings)
-        settings.notify.check()
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError, BadInputError) as error:
+        settings = settings_of(tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, BadInputError) as error:
         raise BadInputError(f"error in the configuration file {path}: {error}") from None
     if settings.has_secrets and is_public:
         warn(f"other users of this machine can read the secrets in {path}: run `chmod 600 {path}`")
     return settings
+
+
+def settings_of(tables: Mapping[str, Any]) -> Settings:
+    """The settings in the tables of a file. Raises BadInputError that names section and key of the first mistake."""
+    try:
+        settings = msgspec.convert(tables, Settings, dec_hook=_convert_path)
+    except msgspec.ValidationError as error:
+        raise BadInputError(_mistake(str(error))) from None
+    _check_duration("deadline", settings.deadline)
+    for section, content in (("notify", settings.notify), ("web", settings.web)):
+        try:
+            content.check()
+        except BadInputError as error:
+            raise BadInputError(f"[{section}] {error}") from None
+    return settings
+
+
+def _convert_path(kind: type, value: object) -> object:
+    if kind is Path and isinstance(value, str):
+        return Path(value).expanduser()
+    raise msgspec.ValidationError(
+        f"Expected `{'str' if kind is Path else kind.__name__}`, got `{type(value).__name__}`"
+    )
+
+
+# Keys that people look for in a section, and where they are instead.
+_ELSEWHERE: Final = {("web", "queue"): "`queue` stands above the tables", ("web", "home"): "STOKER_HOME sets it"}
+_SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {"": Settings, "notify": Notifications, "web": WebSettings}
+
+
+def _mistake(message: str) -> str:
+    """A message of msgspec, with section and key as they are in the file: `[web] port: expected `int`, got `str``."""
+    problem, _, where = message.partition(" - at `$")
+    section, _, key = where.strip(".`").rpartition(".")
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem):
+        section = f"{section}.{key}".strip(".")
+        return f"{_title(section)}has no key {unknown[1]!r}: {_instead(section, unknown[1])}"
+    place = f"{_title(section)}{key}".strip()
+    return f"{place}: {problem[:1].lower()}{problem[1:]}" if place else problem
+
+
+def _title(section: str) -> str:
+    return f"[{section}] " if section else ""
+
+
+def _instead(section: str, key: str) -> str:
+    if (elsewhere := _ELSEWHERE.get((section, key))) is not None:
+        return elsewhere
+    import difflib
+
+    keys = [field.encode_name for field in msgspec.structs.fields(_SECTIONS[section])]
+    near = difflib.get_close_matches(key, keys, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"use {', '.join(keys)}"

@@ -255,7 +255,7 @@ def test_a_preset_with_a_mistake_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("STOKER_CONFIG", str(config))
     refused = stoker("fit", "--preset", "mine", "--", "x")
     assert refused.code == 2
-    assert "the preset 'mine' has an unknown option 'batch_arguments'" in refused.err
+    assert "stoker.toml: [fit.mine] has no key 'batch_arguments': did you mean 'batch-arg" in refused.err
 
 
 def fitted_and_run(memory: str, program: str, probe: str, real: str) -> tuple[int, int]:

@@ -172,7 +172,7 @@ def test_without_a_queue_that_is_said_too() -> None:
     [
         ([], "for how long?"),
         (["soon", "resnet"], "is not a duration"),
-        (["0s", "resnet"], "longer than nothing"),
+        (["0s", "resnet"], "greater than zero"),
         (["30m"], "which run? Write its id after the duration"),
         (["--end"], "which run? Write its id after --end"),
         (["30m", "a", "b"], "one run at a time"),

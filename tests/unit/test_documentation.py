@@ -10,8 +10,7 @@ import pytest
 
 from scripts.docs_reference import MARKER, PARTS, commands, fill_in, options_of
 from stoker import paths
-from stoker.settings import EVENTS, Notifications, Settings
-from stoker.web.config import Config
+from stoker.settings import EVENTS, Notifications, Settings, WebSettings, settings_of
 from tests.support import pages
 from tests.support.pages import DOCS, REFERENCE, ROOT, blocks, check_usage, names_in_tables, section, stoker_words
 
@@ -71,7 +70,7 @@ def test_settings_are_those_of_the_configuration_file() -> None:
     assert set(Settings.__struct_fields__) == plain | tables
     keys = {field.encode_name for field in msgspec.structs.fields(Notifications)}
     assert names_in_tables(section("settings.md", "`[notify]`")) == keys
-    assert names_in_tables(section("settings.md", "`[web]`")) == set(Config.__struct_fields__) - {"queue", "home"}
+    assert names_in_tables(section("settings.md", "`[web]`")) == set(WebSettings.__struct_fields__)
 
 
 def test_notification_events_are_those_that_can_be_sent() -> None:
@@ -84,7 +83,7 @@ def test_notification_events_are_those_that_can_be_sent() -> None:
 def test_settings_shown_are_valid(page: Path) -> None:
     for block in blocks(page):
         if block.language == "toml":
-            msgspec.convert(tomllib.loads("\n".join(block.lines)), Settings)
+            settings_of(tomllib.loads("\n".join(block.lines)))
 
 
 def test_metrics_are_those_of_the_metrics_page() -> None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from stoker.cli.options.common import CONFIGURABLE, defaults_from_file
+from stoker.cli.options.common import CONFIGURABLE, option_defaults
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.spawn import Helper
 from stoker.masking import without_passwords
 from stoker.paths import state_home, tighten_home
+from stoker.settings import load_settings
 from stoker.streams import ERROR, emit, warn
 from stoker.version import __version__
 
@@ -128,7 +129,7 @@ def stoker(context: click.Context, config: str | None, debug: bool) -> None:
     verb = context.invoked_subcommand
     if verb in CONFIGURABLE and (command := stoker.get_command(context, verb)) is not None:
         try:
-            context.default_map = {verb: defaults_from_file(verb, command)}
+            context.default_map = {verb: option_defaults(verb, getattr(load_settings(), verb), command)}
         except BadInputError as error:
             # All other exit codes of `stoker run` are the command's.
             raise StokerError(str(error), exit_code=OWN_FAILURE if verb == "run" else error.exit_code) from None

@@ -31,6 +31,7 @@ from stoker.fill.config import (
     parse_hours,
 )
 from stoker.paths import is_there
+from stoker.settings import load_settings
 from stoker.settings_path import config_path
 from stoker.units import format_duration, parse_duration
 
@@ -50,9 +51,9 @@ def find_config(named: str | None, environment: Mapping[str, str] = os.environ) 
     if named is not None:
         path = Path(named).expanduser()
         return read_toml(path) if path.suffix == ".toml" else read_ini(path)
-    settings = Path(config_path(environment))
-    if is_there(settings) and "fill" in _toml(settings):
-        return read_toml(settings)
+    settings = config_path(environment)
+    if (table := load_settings(environment=environment).fill) is not None:
+        return config_of_table(table, settings)
     old = gpu_mon_path(environment)
     if is_there(old):
         return read_ini(old)

@@ -9,6 +9,7 @@ import msgspec
 
 from stoker.errors import BadInputError, StokerError
 from stoker.queue.commands import filled, mentioned
+from stoker.settings import OptionTable
 
 
 class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,7 +275,7 @@ def smaller(size: int, search_options: SearchOptions) -> int | None:
 
 # The words are those of nanoGPT's own configuration, which refuses any that it does not know. It evaluates before its
 # first step, so that a probe of a few steps has seen validation too, and writes its first checkpoint long after them.
-SHIPPED: Final[Mapping[str, Mapping[str, Any]]] = {
+SHIPPED: Final[Mapping[str, OptionTable]] = {
     "nanogpt": {
         "batch-arg": "--batch_size={}",
         "probe-args": "--max_iters=30 --log_interval=1 --eval_iters=2 --wandb_log=False",
@@ -282,7 +283,7 @@ SHIPPED: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-def find_preset(name: str, own: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+def find_preset(name: str, own: Mapping[str, OptionTable]) -> OptionTable:
     """The options of a preset, named as on the command line, without the dashes."""
     preset = own.get(name, SHIPPED.get(name))
     if preset is None:

@@ -8,32 +8,21 @@ import stat
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from stoker.errors import BadInputError
+from stoker.settings import WebSettings
 from stoker.streams import warn
 
-# S-T-O-K on the keys of a telephone.
-DEFAULT_PORT: Final = 7865
-LOOPBACK: Final = "127.0.0.1"
 # A page that shows nothing for longer is better told that the queue does not answer.
 PATIENCE: Final = 20.0
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True):
+class Config(WebSettings, frozen=True, kw_only=True):
+    """The settings of the page, with the place of the queue and of the state directory."""
+
     queue: str | None
     """The queue's address; None for the file in the state directory."""
     home: Path
     """The state directory: where the keys are, and the outputs of what ran on this machine."""
-    host: str = LOOPBACK
-    port: int = DEFAULT_PORT
-    cert: Path | None = None
-    key: Path | None = None
-    names: tuple[str, ...] = ()
-    """By which names, besides its own, this machine is called in a browser's address bar."""
-    url: str = ""
-    """The public address, for links; empty when it is the one that is listened on."""
-    title: str = "Stoker"
 
     @property
     def is_encrypted(self) -> bool:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, TypeVar
 
 import click
@@ -11,9 +11,9 @@ from stoker.errors import BadInputError
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import source_names
 from stoker.gpus.spawn import Helper, spawned
-from stoker.settings import load_settings
+from stoker.settings import OptionTable, load_settings
 from stoker.settings_path import config_path
-from stoker.units import parse_duration, parse_fraction, parse_memory
+from stoker.units import parse_fraction, parse_memory, parse_positive_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,14 +35,7 @@ class Typed(click.ParamType[Any]):
             raise BadInputError(f"{option}: {error}") from None
 
 
-def _positive_duration(text: str) -> float:
-    seconds = parse_duration(text)
-    if seconds <= 0:
-        raise BadInputError(f"{text!r} must be greater than zero")
-    return seconds
-
-
-DURATION = Typed("duration", _positive_duration)
+DURATION = Typed("duration", parse_positive_duration)
 MEMORY = Typed("memory", parse_memory)
 FRACTION = Typed("percentage", parse_fraction)
 
@@ -66,7 +59,7 @@ def open_prober(source: str | None, deadline: float | None, start: Callable[[str
     """
     settings = load_settings()
     early = click.get_current_context().find_object(Helper)
-    seconds = deadline or _positive_duration(settings.deadline)
+    seconds = deadline or parse_positive_duration(settings.deadline)
     return Prober(source or settings.gpus, deadline=seconds, start=start, early=early)
 
 
@@ -90,25 +83,53 @@ class SteadyRhythm:
 CONFIGURABLE: Final = ("run", "watch")
 
 
-def defaults_from_file(verb: str, command: click.Command) -> dict[str, Any]:
-    """The verb's table in the configuration file, by parameter name."""
-    parameters = {
-        option.removeprefix("--"): parameter.name
+def option_defaults(
+    section: str, table: OptionTable, command: click.Command, excluded: Collection[str] = ()
+) -> dict[str, Any]:
+    """The options in a section of the configuration file, by parameter name."""
+    options = {
+        option.removeprefix("--"): parameter
         for parameter in command.params
         if isinstance(parameter, click.Option)
         for option in parameter.opts
-        if option.startswith("--")
+        if option.startswith("--") and option.removeprefix("--") not in excluded
     }
     found: dict[str, Any] = {}
-    for key, value in getattr(load_settings(), verb).items():
-        name = parameters.get(key.replace("_", "-"))
-        if name is None:
-            import difflib
-
-            near = difflib.get_close_matches(key, parameters, n=1)
-            hint = f": did you mean {near[0]!r}?" if near else f": `stoker {verb} --help` lists its options"
-            raise BadInputError(
-                f"error in the configuration file {config_path(os.environ)}: [{verb}] has no {key!r}{hint}"
-            )
-        found[name] = value
+    for key, value in table.items():
+        try:
+            option = options.get(key.replace("_", "-"))
+            if option is None:
+                raise BadInputError(f"[{section}] has no key {key!r}: {_nearest(key.replace('_', '-'), options)}")
+            found[str(option.name)] = _as_typed(option, value, f"[{section}] {key}")
+        except BadInputError as error:
+            raise BadInputError(f"error in the configuration file {config_path(os.environ)}: {error}") from None
     return found
+
+
+def _nearest(key: str, options: Collection[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(key, options, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"use {', '.join(sorted(options))}"
+
+
+def _as_typed(option: click.Option, value: Any, place: str) -> Any:
+    """The value as the command line would have it. Raises BadInputError for one that the option refuses."""
+    is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise BadInputError(f"{place}: {value!r} is neither true nor false")
+        return value
+    if option.multiple and isinstance(value, list) and all(isinstance(one, str) for one in value):
+        typed: Any = value
+    elif is_plain:
+        typed = [str(value)] if option.multiple else str(value)
+    else:
+        raise BadInputError(f"{place}: {value!r} is not text{' or a list of text' if option.multiple else ''}")
+    try:
+        option.type_cast_value(click.get_current_context(), typed)
+    except BadInputError as error:
+        raise BadInputError(f"{place}: {str(error).removeprefix(f'{option.opts[0]}: ')}") from None
+    except click.BadParameter as error:
+        raise BadInputError(f"{place}: {error.message}") from None
+    return typed

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from stoker.cli.options.common import DURATION, FRACTION, open_prober, source_options
+from stoker.cli.options.common import DURATION, FRACTION, open_prober, option_defaults, source_options
 from stoker.cli.output import json_option, note, print_json
 from stoker.errors import BadInputError, StokerError
 from stoker.settings import load_settings
@@ -35,21 +35,8 @@ def _use_preset(context: click.Context, _parameter: click.Parameter, name: str |
 
     if name is None:
         return None
-    parameters = {
-        option.removeprefix("--"): parameter.name
-        for parameter in context.command.params
-        for option in parameter.opts
-        if option.startswith("--") and option.removeprefix("--") not in _NOT_IN_PRESETS
-    }
-    found: dict[str, Any] = {}
-    for key, value in find_preset(name, load_settings().fit).items():
-        parameter_name = parameters.get(key.replace("_", "-"))
-        if parameter_name is None:
-            raise BadInputError(
-                f"the preset {name!r} has an unknown option {key!r}: it takes {', '.join(sorted(parameters))}"
-            )
-        found[parameter_name] = str(value)
-    context.default_map = found
+    preset = find_preset(name, load_settings().fit)
+    context.default_map = option_defaults(f"fit.{name}", preset, context.command, excluded=_NOT_IN_PRESETS)
     return name
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
 from stoker.cli.options.queue import opened, opened_or_created, queue_option, queue_url_of
 from stoker.cli.output import count_of, log, note
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 
-# Fields of the page's configuration that are set outside the table [web], and where.
-_SET_ELSEWHERE: Final = {"queue": "`queue` stands above the tables", "home": "STOKER_HOME sets it"}
 # A few weeks of a busy page; the oldest part is dropped.
 _LOG_SIZE: Final = 8 * 2**20
 _LOGS_KEPT: Final = 2
@@ -88,45 +87,15 @@ def serve_command(page: dict[str, Any], queue_url: str | None) -> int:
 
 def page_config(page: Mapping[str, Any], queue: str | None, home: Path | None = None) -> "Config":
     """The options over the table `[web]` of the configuration file."""
-    import msgspec
-
     from stoker.web.config import Config
 
-    chosen = {**load_settings().web, **page}
+    chosen = {**msgspec.structs.asdict(load_settings().web), **page}
+    config = Config(**chosen, queue=queue, home=home or state_home())
     try:
-        config = msgspec.convert({**chosen, "queue": queue, "home": home or state_home()}, Config, dec_hook=_path)
-    except msgspec.ValidationError as error:
-        raise BadInputError(f"mistake in the table [web] of the configuration file: {error}") from None
-    if unknown := set(chosen) - (set(Config.__struct_fields__) - set(_SET_ELSEWHERE)):
-        name = min(unknown)
-        instead = f": {_SET_ELSEWHERE[name]}" if name in _SET_ELSEWHERE else ""
-        raise BadInputError(f"the table [web] of the configuration file has no setting {name!r}{instead}")
-    if config.url:
-        _check_url(config.url)
+        config.check()
+    except BadInputError as error:
+        raise BadInputError(f"--{error}") from None
     return config
-
-
-def _check_url(url: str) -> None:
-    from urllib.parse import urlsplit
-
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError:
-        parts = None
-    if parts is None or not parts.hostname or not url.startswith(("http://", "https://")):
-        raise BadInputError(f"--url {url!r} is not an address: write it like https://stoker.example.org")
-    if url.rstrip("/") != f"{parts.scheme}://{parts.netloc}" or "@" in parts.netloc:
-        raise BadInputError(
-            f"--url {url!r} is more than a host: the page cannot live below a path of another site,"
-            " so write it like https://stoker.example.org"
-        )
-
-
-def _path(kind: type, value: object) -> object:
-    if kind is Path and isinstance(value, str | Path):
-        return Path(value).expanduser()
-    raise ValueError(f"expected {kind.__name__}")
 
 
 @contextlib.contextmanager
