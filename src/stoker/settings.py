@@ -187,9 +187,7 @@ def settings_of(tables: Mapping[str, Any]) -> Settings:
 def _convert_path(kind: type, value: object) -> object:
     if kind is Path and isinstance(value, str):
         return Path(value).expanduser()
-    raise msgspec.ValidationError(
-        f"Expected `{'str' if kind is Path else kind.__name__}`, got `{type(value).__name__}`"
-    )
+    raise TypeError(f"Expected `str`, got `{type(value).__name__}`")
 
 
 # Keys that people look for in a section, and where they are instead.
