@@ -70,7 +70,10 @@ def test_a_test_says_which_url_failed_and_shows_none() -> None:
     ("text", "sentence"),
     [
         ("", "there is no URL to notify: write urls"),
-        ('[notify]\nevents = ["fail"]\n', r"stoker\.toml: \[notify\] events: there is no event 'fail': use failed, stopped"),
+        (
+            '[notify]\nevents = ["fail"]\n',
+            r"stoker\.toml: \[notify\] events: there is no event 'fail': use failed, stopped",
+        ),
         ('[notify]\nunknown-after = "soon"\n', r"stoker\.toml: \[notify\] unknown-after: 'soon' is not a duration"),
         ('[notify]\nlink = "gpu-box"\n', r"stoker\.toml: \[notify\] link: this is not the URL of the page"),
         ('[notify]\nurl = "json://s3cret"\n', r"stoker\.toml: \[notify\] has no key 'url'"),
