@@ -83,9 +83,7 @@ def failing(number: int) -> Any:
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.EACCES])
-def test_supervisor_that_cannot_be_reached_now_is_not_dead(
-    home: WorkerIdentity, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreachable_supervisor_is_not_dead(home: WorkerIdentity, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     record = leave_behind(home, AttemptProcesses(myself(), myself()))
     with contextlib.closing(record.listen()):
         with monkeypatch.context() as trouble:
@@ -99,7 +97,7 @@ def test_supervisor_that_cannot_be_reached_now_is_not_dead(
         found.channel.close()
 
 
-def test_worker_with_few_descriptors_left_keeps_them_for_the_rest_of_its_work(
+def test_worker_with_few_descriptors_keeps_them_for_other_work(
     home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = leave_behind(home, AttemptProcesses(myself(), myself()))
@@ -110,7 +108,7 @@ def test_worker_with_few_descriptors_left_keeps_them_for_the_rest_of_its_work(
     assert (found.result, found.channel) == (None, None)
 
 
-def test_reaper_that_cannot_be_watched_now_is_not_dead(home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwatchable_reaper_is_not_dead(home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_behind(home, AttemptProcesses(GONE, myself()))
     with monkeypatch.context() as trouble:
         trouble.setattr(os, "pidfd_open", failing(errno.EMFILE))
@@ -122,7 +120,7 @@ def test_reaper_that_cannot_be_watched_now_is_not_dead(home: WorkerIdentity, mon
     os.close(found.reaper_exit)
 
 
-def test_attempt_is_not_concluded_while_nobody_can_see_what_is_left_of_it(
+def test_attempt_is_not_concluded_while_its_processes_cannot_be_scanned(
     home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_behind(home, AttemptProcesses(GONE, GONE), Status(state="ended", ending="exited", exit_code=0))
@@ -134,9 +132,7 @@ def test_attempt_is_not_concluded_while_nobody_can_see_what_is_left_of_it(
     assert found.result == AttemptResult("succeeded", 0, "")
 
 
-def test_attempts_that_cannot_be_read_now_are_looked_for_again(
-    home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_attempts_are_read_again_later(home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_behind(home, AttemptProcesses(GONE, GONE))
     with monkeypatch.context() as trouble:
         trouble.setattr(LocalAttemptRecord, "checked_attempt_spec", failing(errno.EMFILE))
@@ -160,9 +156,7 @@ def test_orphans_are_killed_before_the_queue_is_needed(
     assert not is_alive(orphan)
 
 
-def test_orphans_whose_files_were_deleted_are_killed(
-    home: WorkerIdentity, processes: list[subprocess.Popen[bytes]]
-) -> None:
+def test_orphans_with_deleted_files_are_killed(home: WorkerIdentity, processes: list[subprocess.Popen[bytes]]) -> None:
     directory = home.directory / "attempts"
     orphan = sleeper(processes, STOKER_RUN_DIR=str(directory / "j-1"))
     stranger = sleeper(processes, STOKER_RUN_DIR=str(directory.with_name("attempts of another") / "j-1"))
@@ -176,7 +170,7 @@ def claimed(home: WorkerIdentity) -> Attempt:
     return Attempt(id="a", job="j", worker=f"{home.key}-earlier", number=1, gpus=(), started=0.0, lease_expires=0.0)
 
 
-def test_attempt_whose_files_were_deleted_while_it_runs_is_not_given_back(
+def test_running_attempt_with_deleted_files_is_not_released(
     home: WorkerIdentity, processes: list[subprocess.Popen[bytes]]
 ) -> None:
     attempt = claimed(home)
@@ -203,7 +197,7 @@ def test_attempt_whose_files_were_deleted_while_it_runs_is_not_given_back(
     wait_for(lambda: not is_alive(orphan))
 
 
-def test_claim_is_not_given_back_while_nobody_can_look_for_its_processes(
+def test_claim_is_not_released_while_its_processes_cannot_be_scanned(
     home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt = claimed(home)
@@ -214,7 +208,7 @@ def test_claim_is_not_given_back_while_nobody_can_look_for_its_processes(
     assert not is_supervised(home, attempt)
 
 
-def test_second_worker_is_refused_when_the_home_was_deleted_and_made_again(home: WorkerIdentity) -> None:
+def test_second_worker_is_refused_after_the_home_was_recreated(home: WorkerIdentity) -> None:
     for _ in range(3):
         shutil.rmtree(home.directory)
         home.directory.mkdir()
@@ -223,7 +217,7 @@ def test_second_worker_is_refused_when_the_home_was_deleted_and_made_again(home:
     home.tidy()  # without the directory of attempts
 
 
-def test_worker_goes_on_with_a_supervisor_that_somebody_stopped(
+def test_worker_resumes_a_supervisor_suspended_by_sigstop(
     home: WorkerIdentity, processes: list[subprocess.Popen[bytes]]
 ) -> None:
     process = sleeper(processes)
@@ -238,7 +232,7 @@ def test_worker_goes_on_with_a_supervisor_that_somebody_stopped(
     found.channel.close()
 
 
-def test_supervisor_that_does_not_carry_out_a_stop_is_killed(
+def test_supervisor_that_ignores_a_stop_is_killed(
     home: WorkerIdentity, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = sleeper(processes)

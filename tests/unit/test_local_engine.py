@@ -46,7 +46,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         yield Stage(tmp_path, fork_server)
 
 
-def test_machine_without_gpus_has_no_problem_and_one_that_lost_its_gpus_has(stage: Stage) -> None:
+def test_lost_gpus_are_a_problem_and_absent_gpus_are_not(stage: Stage) -> None:
     absent = AbsentError("no GPU was found")
     view = stage.report_after(absent)
     assert (view.absent, view.problem, view.gpus) == (True, None, ())
@@ -66,7 +66,7 @@ def test_cgroups_of_killed_supervisors_are_removed_at_close(stage: Stage, tmp_pa
     assert not abandoned.exists()
 
 
-def test_shim_that_never_gets_ready_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shim_that_never_gets_ready_is_waited_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as one that is suspended."""
     monkeypatch.setattr("stoker.engines.local.shims._PATIENCE", 0.05)
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

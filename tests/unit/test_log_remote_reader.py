@@ -137,7 +137,7 @@ def lines(begin: int, end: int) -> bytes:
 # The whole
 
 
-def test_whole_stream_is_read_and_then_what_is_new(scene: Scene) -> None:
+def test_whole_stream_is_read_and_then_new_output(scene: Scene) -> None:
     scene.prints(lines(0, 100_000) + b" 10%")
     assert len(lines(0, 100_000)) > 4 * 256 * 1024  # several steps of the worker
     assert scene.reader.read() == LogUpdate(lines(0, 100_000), b" 10%")

@@ -634,7 +634,7 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @given(steps=STEPS)
 @settings(max_examples=examples(60))
-def test_copy_equals_the_log_whatever_happens(lasting: Stage, steps: list[tuple[bytes, str]]) -> None:
+def test_copy_equals_the_log_after_any_sequence_of_events(lasting: Stage, steps: list[tuple[bytes, str]]) -> None:
     # A line that is longer than a file is cut there, and no carriage return overwrites its beginning any more.
     assume(max(map(len, re.split(rb"[\r\n]", b"".join(printed for printed, _ in steps)))) < LIMIT // 2)
     run = lasting.requested()

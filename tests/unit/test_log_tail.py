@@ -42,7 +42,7 @@ def test_follower_gets_every_line_once(tmp_path: Path, lines_between: int) -> No
     assert read == printed
 
 
-def test_of_a_job_that_prints_little_little_is_written(tmp_path: Path) -> None:
+def test_quiet_job_causes_few_writes(tmp_path: Path) -> None:
     record, queue = AttemptRecord(tmp_path), Queue()
     excerpt = LogTail(record, cast(AttemptSpec, Assigned()))
     sizes = []

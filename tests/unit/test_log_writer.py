@@ -72,7 +72,7 @@ chunks = st.lists(st.text(alphabet="ab\r\n", max_size=8).map(str.encode), max_si
 
 
 @given(chunks)
-def test_chunks_do_not_matter(pieces: list[bytes]) -> None:
+def test_chunk_size_does_not_matter(pieces: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         assert kept(Path(directory) / "output", *pieces) == as_a_terminal_leaves_it(b"".join(pieces))
 
@@ -182,7 +182,7 @@ def test_full_disk_loses_output_and_raises_nothing(path: Path, monkeypatch: pyte
     assert path.read_text() == f"one\ntw\n[13 bytes of output are missing here: {log.failure}]\nfive\n"
 
 
-def test_disk_that_is_full_while_a_line_is_overwritten(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_full_during_an_overwrite_keeps_the_log_valid(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FullDisk(monkeypatch)
     log = LogWriter(path, PLENTY)
     log.write(b"one\n10%")
@@ -230,7 +230,7 @@ def test_deleted_file_is_created_again(path: Path) -> None:
     assert (path.read_bytes(), log.failure) == (b"one\n", None)
 
 
-def test_tail_reaches_back_into_the_older_part_and_begins_with_a_line(path: Path) -> None:
+def test_tail_reaches_into_the_older_file_and_starts_at_a_line(path: Path) -> None:
     Path(f"{path}.1").write_bytes(b"one\ntwo\n")
     path.write_bytes(b"three\nfour")
     assert read_tail(path, 100) == "one\ntwo\nthree\nfour"
@@ -241,7 +241,7 @@ def test_tail_reaches_back_into_the_older_part_and_begins_with_a_line(path: Path
     assert read_tail(path, 0) == ""
 
 
-def test_tail_of_a_line_without_an_end_is_the_end_of_it(path: Path) -> None:
+def test_tail_of_an_unterminated_line_is_its_end(path: Path) -> None:
     path.write_text("ä" * 10)
     assert read_tail(path, 5) == "�ää"
     path.write_text("x" * 10 + "\n")
@@ -254,7 +254,7 @@ def test_piece_of_a_line_is_left_out_of_the_tail(path: Path) -> None:
     assert read_tail(path, 4) == "two\n"
 
 
-def test_tail_of_nothing_is_nothing(path: Path) -> None:
+def test_tail_of_an_empty_log_is_empty(path: Path) -> None:
     assert read_tail(path, 100) == ""
 
 
@@ -283,7 +283,7 @@ RUN = "https://wandb.ai/team/project/runs/ab12cd34"
         ([f"not yet {RUN}"], None),
     ],
 )
-def test_page_of_a_run_is_found(pieces: list[str], link: str | None) -> None:
+def test_wandb_url_of_a_run_is_found(pieces: list[str], link: str | None) -> None:
     links = Links()
     found = [links.feed(piece) for piece in pieces]
     assert found[-1] == link

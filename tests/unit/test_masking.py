@@ -24,11 +24,11 @@ from stoker.streams import _warned
         ("python train.py --lr 3:4@5", "python train.py --lr 3:4@5"),
     ],
 )
-def test_passwords_in_addresses_are_left_out(text: str, shown: str) -> None:
+def test_passwords_in_urls_are_masked(text: str, shown: str) -> None:
     assert without_passwords(text) == shown
 
 
-def test_list_of_processes_shows_no_password_and_the_program_still_has_it() -> None:
+def test_process_title_hides_the_password_and_the_program_keeps_it() -> None:
     code = (
         "import sys; from pathlib import Path; from stoker.cli.startup import hide_passwords;"
         "print(hide_passwords(sys.argv[1:])); print(sys.argv[2]); print(Path('/proc/self/cmdline').read_text())"
@@ -59,7 +59,7 @@ def test_list_of_processes_shows_no_password_and_the_program_still_has_it() -> N
         (0o600, 'queue = "postgresql://stoker:hunter2@db/queue"', False),
     ],
 )
-def test_file_of_secrets_that_others_can_read_is_reported_once(
+def test_world_readable_file_with_secrets_is_reported_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], mode: int, text: str, is_told: bool
 ) -> None:
     _warned.clear()
@@ -77,7 +77,7 @@ def test_file_of_secrets_that_others_can_read_is_reported_once(
     ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "DB_PWD", "GITHUBTOKEN", "SSH_AUTH_SOCK",
      "GOOGLE_APPLICATION_CREDENTIALS", "api-key", "NGC_APIKEY"],
 )  # fmt: skip
-def test_name_tells_that_a_value_is_secret(name: str) -> None:
+def test_value_with_a_secret_name_is_masked(name: str) -> None:
     assert masked_environment({name: "x"}) == {name: "***"}
 
 
@@ -92,7 +92,7 @@ def test_ordinary_value_is_shown(name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["ghp_" + "a" * 36, "sk-" + "b" * 40, "redis://:hunter2@cache/0", "AKIA" + "C" * 16])
-def test_form_of_a_value_tells_too(value: str) -> None:
+def test_value_formatted_like_a_secret_is_masked(value: str) -> None:
     assert masked_environment({"SETTING": value}) == {"SETTING": "***"}
 
 
@@ -110,11 +110,11 @@ def test_form_of_a_value_tells_too(value: str) -> None:
         ("python x.py --token --verbose", "python x.py --token --verbose"),
     ],
 )
-def test_command_is_shown_without_its_secrets(command: str, shown: str) -> None:
+def test_secrets_in_a_command_are_masked(command: str, shown: str) -> None:
     assert masked_command(command) == shown
 
 
-def test_so_are_the_words_of_one_that_needs_no_shell() -> None:
+def test_secrets_in_an_argument_list_are_masked() -> None:
     words = ["python", "x.py", "--api-key", "a b", "--name=x", "TOKEN=abc"]
     assert masked_words(words) == ["python", "x.py", "--api-key", "***", "--name=x", "TOKEN=***"]
 
@@ -152,7 +152,7 @@ def test_viewers_see_no_values_and_no_secrets_in_commands() -> None:
 @pytest.mark.parametrize(
     "part", ["export A=b; c -d e://f:g\n", "x", "-", "a:", "http://a:", "sk-", "--a ", "a.", "eyJ"]
 )
-def test_long_script_is_masked_in_time(part: str) -> None:
+def test_long_script_is_masked_in_linear_time(part: str) -> None:
     begun = time.monotonic()
     masked_command(part * (100_000 // len(part)))
     assert time.monotonic() - begun < 5.0

@@ -55,7 +55,7 @@ def test_job_that_fails_again_after_a_retry_is_reported_again() -> None:
     assert len(detector.detect(a_look(5, ended=[job(attempt="another")]))) == 1
 
 
-def test_cause_of_a_failure_is_waited_for() -> None:
+def test_event_of_a_failure_waits_for_its_cause() -> None:
     detector = watching()
     failed = job(ended=NOW)
     assert detector.detect(a_look(CAUSE_WITHIN / 2, ended=[failed])) == []
@@ -350,7 +350,7 @@ def test_end_of_an_outage_that_another_process_sent_is_sent() -> None:
 # Words
 
 
-def test_message_has_the_sentence_and_the_link_to_the_job() -> None:
+def test_message_has_the_reason_and_the_link_to_the_job() -> None:
     (told,) = watching().detect(a_look(ended=[job("train", reason="no space left")]))
     message = compose("failed", [told], "https://gpu-box:7865")
     assert message.title == "Stoker: job failed: train"
@@ -358,7 +358,7 @@ def test_message_has_the_sentence_and_the_link_to_the_job() -> None:
     assert compose("failed", [told], "").body.endswith("\nstoker show 0000beef says more.")
 
 
-def test_name_of_several_words_is_quoted_in_a_sentence_and_not_in_a_title() -> None:
+def test_name_with_spaces_is_quoted_in_a_body_and_not_in_a_title() -> None:
     (told,) = watching().detect(a_look(ended=[job("wants eight GPUs")]))
     message = compose("failed", [told], "")
     assert message.title == "Stoker: job failed: wants eight GPUs"

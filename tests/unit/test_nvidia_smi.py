@@ -71,7 +71,7 @@ def assert_all_unknown(reading: Reading, *words: str) -> None:
 
 @pytest.mark.usefixtures("smi")
 class TestAHealthyMachine:
-    def test_every_figure_is_read(self, opened: Callable[[], Source]) -> None:
+    def test_every_value_is_read(self, opened: Callable[[], Source]) -> None:
         source = opened()
         before = time.monotonic()
         look = source.look()
@@ -90,19 +90,19 @@ class TestAHealthyMachine:
         assert not known(reading.energy)
         assert not known(reading.pipes)
 
-    def test_zero_is_a_value(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
+    def test_zero_is_not_unknown(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
         smi.lists_gpus(gpu_line(0, utilization="0", memory="0, 81920", power="0.00, 400.00", temperature="0"))
         reading = only_reading(opened().look())
         assert reading.utilization == Utilization(0.0, 0.0, 1)
         assert (reading.memory_used, reading.power, reading.temperature) == (0, 0.0, 0.0)
 
-    def test_each_reading_speaks_for_the_time_since_the_look_before(self, opened: Callable[[], Source]) -> None:
+    def test_each_reading_spans_the_time_since_the_previous_look(self, opened: Callable[[], Source]) -> None:
         source = opened()
         first, second = source.look(), source.look()
         assert second.readings[0].span == pytest.approx(second.at - first.at)
         assert first.readings[0].span > 0
 
-    def test_it_asks_once_for_gpus_and_once_for_processes_in_plain_english(
+    def test_look_queries_gpus_once_and_processes_once_in_the_c_locale(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
@@ -120,7 +120,9 @@ class TestAHealthyMachine:
         assert [reading.uuid for reading in look.readings] == [uuid(0), uuid(2), uuid(10)]
 
     @pytest.mark.parametrize("name", ["Quadro, Special, Edition", "A,B", "Tesla  T4 "])
-    def test_name_may_hold_commas_and_spaces(self, smi: FakeNvidiaSmi, opened: Callable[[], Source], name: str) -> None:
+    def test_name_may_contain_commas_and_spaces(
+        self, smi: FakeNvidiaSmi, opened: Callable[[], Source], name: str
+    ) -> None:
         smi.lists_gpus(gpu_line(0, name=name))
         look = opened().look()
         assert look.gpus[0].name == " ".join(name.split())
@@ -157,7 +159,7 @@ class TestFieldsThatAreNotTold:
             "[Insufficient Permissions]", "ERR!", "[Not Found]", "nan", "inf", "-", "0x10", "1_000", "٣",
         ],
     )  # fmt: skip
-    def test_value_is_unknown_and_the_reason_is_what_was_said(
+    def test_unreadable_value_is_unknown_with_the_output_as_reason(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source], said: str
     ) -> None:
         smi.lists_gpus(
@@ -190,15 +192,13 @@ class TestFieldsThatAreNotTold:
             ("temperature", gpu_line(0, temperature="4294967295")),
         ],
     )
-    def test_absurd_number_is_unknown(
+    def test_impossible_number_is_unknown(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source], field: str, line: str
     ) -> None:
         smi.lists_gpus(line)
         assert "the driver reported" in reason(getattr(only_reading(opened().look()), field))
 
-    def test_memory_in_use_is_known_where_the_total_is_not(
-        self, smi: FakeNvidiaSmi, opened: Callable[[], Source]
-    ) -> None:
+    def test_used_memory_is_known_without_the_total(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
         smi.lists_gpus(gpu_line(0, memory="512, [N/A]"))
         assert only_reading(opened().look()).memory_used == 512 * MIB
 
@@ -211,7 +211,7 @@ class TestFieldsThatAreNotTold:
         assert reason(look.gpus[0].bus) == reason(look.gpus[0].minor) == "nvidia-smi said [N/A]"
         assert known(only_reading(look).utilization)
 
-    def test_what_a_gpu_is_stays_known_while_it_cannot_tell(
+    def test_identity_of_a_gpu_stays_known_while_it_is_unreadable(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source]
     ) -> None:
         smi.lists_gpus(gpu_line(0, name="[Unknown Error]"))
@@ -266,7 +266,7 @@ class TestProcesses:
     @pytest.mark.parametrize(
         "line", ["[Not Supported]\n", "garbage\n", f"{uuid(7)}, 10, 5\n", f"{uuid(0)}, 10\n", "GPU-0000\n"]
     )
-    def test_line_that_belongs_to_no_gpu_makes_the_processes_of_all_unknown(
+    def test_line_without_a_known_gpu_makes_all_processes_unknown(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source], line: str
     ) -> None:
         smi.lists_processes(f"{uuid(0)}, 10, 5\n", line)
@@ -333,12 +333,12 @@ class TestASickDriver:
         smi.lists_gpus(errors="error while loading shared libraries: libfoo.so\n", code=127)
         assert "exit code 127 and said: error while loading" in reason(source.look().problem)
 
-    def test_page_of_words_is_quoted_in_part(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
+    def test_long_error_is_quoted_in_part(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
         source = opened()
         smi.lists_gpus("word " * 10_000 + "\n", code=1)
         assert len(reason(source.look().problem)) < 300
 
-    def test_command_killed_by_a_signal_is_reported_so(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
+    def test_command_killed_by_a_signal_is_reported(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
         source = opened()
         smi.lists_gpus(gpu_line(0), signal="KILL")
         look = source.look()
@@ -346,14 +346,14 @@ class TestASickDriver:
         assert [gpu.index for gpu in look.gpus] == [0, 1]
         assert_all_unknown(look.readings[0], "signal 9")
 
-    def test_command_that_went_away_is_reported_so(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
+    def test_removed_command_is_reported(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
         source = opened()
         (smi.folder / "nvidia-smi").unlink()
         look = source.look()
         assert reason(look.problem) == "nvidia-smi cannot be started: No such file or directory"
         assert len(look.readings) == 2
 
-    def test_it_reads_on_when_the_driver_recovers(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
+    def test_reading_resumes_when_the_driver_recovers(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
         source = opened()
         smi.lists_gpus(MISMATCH, code=18)
         assert source.look().problem
@@ -362,7 +362,7 @@ class TestASickDriver:
         assert look.problem is None
         assert known(look.readings[1].utilization)
 
-    def test_gpu_that_disappears_is_unknown_and_the_others_are_read(
+    def test_vanished_gpu_is_unknown_and_the_others_are_read(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source]
     ) -> None:
         source = opened()
@@ -409,7 +409,7 @@ class TestASickDriver:
         assert look.note == told
         assert known(look.readings[0].utilization)
 
-    def test_gpu_that_cannot_tell_its_uuid_is_known_by_its_slot(
+    def test_gpu_without_a_uuid_is_identified_by_pci_slot(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source]
     ) -> None:
         source = opened()
@@ -427,7 +427,7 @@ class TestASickDriver:
             f"1, {uuid(1)}, Quadro, Special, Edition, 00000000:02:00.0, 37, 1024, 81920, 250.50\n",
         ],
     )
-    def test_line_cut_short_makes_only_its_gpu_unknown(
+    def test_truncated_line_makes_only_its_gpu_unknown(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source], line: str
     ) -> None:
         smi.lists_gpus(gpu_line(0), line)
@@ -438,19 +438,19 @@ class TestASickDriver:
 
 
 class TestOpening:
-    def test_without_the_command_it_is_absent(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_source_without_the_command_is_absent(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         with pytest.raises(AbsentError, match=r"^nvidia-smi is not on PATH$"):
             open_source(tmp_path)
 
-    def test_file_that_cannot_be_run_is_absent(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_source_with_a_non_executable_file_is_absent(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "nvidia-smi").write_bytes(b"\x7fELF")
         (tmp_path / "nvidia-smi").chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
         with pytest.raises(AbsentError, match=r"^nvidia-smi cannot be started: Exec format error$"):
             open_source(tmp_path)
 
-    def test_another_command_can_be_named(self, smi: FakeNvidiaSmi, tmp_path: Path) -> None:
+    def test_path_of_the_command_can_be_configured(self, smi: FakeNvidiaSmi, tmp_path: Path) -> None:
         source = open_source(tmp_path, command=str(smi.folder / "nvidia-smi"))
         assert len(source.look().gpus) == 2
         source.close()
@@ -477,7 +477,7 @@ class TestOpening:
         ("text", "code"),
         [(MISMATCH, 18), (LOST, 15), ("Failed to initialize NVML: Unknown Error\n", 255), ("", 0)],
     )
-    def test_sick_driver_is_not_an_absent_one(
+    def test_failing_driver_is_not_absent(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source], text: str, code: int
     ) -> None:
         smi.lists_gpus(text, code=code)
@@ -535,7 +535,9 @@ class TestACommandThatHangs:
         """The command here ends when it is asked to, however late."""
         monkeypatch.setattr(nvidia_smi, "_SECONDS_TO_LEAVE", 60.0)
 
-    def test_it_is_ended_when_the_source_is_closed(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
+    def test_hanging_command_is_ended_when_the_source_is_closed(
+        self, smi: FakeNvidiaSmi, opened: Callable[[], Source]
+    ) -> None:
         source = opened()
         smi.gets_stuck()
         with interrupted_while_stuck(smi):
@@ -546,7 +548,7 @@ class TestACommandThatHangs:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
-    def test_it_can_be_ended_though_the_caller_blocks_and_ignores_signals(
+    def test_hanging_command_is_ended_though_the_caller_ignores_signals(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source]
     ) -> None:
         source = opened()
@@ -563,7 +565,9 @@ class TestACommandThatHangs:
         with pytest.raises(ProcessLookupError):
             os.kill(int((smi.folder / "gpus.pid").read_text()), 0)
 
-    def test_no_second_one_is_started_beside_it(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
+    def test_no_second_command_is_started_beside_a_hanging_one(
+        self, smi: FakeNvidiaSmi, opened: Callable[[], Source]
+    ) -> None:
         source = opened()
         smi.gets_stuck()
         with interrupted_while_stuck(smi):
@@ -574,7 +578,9 @@ class TestACommandThatHangs:
         assert_all_unknown(look.readings[1], "has not ended yet")
         assert len(smi.calls()) == calls
 
-    def test_it_reads_on_once_that_one_has_ended(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
+    def test_reading_resumes_once_the_hanging_command_has_ended(
+        self, smi: FakeNvidiaSmi, opened: Callable[[], Source]
+    ) -> None:
         source = opened()
         smi.gets_stuck()
         with interrupted_while_stuck(smi):
@@ -586,7 +592,7 @@ class TestACommandThatHangs:
         smi.recovers()
         assert source.look().problem is None
 
-    def test_closing_does_not_wait_for_one_that_does_not_end(
+    def test_close_does_not_wait_for_an_unkillable_command(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(nvidia_smi, "_SECONDS_TO_LEAVE", 0.02)
@@ -644,7 +650,7 @@ OUTPUT = st.lists(SCRAPS | st.text(max_size=5), max_size=15).map("".join)
 
 
 @given(gpus=OUTPUT, processes=OUTPUT, code=st.sampled_from([0, 1, 15, -9]))
-def test_no_output_whatever_breaks_a_look_or_loses_a_gpu(gpus: str, processes: str, code: int) -> None:
+def test_any_output_leaves_a_valid_look_with_all_gpus(gpus: str, processes: str, code: int) -> None:
     rows, _ = nvidia_smi._parse(gpu_line(0) + gpu_line(1))
     source = nvidia_smi.NvidiaSmiSource(Path("/nonexistent"), Canned(gpus, processes, code), rows)
     look = source.look()
@@ -657,7 +663,7 @@ def test_no_output_whatever_breaks_a_look_or_loses_a_gpu(gpus: str, processes: s
             assert 0 <= reading.utilization.peak <= 1
 
 
-def test_it_imports_nothing_heavy() -> None:
+def test_source_imports_no_heavy_modules() -> None:
     code = (
         "import sys, stoker.gpus.nvidia_smi\n"
         "print(*{'subprocess', 'asyncio', 'psutil', 'rich', 'click', 'shutil'} & set(sys.modules))"

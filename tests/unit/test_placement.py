@@ -109,13 +109,13 @@ def test_every_free_gpu_takes_the_next_job() -> None:
     assert placed(place(gpus(2), [], *jobs)) == {"a": [0], "b": [1]}
 
 
-def test_gpu_that_a_job_of_ours_holds_is_not_free_even_while_the_job_still_loads() -> None:
+def test_gpu_of_an_own_job_is_not_free_while_the_job_still_loads() -> None:
     decision = place(gpus(1), [running(a_job("loading"), 0, since=NOW)], a_job("next"))
     assert decision.start == ()
     assert obstacles_of(decision, "next") == {0: Held(("loading",), None, None)}
 
 
-def test_gpu_with_a_foreigner_is_left_alone() -> None:
+def test_gpu_with_a_foreign_process_is_not_used() -> None:
     seen = [a_gpu(0, other_processes=("alice's python (pid 4242)",)), a_gpu(1)]
     assert placed(place(seen, [], a_job("a"))) == {"a": [1]}
     decision = place(seen[:1], [], a_job("a", memory=1, shares=True))
@@ -143,7 +143,7 @@ def test_busy_gpu_without_processes_is_not_free() -> None:
     assert placed(place([a_gpu(0, peak=0.6)], [], a_job("a"), rules=PlacementOptions(free_below=0.7))) == {"a": [0]}
 
 
-def test_gpu_is_free_when_its_memory_is_really_back() -> None:
+def test_gpu_is_free_once_its_memory_is_released() -> None:
     left_over = a_gpu(0, used=10 * GIB)
     assert place([left_over], [], a_job("whole")).start == ()
     assert placed(place([left_over], [], a_job("fits", memory=12))) == {"fits": [0]}
@@ -151,7 +151,7 @@ def test_gpu_is_free_when_its_memory_is_really_back() -> None:
     assert placed(place([a_gpu(0, used=300 * 2**20)], [], a_job("whole"))) == {"whole": [0]}
 
 
-def test_work_of_our_own_job_does_not_keep_another_from_sharing_its_gpu() -> None:
+def test_work_of_an_own_job_does_not_prevent_sharing_its_gpu() -> None:
     seen = [a_gpu(0, used=8 * GIB, peak=1.0)]
     first = msgspec.structs.replace(running(a_job("first", memory=8, shares=True), 0), used={"GPU-0": 8 * GIB})
     assert placed(place(seen, [first], a_job("second", memory=8, shares=True))) == {"second": [0]}
@@ -160,17 +160,17 @@ def test_work_of_our_own_job_does_not_keep_another_from_sharing_its_gpu() -> Non
 # Sharing
 
 
-def test_jobs_that_share_pack_by_the_memory_they_want_and_leave_whole_gpus_free() -> None:
+def test_sharing_jobs_are_packed_by_memory_and_leave_whole_gpus_free() -> None:
     jobs = [a_job(name, order=order, memory=10, shares=True) for order, name in enumerate("abc")]
     assert placed(place(gpus(4), [], *jobs)) == {"a": [0], "b": [0], "c": [1]}
 
 
-def test_job_that_shares_goes_where_least_is_left() -> None:
+def test_sharing_job_goes_to_the_gpu_with_least_memory_left() -> None:
     held = [running(a_job("small", memory=4, shares=True), 0), running(a_job("large", memory=16, shares=True), 1)]
     assert placed(place(gpus(3), held, a_job("new", memory=5, shares=True))) == {"new": [1]}
 
 
-def test_what_a_job_really_uses_counts_when_it_is_more_than_it_asked_for() -> None:
+def test_used_memory_counts_when_it_exceeds_the_request() -> None:
     greedy = msgspec.structs.replace(running(a_job("greedy", memory=4, shares=True), 0), used={"GPU-0": 20 * GIB})
     decision = place([a_gpu(0, used=20 * GIB)], [greedy], a_job("next", memory=8, shares=True))
     assert decision.start == ()
@@ -182,18 +182,18 @@ def test_all_memory_counts_where_its_owner_is_unknown() -> None:
     assert placed(place([a_gpu(0, used=3 * GIB)], [untold], a_job("next", memory=8, shares=True))) == {"next": [0]}
 
 
-def test_job_that_shares_without_saying_how_much_takes_the_whole_gpu() -> None:
+def test_sharing_job_without_a_memory_request_takes_the_whole_gpu() -> None:
     jobs = [a_job("a", shares=True), a_job("b", order=1, shares=True), a_job("c", order=2, memory=1, shares=True)]
     assert placed(place(gpus(1), [], *jobs)) == {"a": [0]}
 
 
-def test_slots_put_as_many_jobs_on_each_gpu_and_spread_them() -> None:
+def test_slots_allow_several_jobs_per_gpu_and_spread_them() -> None:
     jobs = [a_job(name, order=order) for order, name in enumerate("abcde")]
     decision = place(gpus(2), [], *jobs, rules=PlacementOptions(slots_per_gpu=2))
     assert placed(decision) == {"a": [0], "b": [1], "c": [0], "d": [1]}
 
 
-def test_slots_do_not_give_out_more_memory_than_there_is() -> None:
+def test_slots_never_exceed_the_memory_of_a_gpu() -> None:
     jobs = [a_job("a", memory=16), a_job("b", order=1, memory=16)]
     assert placed(place(gpus(1), [], *jobs, rules=PlacementOptions(slots_per_gpu=2))) == {"a": [0]}
 
@@ -204,7 +204,7 @@ def test_slots_fill_up_where_the_owner_of_memory_is_unknown() -> None:
     assert placed(place([a_gpu(0, used=9 * GIB)], [untold], a_job("next"), rules=rules)) == {"next": [0]}
 
 
-def test_job_gets_the_smallest_gpu_that_will_do() -> None:
+def test_job_gets_the_smallest_sufficient_gpu() -> None:
     seen = [a_gpu(0, total=80 * GIB), a_gpu(1, total=24 * GIB), a_gpu(2, total=48 * GIB)]
     jobs = [a_job("small"), a_job("large", order=1, memory=40)]
     assert placed(place(seen, [], *jobs)) == {"small": [1], "large": [2]}
@@ -218,13 +218,13 @@ def test_order_is_priority_then_age() -> None:
     assert list(placed(place(gpus(2), [], *jobs))) == ["urgent", "old"]
 
 
-def test_gpu_is_kept_for_a_job_that_needs_two() -> None:
+def test_gpu_is_reserved_for_a_job_that_needs_two() -> None:
     decision = place(gpus(2), [running(a_job("r"), 1)], a_job("big", 2), a_job("small", order=1))
     assert decision.start == ()
     assert obstacles_of(decision, "small")[0] == ReservedFor("big", 2, 1)
 
 
-def test_small_job_slips_in_where_its_time_limit_ends_before_the_big_one_can_start() -> None:
+def test_small_job_backfills_when_its_time_limit_ends_before_the_big_job_starts() -> None:
     held = [running(a_job("r", limit=2 * HOUR), 1)]  # an hour of it is over
     big = a_job("big", 2)
     assert placed(place(gpus(2), held, big, a_job("short", order=1, limit=HOUR))) == {"short": [0]}
@@ -237,20 +237,20 @@ def test_time_limit_allows_no_backfill_when_running_jobs_have_none() -> None:
     assert decision.start == ()
 
 
-def test_small_job_slips_in_on_a_gpu_that_the_big_one_could_not_use() -> None:
+def test_small_job_backfills_on_a_gpu_unusable_for_the_big_job() -> None:
     seen = [a_gpu(0, total=80 * GIB), a_gpu(1, total=80 * GIB), a_gpu(2, total=8 * GIB)]
     held = [running(a_job("r"), 0)]
     assert placed(place(seen, held, a_job("big", 2, memory=40), a_job("small", order=1))) == {"small": [2]}
 
 
-def test_small_job_that_shares_backfills_beside_a_reservation() -> None:
+def test_small_sharing_job_backfills_beside_a_reservation() -> None:
     held = [running(a_job("r"), 1)]
     big = a_job("big", 2, memory=10, shares=True)
     assert placed(place(gpus(2), held, big, a_job("fits", order=1, memory=10, shares=True))) == {"fits": [0]}
     assert place(gpus(2), held, big, a_job("does-not", order=1, memory=18, shares=True)).start == ()
 
 
-def test_gpus_are_not_kept_for_ever_for_a_job_that_would_need_the_gpu_of_a_foreigner() -> None:
+def test_reservation_ends_when_it_depends_on_a_gpu_with_a_foreign_process() -> None:
     big, small = a_job("big", 2), a_job("small", order=1)
     alice = ("alice's python (pid 4242)",)
     just_came = [a_gpu(0), a_gpu(1, other_processes=alice, obstructed_since=NOW - 60)]
@@ -259,7 +259,7 @@ def test_gpus_are_not_kept_for_ever_for_a_job_that_would_need_the_gpu_of_a_forei
     assert placed(place(stays, [], big, small)) == {"small": [0]}
 
 
-def test_moment_in_which_memory_comes_back_does_not_let_a_small_job_ahead_of_a_big_one() -> None:
+def test_small_job_does_not_overtake_a_big_one_while_memory_is_released() -> None:
     seen = [a_gpu(0), a_gpu(1, used=20 * GIB, obstructed_since=NOW - 1)]
     assert place(seen, [], a_job("big", 2), a_job("small", order=1)).start == ()
 
@@ -285,7 +285,7 @@ def test_jobs_without_a_gpu_are_never_blocked_behind_jobs_that_wait_for_one() ->
     assert decision.waiting["cpu3"] == CpuSlotsTaken(2)
 
 
-def test_machine_that_cannot_be_read_starts_only_jobs_without_a_gpu() -> None:
+def test_unreadable_machine_starts_only_jobs_without_a_gpu() -> None:
     decision = decide([], [], [a_job("gpu"), a_job("cpu", 0, order=1)], RULES, NOW, problem="the driver did not answer")
     assert placed(decision) == {"cpu": []}
     assert decision.waiting["gpu"] == NoGpusSeen(1, None, "the driver did not answer")
@@ -294,7 +294,7 @@ def test_machine_that_cannot_be_read_starts_only_jobs_without_a_gpu() -> None:
 # Jobs that give way
 
 
-def test_preemptible_jobs_fill_what_is_left_whatever_their_priority() -> None:
+def test_preemptible_jobs_fill_remaining_gpus_at_any_priority() -> None:
     jobs = [a_job("filler", priority=9, preemptible=True), a_job("normal", order=5)]
     assert placed(place(gpus(1), [], *jobs)) == {"normal": [0]}
     assert placed(place(gpus(2), [], *jobs)) == {"normal": [0], "filler": [1]}
@@ -305,7 +305,7 @@ def test_preemptible_jobs_use_gpus_reserved_for_a_big_job() -> None:
     assert placed(place(gpus(2), held, a_job("big", 2), a_job("filler", order=1, preemptible=True))) == {"filler": [0]}
 
 
-def test_newest_gives_way() -> None:
+def test_newest_job_is_preempted() -> None:
     held = [
         running(a_job("old", preemptible=True), 0, since=NOW - 9),
         running(a_job("new", preemptible=True), 1, since=NOW - 5),
@@ -321,7 +321,7 @@ def test_job_with_the_latest_checkpoint_is_preempted() -> None:
     assert place(gpus(2), held, a_job("normal")).preempt == ("saved",)
 
 
-def test_one_victim_on_two_gpus_is_better_than_two_victims() -> None:
+def test_one_victim_on_two_gpus_is_preferred_to_two_victims() -> None:
     held = [
         running(a_job("wide", 2, preemptible=True), 0, 1, since=NOW - HOUR),
         running(a_job("a", preemptible=True), 2, since=NOW - 2),
@@ -330,13 +330,13 @@ def test_one_victim_on_two_gpus_is_better_than_two_victims() -> None:
     assert place(gpus(4), held, a_job("normal", 2)).preempt == ("wide",)
 
 
-def test_where_many_share_the_gpu_is_cleared_that_fewest_have_to_leave() -> None:
+def test_shared_gpu_with_the_fewest_victims_is_cleared() -> None:
     held = [running(a_job(f"s{n}", memory=1, shares=True, preemptible=True), n % 2, since=float(n)) for n in range(40)]
     held += [running(a_job(f"t{n}", memory=1, shares=True, preemptible=True), 2, since=float(n)) for n in range(5)]
     assert sorted(place(gpus(3), held, a_job("normal")).preempt) == ["t0", "t1", "t2", "t3", "t4"]
 
 
-def test_nothing_is_preempted_for_a_job_that_would_still_not_fit() -> None:
+def test_no_job_is_preempted_for_a_job_that_would_still_not_fit() -> None:
     held = [running(a_job("filler", preemptible=True), 0), running(a_job("normal"), 1)]
     assert place(gpus(2), held, a_job("big", 2)).preempt == ()
 
@@ -364,7 +364,7 @@ def test_gpus_of_a_preempted_job_are_not_taken_by_another_preemptible_job() -> N
     assert obstacles_of(decision, "filler")[1] == ReservedFor("normal", 2, 1)
 
 
-def test_preemptible_job_without_a_gpu_gives_its_place_to_a_normal_one() -> None:
+def test_preemptible_job_without_a_gpu_is_preempted_for_a_normal_one() -> None:
     held = [
         running(a_job("old", 0, preemptible=True), since=1.0),
         running(a_job("new", 0, preemptible=True), since=2.0),
@@ -476,7 +476,7 @@ def amount(value: Maybe[int]) -> int:
 
 @settings(deadline=None)
 @given(worlds())
-def test_every_job_starts_or_has_a_sentence_that_says_why_not(world: World) -> None:
+def test_every_job_starts_or_has_a_reason_for_waiting(world: World) -> None:
     decision = world.decide()
     started = [start.job for start in decision.start]
     assert sorted([*started, *decision.waiting]) == sorted(request.job for request in world.waiting)
@@ -487,7 +487,7 @@ def test_every_job_starts_or_has_a_sentence_that_says_why_not(world: World) -> N
 
 @settings(deadline=None)
 @given(worlds())
-def test_job_gets_as_many_different_gpus_as_it_asked_for(world: World) -> None:
+def test_job_gets_the_requested_number_of_distinct_gpus(world: World) -> None:
     wanted = {request.job: request.gpus for request in world.waiting}
     for start in world.decide().start:
         assert len(set(start.gpus)) == len(start.gpus) == wanted[start.job]
@@ -495,7 +495,7 @@ def test_job_gets_as_many_different_gpus_as_it_asked_for(world: World) -> None:
 
 @settings(deadline=None)
 @given(worlds())
-def test_no_gpu_with_a_foreigner_or_an_unknown_is_ever_given(world: World) -> None:
+def test_gpu_with_a_foreign_process_or_unknown_values_is_never_assigned(world: World) -> None:
     bad = {gpu.uuid for gpu in world.seen if gpu.other_processes or isinstance(gpu.memory_used, Unknown)}
     given_out = {uuid for start in world.decide().start for uuid in start.gpus}
     assert not bad & given_out
@@ -503,7 +503,7 @@ def test_no_gpu_with_a_foreigner_or_an_unknown_is_ever_given(world: World) -> No
 
 @settings(deadline=None)
 @given(worlds())
-def test_never_more_memory_is_given_than_there_is(world: World) -> None:
+def test_assigned_memory_never_exceeds_the_gpu(world: World) -> None:
     decision = world.decide()
     later = after(world, decision)
     for gpu in world.seen:
@@ -519,9 +519,7 @@ def test_never_more_memory_is_given_than_there_is(world: World) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0, 9), max_size=20), st.lists(st.floats(0, 7), max_size=5), st.sampled_from([1, 4]))
-def test_jobs_that_share_never_get_more_memory_than_there_is(
-    asked: list[float], running_use: list[float], slots: int
-) -> None:
+def test_memory_of_sharing_jobs_never_exceeds_the_gpu(asked: list[float], running_use: list[float], slots: int) -> None:
     seen = [a_gpu(0, total=8 * GIB, used=int(sum(running_use) * GIB)), a_gpu(1, total=8 * GIB, used=GIB)]
     held = [
         msgspec.structs.replace(running(a_job(f"r{n}", memory=1, shares=True), 0), used={"GPU-0": int(use * GIB)})
@@ -537,7 +535,7 @@ def test_jobs_that_share_never_get_more_memory_than_there_is(
 
 @settings(deadline=None)
 @given(worlds())
-def test_jobs_that_did_not_ask_to_share_are_alone_unless_there_are_slots(world: World) -> None:
+def test_exclusive_job_is_alone_on_its_gpu_without_slots(world: World) -> None:
     decision = world.decide()
     later = after(world, decision)
     for uuid in {uuid for start in decision.start for uuid in start.gpus}:
@@ -550,14 +548,14 @@ def test_jobs_that_did_not_ask_to_share_are_alone_unless_there_are_slots(world: 
 
 @settings(deadline=None)
 @given(worlds())
-def test_no_more_jobs_without_a_gpu_than_may(world: World) -> None:
+def test_number_of_jobs_without_a_gpu_is_limited(world: World) -> None:
     later = after(world, world.decide())
     assert sum(1 for allocation in later.held if not allocation.gpus) <= world.rules.cpu_jobs
 
 
 @settings(deadline=None)
 @given(worlds())
-def test_first_that_waits_could_not_have_started_in_place_of_those_behind_it(world: World) -> None:
+def test_first_waiting_job_could_not_have_started_in_place_of_later_ones(world: World) -> None:
     decision = world.decide()
     blocked = [
         request for request in sorted(world.waiting, key=rank) if request.job in decision.waiting and request.gpus
@@ -574,7 +572,7 @@ def test_first_that_waits_could_not_have_started_in_place_of_those_behind_it(wor
 
 @settings(deadline=None)
 @given(worlds(slots=[1], bounded=False))
-def test_no_job_starts_on_gpus_where_an_earlier_one_could_have(world: World) -> None:
+def test_no_job_starts_on_gpus_that_an_earlier_job_could_use(world: World) -> None:
     """Where no time limit and no sharing makes a job behind another less of a delay to a third."""
     world.waiting = [msgspec.structs.replace(request, shares=False) for request in world.waiting if request.gpus]
     decision = world.decide()
@@ -596,7 +594,7 @@ def test_no_job_starts_on_gpus_where_an_earlier_one_could_have(world: World) -> 
 
 @settings(deadline=None)
 @given(worlds())
-def test_deciding_again_changes_nothing(world: World) -> None:
+def test_placement_is_idempotent(world: World) -> None:
     decision = world.decide()
     again = after(world, decision).decide()
     assert again.start == ()
@@ -605,7 +603,7 @@ def test_deciding_again_changes_nothing(world: World) -> None:
 
 @settings(deadline=None)
 @given(worlds(), st.randoms(use_true_random=False))
-def test_order_in_which_things_are_listed_does_not_matter(world: World, chance: random.Random) -> None:
+def test_placement_does_not_depend_on_the_order_of_its_input(world: World, chance: random.Random) -> None:
     decision = world.decide()
     for listed in (world.seen, world.held, world.waiting):
         chance.shuffle(listed)
@@ -634,7 +632,7 @@ def after_leaving(world: World, gpu: GpuState, gone: set[str]) -> GpuState:
 
 @settings(deadline=None, max_examples=examples(200))
 @given(worlds())
-def test_victims_are_preemptible_and_no_more_than_the_job_needs_that_then_starts(world: World) -> None:
+def test_victims_are_preemptible_and_no_more_than_needed(world: World) -> None:
     normal = [request for request in world.waiting if not request.preemptible]
     if not normal:
         return
@@ -652,7 +650,7 @@ def test_victims_are_preemptible_and_no_more_than_the_job_needs_that_then_starts
 
 @settings(deadline=None)
 @given(worlds())
-def test_normal_job_waits_only_if_stopping_every_filler_would_not_help_or_is_being_done(world: World) -> None:
+def test_normal_job_waits_only_if_preemption_does_not_help_or_is_under_way(world: World) -> None:
     world.waiting = [request for request in world.waiting if not request.preemptible and request.gpus][:1]
     decision = world.decide()
     if decision.start or decision.preempt or not world.waiting:
@@ -754,7 +752,7 @@ def a_machine_full_of(crowd: Crowd, seen: list[GpuState]) -> Machine:
 
 @settings(deadline=None, max_examples=examples(60))
 @given(st.integers(2, 5), st.data(), st.randoms(use_true_random=False))
-def test_big_job_starts_when_the_running_ones_have_ended_however_many_small_ones_wait(
+def test_big_job_starts_after_the_running_jobs_despite_many_small_ones(
     count: int, data: st.DataObject, chance: random.Random
 ) -> None:
     crowd = Crowd(chance, sharing=False)
@@ -766,7 +764,7 @@ def test_big_job_starts_when_the_running_ones_have_ended_however_many_small_ones
 
 @settings(deadline=None, max_examples=examples(60))
 @given(st.integers(1, 3), st.data(), st.randoms(use_true_random=False))
-def test_job_that_wants_whole_gpus_is_not_starved_by_those_that_share(
+def test_job_for_whole_gpus_is_not_starved_by_sharing_jobs(
     count: int, data: st.DataObject, chance: random.Random
 ) -> None:
     crowd = Crowd(chance, sharing=True)
@@ -827,7 +825,7 @@ class Cluster:
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=4), st.data(), st.randoms(use_true_random=False))
-def test_one_machine_keeps_gpus_for_a_big_job_and_the_others_go_on(
+def test_one_machine_reserves_gpus_for_a_big_job_and_the_others_continue(
     counts: list[int], data: st.DataObject, chance: random.Random
 ) -> None:
     counts = [max(2, counts[0]), *counts[1:]]
@@ -864,7 +862,7 @@ def on_two_machines(
     return one, decide(gpus(2), second, waiting, RULES, NOW, elsewhere=elsewhere), elsewhere
 
 
-def test_job_that_has_gpus_kept_elsewhere_keeps_none_here() -> None:
+def test_job_with_a_reservation_elsewhere_has_none_here() -> None:
     held = [running(a_job("r"), 1)]
     one, other, elsewhere = on_two_machines(held, held, a_job("big", 2), a_job("small", order=1))
     assert one.start == ()
@@ -873,7 +871,7 @@ def test_job_that_has_gpus_kept_elsewhere_keeps_none_here() -> None:
     assert isinstance(other.waiting["big"], NotEnoughGpus)
 
 
-def test_job_moves_to_the_machine_that_can_start_it_sooner() -> None:
+def test_reservation_moves_to_the_machine_that_can_start_sooner() -> None:
     endless = [running(a_job("r"), 1)]
     limited = [running(a_job("r", limit=2 * HOUR), 0), running(a_job("s", limit=2 * HOUR), 1)]
     _one, other, _elsewhere = on_two_machines(endless, limited, a_job("big", 2))
@@ -882,14 +880,14 @@ def test_job_moves_to_the_machine_that_can_start_it_sooner() -> None:
     assert [keeping.job for keeping in other.reservations] == ["big"], "nobody feels it on the first"
 
 
-def test_second_big_job_has_gpus_kept_on_the_second_machine() -> None:
+def test_second_big_job_gets_a_reservation_on_the_second_machine() -> None:
     held = [running(a_job("r"), 1)]
     one, other, _elsewhere = on_two_machines(held, held, a_job("big", 2), a_job("next", 2, order=1))
     assert [keeping.job for keeping in one.reservations] == ["big"]
     assert [keeping.job for keeping in other.reservations] == ["next"]
 
 
-def test_fillers_are_stopped_on_one_machine_only() -> None:
+def test_jobs_are_preempted_on_one_machine_only() -> None:
     held = [running(a_job("f", preemptible=True), 0), running(a_job("g", preemptible=True), 1)]
     one, other, _elsewhere = on_two_machines(held, held, a_job("normal"))
     assert (len(one.preempt), len(other.preempt)) == (1, 0)
@@ -900,7 +898,7 @@ def test_job_starts_where_it_fits_though_another_machine_reserves_gpus_for_it() 
     assert placed(other) == {"big": [0, 1]}
 
 
-def test_full_machine_need_not_ask_others_about_the_next_job() -> None:
+def test_full_machine_does_not_query_reservations_of_others() -> None:
     held = [running(a_job("r"), 0), running(a_job("s"), 1)]
     jobs = [a_job(f"j{order}", order=order) for order in range(5)]
     assert [(keeping.job, keeping.affects_others) for keeping in place(gpus(2), held, *jobs).reservations] == [
@@ -908,7 +906,7 @@ def test_full_machine_need_not_ask_others_about_the_next_job() -> None:
     ]
 
 
-def test_long_queue_is_decided_job_by_job_in_its_order() -> None:
+def test_long_queue_is_placed_in_order() -> None:
     queue = [a_job(f"j{order}", 1 + order % 3, order=order, memory=1 + order % 7) for order in range(1000)]
     decision = place(gpus(8), [], *reversed(queue))
     assert list(placed(decision)) == ["j0", "j1", "j2", "j3"]

@@ -76,12 +76,12 @@ def test_limits_are_valid(changes: dict[str, Any]) -> None:
         ({"require": 4, "window": 7200.0}, "at least 4 GPUs below 1% for 2h"),
     ],
 )
-def test_policy_in_words(changes: dict[str, Any], words: str) -> None:
+def test_policy_describes_itself(changes: dict[str, Any], words: str) -> None:
     assert msgspec.structs.replace(IdlePolicy(), **changes).in_words() == words
 
 
 @given(st.floats(0.01, 1000))
-def test_slow_look_is_no_gap_but_three_missing_looks_are(every: float) -> None:
+def test_three_missing_looks_are_a_gap_and_a_slow_look_is_not(every: float) -> None:
     gap = IdlePolicy(every=every).longest_gap
     assert every + 5.0 < gap < 4 * every + 10.0
 
@@ -98,7 +98,7 @@ def test_job_keeps_only_what_differs_from_the_defaults() -> None:
     assert policies_of({"idle": False}) == policies_of({"idle": "off"}) == ()
 
 
-def test_setting_that_is_changed_turns_its_rule_on() -> None:
+def test_changed_setting_enables_its_rule() -> None:
     assert changed({"idle": False}, {"window": 60.0}) == {"window": 60.0}
     assert changed({"window": 60.0}, {"idle": "off"}) == {"idle": False}
     assert changed({"window": 60.0}, {"every": 2.0}) == {"window": 60.0, "every": 2.0}
@@ -112,6 +112,6 @@ def test_setting_that_is_changed_turns_its_rule_on() -> None:
         ({"idle": "maybe"}, "idle: 'maybe' is neither on nor off"),
     ],
 )
-def test_stored_settings_that_do_not_exist_are_refused(stored: dict[str, Any], reason: str) -> None:
+def test_unknown_stored_settings_are_refused(stored: dict[str, Any], reason: str) -> None:
     with pytest.raises(BadInputError, match=reason):
         policies_of(stored)

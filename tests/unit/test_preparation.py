@@ -43,7 +43,7 @@ def prepared(
 
 
 class TestCommand:
-    def test_text_goes_through_the_shell_and_words_do_not(self) -> None:
+    def test_command_text_runs_in_a_shell_and_an_argument_list_does_not(self) -> None:
         assert prepared(command="a && b").command == ("/bin/sh", "-c", "a && b")
         assert prepared(command=("a", "&&", "b c")).command == ("a", "&&", "b c")
 
@@ -58,7 +58,7 @@ class TestCommand:
             ('{"id": 1, "gpus": [{}]}', None),
         ],
     )
-    def test_exactly_the_words_that_a_job_may_use_are_replaced(self, written: str, meant: str | None) -> None:
+    def test_only_documented_placeholders_are_replaced(self, written: str, meant: str | None) -> None:
         two = (a_gpu(0), a_gpu(1))
         assert prepared(command=written, batch_size=64, gpus=two).command[2] == (meant or written)
         assert prepared(command=("x", written, "y"), batch_size=64, gpus=two).command == ("x", meant or written, "y")
@@ -69,17 +69,17 @@ class TestCommand:
         assert prepared(command=("train", "{{batch_size}}")).command == ("train", "{batch_size}")
 
     @pytest.mark.parametrize("job", [{"command": "a\0b"}, {"environment": {"A=B": "1"}}, {"environment": {"A": "\0"}}])
-    def test_command_or_environment_that_no_kernel_accepts_is_refused(self, job: dict[str, Any]) -> None:
+    def test_command_or_environment_refused_by_the_kernel_is_refused(self, job: dict[str, Any]) -> None:
         with pytest.raises(BadInputError, match="cannot be"):
             prepared(**job)
 
 
 class TestEnvironment:
-    def test_job_has_the_workers_with_its_own_over_it(self) -> None:
+    def test_job_environment_overrides_that_of_the_worker(self) -> None:
         environment = prepared(worker={"A": "1", "B": "2"}, environment={"B": "3", "C": "4"}).environment
         assert {name: environment[name] for name in "ABC"} == {"A": "1", "B": "3", "C": "4"}
 
-    def test_job_gets_its_id_whatever_was_set(self) -> None:
+    def test_job_id_overrides_other_values(self) -> None:
         environment = prepared(
             worker={"STOKER_JOB_ID": "other", "STOKER_BATCH_SIZE": "1", "STOKER_RUN": "r", "STOKER_RUN_DIR": "/r"},
             environment={"STOKER_ATTEMPT": "9", "STOKER_RUN_DIR": "/s"},
@@ -91,7 +91,7 @@ class TestEnvironment:
         }
         assert prepared(batch_size=64).environment["STOKER_BATCH_SIZE"] == "64"
 
-    def test_settings_of_stoker_itself_stay(self) -> None:
+    def test_settings_of_stoker_are_kept(self) -> None:
         assert prepared(worker={"STOKER_GPUS": "sim:/x"}).environment["STOKER_GPUS"] == "sim:/x"
 
     def test_wandb_shows_every_attempt_as_one_run_of_this_name(self) -> None:
@@ -111,7 +111,7 @@ class TestEnvironment:
         assert prepared(worker={"PYTHONUNBUFFERED": ""}).environment["PYTHONUNBUFFERED"] == ""
         assert prepared(environment={"PYTHONUNBUFFERED": "0"}).environment["PYTHONUNBUFFERED"] == "0"
 
-    def test_workers_own_environment_is_left_alone(self) -> None:
+    def test_environment_of_the_worker_is_not_modified(self) -> None:
         worker = {"CUDA_VISIBLE_DEVICES": "0", "A": "1"}
         prepared(worker=worker)
         assert worker == {"CUDA_VISIBLE_DEVICES": "0", "A": "1"}
@@ -134,7 +134,7 @@ CHOOSING = st.dictionaries(
 
 class TestVisibleDevices:
     @given(st.sampled_from(["nvidia", "sim", "amd"]), st.sets(st.integers(0, 4), min_size=1), CHOOSING, CHOOSING)
-    def test_job_sees_exactly_its_gpus_whatever_anybody_set(
+    def test_job_sees_exactly_its_gpus_despite_other_settings(
         self, vendor: str, given_to_it: set[int], worker: dict[str, str], own: dict[str, str]
     ) -> None:
         everything = machine_of(vendor)
@@ -142,19 +142,19 @@ class TestVisibleDevices:
         environment = prepared(gpus=gpus, worker=worker, environment=own).environment
         assert visible_gpus(everything, environment) == tuple(sorted(gpus, key=lambda gpu: gpu.index))
 
-    def test_nvidia_and_simulated_gpus_go_by_their_full_uuid(self) -> None:
+    def test_nvidia_and_simulated_gpus_are_identified_by_full_uuid(self) -> None:
         for vendor in ("nvidia", "sim"):
             environment = prepared(gpus=(a_gpu(3, vendor=vendor), a_gpu(1, vendor=vendor))).environment
             assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-00000001,GPU-00000003"
             assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
         assert prepared(worker={"CUDA_DEVICE_ORDER": "x"}).environment["CUDA_DEVICE_ORDER"] == "x"
 
-    def test_slice_goes_by_its_own_uuid(self) -> None:
+    def test_slice_is_identified_by_its_uuid(self) -> None:
         whole, *slices = a_gpu(0), a_gpu(1, uuid="MIG-1", parent="GPU-c"), a_gpu(2, uuid="MIG-2", parent="GPU-c")
         environment = prepared(gpus=(slices[1],)).environment
         assert visible_gpus((whole, *slices), environment) == (slices[1],)
 
-    def test_amd_gpu_without_a_uuid_goes_by_its_place_among_its_kind(self) -> None:
+    def test_amd_gpu_without_a_uuid_is_identified_by_its_index_among_amd_gpus(self) -> None:
         graphics = a_gpu(0, uuid="PCI-0", vendor="intel")
         amd = (a_gpu(1, uuid="PCI-1", vendor="amd"), a_gpu(2, vendor="amd"), a_gpu(3, uuid="PCI-3", vendor="amd"))
         present = (graphics, *amd)
@@ -162,7 +162,7 @@ class TestVisibleDevices:
         assert environment["ROCR_VISIBLE_DEVICES"] == "GPU-00000002,2"
         assert visible_gpus(amd, environment) == amd[1:]
 
-    def test_intel_gpus_go_by_number(self) -> None:
+    def test_intel_gpus_are_identified_by_index(self) -> None:
         intel = machine_of("intel")
         assert prepared(gpus=(intel[2], intel[0])).environment["ZE_AFFINITY_MASK"] == "0,2"
 
@@ -179,13 +179,13 @@ class TestVisibleDevices:
 
 class TestPolicy:
     @pytest.mark.parametrize("stored", [{}, {"below": 0.05, "window": 60, "require": "any", "warn_at": None}])
-    def test_settings_that_can_work_are_accepted(self, stored: dict[str, Any]) -> None:
+    def test_valid_settings_are_accepted(self, stored: dict[str, Any]) -> None:
         check_policy(a_job(policy=stored))
 
-    def test_settings_of_a_job_without_gpus_do_not_matter(self) -> None:
+    def test_settings_of_a_job_without_gpus_are_ignored(self) -> None:
         check_policy(a_job(gpus=0, policy={"belov": 0.1}))
 
     @pytest.mark.parametrize("stored", [{"belov": 0.1}, {"below": "much"}, {"below": 2.0}, {"require": "some"}])
-    def test_settings_that_cannot_work_are_refused(self, stored: dict[str, Any]) -> None:
+    def test_invalid_settings_are_refused(self, stored: dict[str, Any]) -> None:
         with pytest.raises(BadInputError, match="the policy of job 0a1b2c3d cannot be used: "):
             check_policy(a_job(policy=stored))

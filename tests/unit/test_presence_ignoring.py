@@ -43,15 +43,15 @@ def test_pattern_matches_the_whole_name(pattern: str, name: str, executable: str
         ("nvidia-persist", "nvidia-persiste", None),
     ],
 )
-def test_nothing_is_ignored_by_a_part_of_its_name(pattern: str, name: str, executable: str | None) -> None:
+def test_pattern_does_not_match_part_of_a_name(pattern: str, name: str, executable: str | None) -> None:
     assert not Ignored([pattern]).matches(holder(name, executable))
 
 
-def test_process_of_which_no_name_is_known_is_not_ignored() -> None:
+def test_process_without_a_known_name_is_not_ignored() -> None:
     assert not Ignored(["*"]).matches_names(None, None)
 
 
-def test_every_shipped_name_says_why_and_is_no_interpreter_or_pattern() -> None:
+def test_every_default_name_has_a_reason_and_is_not_an_interpreter_or_pattern() -> None:
     assert all(SHIPPED_REASONS[name] for name in SHIPPED)
     assert not any({"*", "?"} & set(name) for name in SHIPPED)
     ignored = Ignored(SHIPPED)

@@ -22,11 +22,11 @@ def gpu(
     return Gpu(uuid, 0, "Some GPU", vendor, minor, 2**30, bus, parent)
 
 
-def test_nvidia_node_is_named_by_the_minor_number_even_before_the_driver_makes_it(tmp_path: Path) -> None:
+def test_nvidia_node_is_named_by_the_minor_number_even_before_it_exists(tmp_path: Path) -> None:
     assert device_nodes([gpu("GPU-a", minor=3)], tmp_path) == {"GPU-a": (tmp_path / "dev/nvidia3",)}
 
 
-def test_slices_have_the_node_of_the_gpu_that_they_are_cut_from(tmp_path: Path) -> None:
+def test_slices_have_the_node_of_their_parent_gpu(tmp_path: Path) -> None:
     unknown = Unknown("not told for slices")
     gpus = [
         gpu("GPU-a", minor=2),
@@ -37,13 +37,13 @@ def test_slices_have_the_node_of_the_gpu_that_they_are_cut_from(tmp_path: Path) 
     assert device_nodes(gpus, tmp_path) == {"GPU-a": node, "MIG-1": node, "MIG-2": node}
 
 
-def test_gpu_whose_node_cannot_be_told_has_none(tmp_path: Path) -> None:
+def test_gpu_with_an_unknown_node_has_none(tmp_path: Path) -> None:
     unknown = Unknown("not told")
     gpus = [gpu("GPU-a", minor=unknown), gpu("GPU-b", vendor="amd", bus=unknown), gpu("GPU-c", vendor="intel")]
     assert device_nodes(gpus, tmp_path) == {"GPU-a": (), "GPU-b": (), "GPU-c": ()}
 
 
-def test_simulated_gpu_has_a_node_only_where_there_is_one(tmp_path: Path) -> None:
+def test_simulated_gpu_has_a_node_only_if_it_exists(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia7").touch()
     gpus = [gpu("GPU-a", vendor="sim", minor=7), gpu("GPU-b", vendor="sim", minor=8)]
@@ -63,7 +63,7 @@ def test_amd_and_intel_nodes_are_found_by_pci_address(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
-def test_two_nodes_of_one_device_number_are_the_same_and_two_plain_files_are_not(tmp_path: Path) -> None:
+def test_nodes_with_one_device_number_are_equal_and_plain_files_are_not(tmp_path: Path) -> None:
     for name in ("here", "in-a-container"):
         os.mknod(tmp_path / name, 0o600 | 0o020000, os.makedev(1, 5))
     assert identity((tmp_path / "here").stat()) == identity((tmp_path / "in-a-container").stat())

@@ -49,11 +49,11 @@ def screen(root: Path, name: str, *, plugged: str = "connected", power: str = "O
     return place
 
 
-def test_machine_without_terminals_has_nobody_at_it(tmp_path: Path) -> None:
+def test_machine_without_terminals_has_no_users(tmp_path: Path) -> None:
     assert Terminals(tmp_path).activity(NOW) == []
 
 
-def test_pseudo_terminals_tell_their_owner_and_the_most_recent_comes_first(tmp_path: Path) -> None:
+def test_pseudo_terminals_have_their_owner_and_the_most_recent_comes_first(tmp_path: Path) -> None:
     terminal(tmp_path, "pts/0", idle=308)
     terminal(tmp_path, "pts/12", idle=68)
     terminal(tmp_path, "pts/ptmx", idle=0)
@@ -65,18 +65,18 @@ def test_pseudo_terminals_tell_their_owner_and_the_most_recent_comes_first(tmp_p
 
 
 @pytest.mark.parametrize("age", [-3600.0, 0.0, 0.3, 4.0, 7.9])
-def test_age_within_the_coarseness_of_the_kernel_is_activity(tmp_path: Path, age: float) -> None:
+def test_age_within_the_resolution_of_the_kernel_is_activity(tmp_path: Path, age: float) -> None:
     terminal(tmp_path, "pts/0", idle=age)
     assert Terminals(tmp_path).activity(NOW)[0].idle == 0.0
 
 
-def test_idle_is_never_claimed_longer_than_it_can_be(tmp_path: Path) -> None:
+def test_idle_time_is_never_overestimated(tmp_path: Path) -> None:
     """Input at 7.9 s after the noted time may have left that time as it is."""
     terminal(tmp_path, "pts/0", idle=300)
     assert Terminals(tmp_path).activity(NOW)[0].idle <= 300 - 7.9
 
 
-def test_console_another_user_logged_in_at_counts(tmp_path: Path) -> None:
+def test_console_with_a_logged_in_user_counts(tmp_path: Path) -> None:
     terminal(tmp_path, "tty2", idle=100)
     terminal(tmp_path, "tty", idle=0)
     terminal(tmp_path, "tty0", idle=0)
@@ -93,7 +93,7 @@ def test_consoles_of_root_are_unused_unless_root_has_a_session_there(tmp_path: P
 
 
 @needs_root
-def test_root_at_a_pseudo_terminal_is_a_person(tmp_path: Path) -> None:
+def test_root_at_a_pseudo_terminal_is_a_user(tmp_path: Path) -> None:
     terminal(tmp_path, "pts/3", idle=50, uid=0)
     assert Terminals(tmp_path).activity(NOW) == [TerminalActivity("root", "pts/3", 42.0)]
 
@@ -106,7 +106,7 @@ def test_serial_line_counts_when_another_user_has_a_session_on_it(tmp_path: Path
 
 @pytest.mark.parametrize("fields", [{"CLASS": "greeter"}, {"CLASS": "manager"}, {"STATE": "closing"}])
 @pytest.mark.parametrize("kind", ["wayland", "tty"])
-def test_login_screens_managers_and_sessions_that_end_are_nobody(
+def test_login_screens_managers_and_closing_sessions_are_not_users(
     tmp_path: Path, fields: dict[str, str], kind: str
 ) -> None:
     terminal(tmp_path, "tty1", idle=0)
@@ -114,7 +114,7 @@ def test_login_screens_managers_and_sessions_that_end_are_nobody(
     assert Terminals(tmp_path).activity(NOW) == []
 
 
-def test_session_whose_terminal_is_gone_is_no_error(tmp_path: Path) -> None:
+def test_session_with_a_missing_terminal_is_not_an_error(tmp_path: Path) -> None:
     session(tmp_path, 1, TTY="pts/9")
     session(tmp_path, 2)
     (tmp_path / "run/systemd/sessions/.#3").write_text("USER=half")
@@ -123,7 +123,7 @@ def test_session_whose_terminal_is_gone_is_no_error(tmp_path: Path) -> None:
     assert Terminals(tmp_path).activity(NOW) == []
 
 
-def test_another_user_before_a_lit_screen_is_active(tmp_path: Path) -> None:
+def test_user_at_a_lit_screen_is_active(tmp_path: Path) -> None:
     terminal(tmp_path, "tty2", idle=9999)
     session(tmp_path, 1, TYPE="wayland", SEAT="seat0", TTY="tty2")
     screen(tmp_path, "card0-DP-1", power="Off")
@@ -131,7 +131,7 @@ def test_another_user_before_a_lit_screen_is_active(tmp_path: Path) -> None:
     assert Terminals(tmp_path).activity(NOW) == [TerminalActivity("alice", "seat0 (wayland)", 0.0)]
 
 
-def test_once_all_screens_are_dark_the_time_counts_until_one_is_lit_again(tmp_path: Path) -> None:
+def test_idle_time_counts_while_all_screens_are_dark(tmp_path: Path) -> None:
     session(tmp_path, 1, TYPE="x11", SEAT="seat0", DISPLAY=":0")
     lit = screen(tmp_path, "card0-DP-1", power="On")
     screen(tmp_path, "card0-DP-2", plugged="disconnected", power="On")
@@ -147,7 +147,7 @@ def test_once_all_screens_are_dark_the_time_counts_until_one_is_lit_again(tmp_pa
     assert idle(NOW + 320) == 0
 
 
-def test_another_user_whose_screen_cannot_be_asked_is_active(tmp_path: Path) -> None:
+def test_user_with_an_unreadable_screen_is_active(tmp_path: Path) -> None:
     session(tmp_path, 1, TYPE="x11", DISPLAY=":10", REMOTE="1")
     session(tmp_path, 2, USER="bob", TYPE="wayland", SEAT="seat0")
     assert Terminals(tmp_path).activity(NOW) == [
@@ -156,6 +156,6 @@ def test_another_user_whose_screen_cannot_be_asked_is_active(tmp_path: Path) -> 
     ]
 
 
-def test_session_that_another_one_hides_is_nobody_at_the_screen(tmp_path: Path) -> None:
+def test_inactive_session_is_not_at_the_screen(tmp_path: Path) -> None:
     session(tmp_path, 1, TYPE="x11", SEAT="seat0", ACTIVE="0", STATE="online")
     assert Terminals(tmp_path).activity(NOW) == []

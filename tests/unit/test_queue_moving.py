@@ -20,7 +20,7 @@ def order(waiting: list[Waiting], places: dict[str, float]) -> list[str]:
 
 
 @given(QUEUES, st.data())
-def test_step_up_and_the_same_step_down_mirror_each_other(waiting: list[Waiting], data: st.DataObject) -> None:
+def test_step_up_and_step_down_are_inverse(waiting: list[Waiting], data: st.DataObject) -> None:
     moving = data.draw(st.sets(st.sampled_from([job.id for job in waiting]))) if waiting else set()
     up = order(waiting, stepped(waiting, moving, "up"))
     assert sorted(up) == [job.id for job in waiting]
@@ -39,7 +39,7 @@ CROWDS = st.lists(
 
 
 @given(CROWDS, st.sampled_from(["before", "after"]), st.data())
-def test_job_moved_beside_another_is_right_beside_it(waiting: list[Waiting], side: Side, data: st.DataObject) -> None:
+def test_job_moved_next_to_another_is_adjacent(waiting: list[Waiting], side: Side, data: st.DataObject) -> None:
     neighbour = data.draw(st.sampled_from(waiting))
     others = [job.id for job in waiting if job != neighbour]
     chosen = data.draw(st.sets(st.sampled_from(others), min_size=1))

@@ -5,7 +5,7 @@ import pytest
 from stoker.queue.changes import SECONDS_BETWEEN, NotifyThrottle
 
 
-def test_notification_too_soon_is_deferred() -> None:
+def test_early_notification_is_deferred() -> None:
     now = 5.0
     pace = NotifyThrottle(lambda: now)
     assert pace.may_send()

@@ -48,7 +48,7 @@ READINGS = st.builds(
 
 
 @given(st.lists(READINGS, min_size=1, max_size=6))
-def test_every_field_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, readings: list[Reading]) -> None:
+def test_every_field_survives_a_round_trip(tmp_path_factory: pytest.TempPathFactory, readings: list[Reading]) -> None:
     path = tmp_path_factory.mktemp("recording") / "file"
     looks = [
         Look("test", 100.0 + place, 1000.0 + place, (a_gpu(),), (reading,)) for place, reading in enumerate(readings)
@@ -57,13 +57,13 @@ def test_every_field_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFacto
     assert list(RecordingReader(path)) == looks
 
 
-def test_problem_and_note_come_back(tmp_path: Path) -> None:
+def test_problem_and_note_survive_a_round_trip(tmp_path: Path) -> None:
     look = a_look(Unknown("lost"), problem=Unknown("the driver did not answer in 5 s"), note="pids of the host")
     write(tmp_path / "r", look)
     assert list(RecordingReader(tmp_path / "r")) == [look]
 
 
-def test_cut_off_line_is_passed_over_and_later_sessions_are_whole(tmp_path: Path) -> None:
+def test_truncated_line_is_skipped_and_later_sessions_are_complete(tmp_path: Path) -> None:
     path = tmp_path / "r"
     write(path, a_look(0.1, at=1, wall=1), a_look(0.2, at=2, wall=2))
     whole = path.read_bytes()
@@ -77,7 +77,7 @@ def test_cut_off_line_is_passed_over_and_later_sessions_are_whole(tmp_path: Path
         assert len(peaks) + reader.damaged >= 3
 
 
-def test_after_a_damaged_line_unchanged_cells_are_unknown_not_stale(tmp_path: Path) -> None:
+def test_unchanged_cells_after_a_damaged_line_are_unknown_not_stale(tmp_path: Path) -> None:
     path = tmp_path / "r"
     write(path, *(a_look(0.5, at=at, wall=at) for at in (1, 2, 3)))
     lines = path.read_bytes().splitlines(keepends=True)
@@ -88,7 +88,7 @@ def test_after_a_damaged_line_unchanged_cells_are_unknown_not_stale(tmp_path: Pa
     assert isinstance(last.readings[0].utilization, Unknown)
 
 
-def test_time_goes_on_across_a_reboot(tmp_path: Path) -> None:
+def test_time_continues_across_a_reboot(tmp_path: Path) -> None:
     path = tmp_path / "r"
     write(path, a_look(0.1, at=5000, wall=1000.0))
     write(path, a_look(0.1, at=3, wall=1600.0), a_look(0.1, at=8, wall=1605.0))
@@ -116,7 +116,7 @@ def test_second_writer_is_refused(tmp_path: Path) -> None:
     first.close()
 
 
-def test_file_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_file_of_another_format_is_not_modified(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(BadInputError, match="not a recording"):
         RecordingWriter(tmp_path / "thesis.tex")
@@ -133,19 +133,19 @@ def test_newer_format_is_refused_with_a_remedy(tmp_path: Path) -> None:
         list(RecordingReader(tmp_path / "r"))
 
 
-def test_missing_file_is_a_sentence(tmp_path: Path) -> None:
+def test_missing_file_is_one_message(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="cannot be read"):
         list(RecordingReader(tmp_path / "none"))
 
 
-def test_full_disk_is_a_sentence() -> None:
+def test_full_disk_is_one_message() -> None:
     writer = RecordingWriter(Path("/dev/full"))
     with pytest.raises(StokerError, match="cannot be continued: No space left"):
         writer.append(a_look(0.1))
     writer.close()
 
 
-def test_change_of_the_gpu_list_begins_a_new_session(tmp_path: Path) -> None:
+def test_change_of_the_gpu_list_starts_a_new_session(tmp_path: Path) -> None:
     two = a_look(0.1, 0.2, at=1, wall=1)
     one = msgspec.structs.replace(two, at=2.0, wall=2.0, gpus=two.gpus[:1], readings=two.readings[:1])
     write(tmp_path / "r", two, one)

@@ -69,13 +69,13 @@ def test_tagged_commit_with_its_changelog_passes(repository: Path) -> None:
         ("# Changelog\n", "begins with 'no heading'"),
     ],
 )
-def test_changelog_that_does_not_fit_is_refused(repository: Path, changelog: str, error: str) -> None:
+def test_mismatched_changelog_is_refused(repository: Path, changelog: str, error: str) -> None:
     (repository / "CHANGELOG.md").write_text(changelog)
     with pytest.raises(release.ReleaseError, match=error):
         check(repository)
 
 
-def test_version_that_is_no_number_is_refused(repository: Path) -> None:
+def test_non_numeric_version_is_refused(repository: Path) -> None:
     (repository / "src/stoker/version.py").write_text('__version__ = "next"\n')
     with pytest.raises(release.ReleaseError, match="has no version such as"):
         check(repository)

@@ -53,12 +53,12 @@ def summary(found: Replay) -> list[tuple[float, float, bool]]:
 # When it fires
 
 
-def test_each_idle_stretch_fires_once_however_long_it_is() -> None:
+def test_each_idle_period_fires_once() -> None:
     found = played(minutes((30, 0.9), (100, 0.0), (5, 0.9), (9, 0.0), (5, 0.9), (60, 0.0)))
     assert summary(found) == [(39.0, 90.0, True), (158.0, 50.0, False)]
 
 
-def test_firing_says_why_when_and_since_when() -> None:
+def test_firing_has_its_reason_time_and_start() -> None:
     firing = played(minutes((30, 0.9), (100, 0.0))).firings[0]
     assert firing.reason == "GPU 0 stayed below 10% for 10m"
     assert firing.moment.wall == WALL + 39 * MINUTE
@@ -100,14 +100,14 @@ def test_only_the_chosen_gpus_are_judged() -> None:
 # What it saves
 
 
-def test_saved_is_what_was_idle_from_the_firing_until_the_gpus_were_used_again() -> None:
+def test_saved_time_is_idle_time_from_the_firing_to_the_next_use() -> None:
     found = played(minutes((30, 0.9), (100, 0.0), (30, 0.9)))
     assert found.totals.saved == 90 * MINUTE
     assert found.totals.idle == 100 * MINUTE
     assert found.totals.recorded == 159 * MINUTE
 
 
-def test_gap_is_neither_saved_nor_idle_time() -> None:
+def test_gap_counts_neither_as_saved_nor_as_idle() -> None:
     looks = minutes((40, 0.0), (20, LOST), (40, 0.0))
     found = played(looks)
     assert found.totals.unknown == 20 * MINUTE
@@ -118,7 +118,7 @@ def test_gap_is_neither_saved_nor_idle_time() -> None:
     assert found.totals.recorded == (60 + 9) * MINUTE
 
 
-def test_every_gpu_counts_for_itself() -> None:
+def test_every_gpu_is_counted_separately() -> None:
     looks = [look_at(float(minute), [0.0, 0.0, 0.0 if minute < 50 else 0.9]) for minute in range(60)]
     found = played(looks)
     # Nothing is saved any more from the moment at which one of them is used again.
@@ -126,7 +126,7 @@ def test_every_gpu_counts_for_itself() -> None:
     assert found.totals.idle == (3 * 49 + 2 * 10) * MINUTE
 
 
-def test_require_any_saves_the_idle_gpu_and_names_the_busy() -> None:
+def test_require_any_saves_the_idle_gpu_and_names_the_busy_ones() -> None:
     looks = [look_at(float(minute), [0.0, 0.9 if minute < 40 else 0.0, 0.9]) for minute in range(100)]
     first, second = played(looks, require="any").firings
     assert (first.moment.at / MINUTE, first.gpus, first.working) == (10.0, (a_gpu(0).uuid,), ("GPU 1", "GPU 2"))
@@ -138,7 +138,7 @@ def test_require_any_saves_the_idle_gpu_and_names_the_busy() -> None:
     assert text.also_working(second) == "GPU 2 was at work at that moment"
 
 
-def test_gpu_that_was_not_idle_for_the_whole_window_is_not_among_those_that_were() -> None:
+def test_gpu_not_idle_for_the_whole_window_is_not_listed_as_idle() -> None:
     looks = [look_at(float(minute), [0.0, 0.9 if minute < 5 else 0.0]) for minute in range(100)]
     (firing,) = played(looks, require="any").firings
     assert (firing.gpus, firing.working) == ((a_gpu(0).uuid,), ())
@@ -189,7 +189,7 @@ NO_TELLING = Unknown("no permission")
         (60, (a_process(1, started=99, utilization=0.9),), (SAME,), False, "idle for another 1h, then used again"),
     ],
 )
-def test_stop_hits_work_when_the_same_process_goes_on_or_somebody_is_soon_there_again(
+def test_stop_hits_work_when_the_process_resumes_or_use_returns_soon(
     back: int, returning: Maybe[tuple[Process, ...]], held: Maybe[tuple[Process, ...]], hit: bool, sentence: str
 ) -> None:
     firing = after_a_firing(back, returning, held)
@@ -198,7 +198,7 @@ def test_stop_hits_work_when_the_same_process_goes_on_or_somebody_is_soon_there_
     assert (firing.same_process is None) == isinstance(returning if held != NO_TELLING else held, Unknown)
 
 
-def test_idle_time_until_the_end_of_the_recording_hit_no_work() -> None:
+def test_idle_period_until_the_end_of_the_recording_hits_no_work() -> None:
     assert played(minutes((15, 0.0))).hits == 0
     found = played(minutes((30, 0.0)))
     assert text.what_came_after(found.firings[0]) == "idle for another 19m, to the end of the recording"
@@ -218,7 +218,7 @@ def test_warnings_without_a_firing_are_marked() -> None:
     assert played(minutes((30, 0.0)), warn_at=None).warnings == ()
 
 
-def test_unknown_stretches_are_joined_by_their_reason() -> None:
+def test_unknown_periods_are_merged_by_reason() -> None:
     found = played(minutes((5, 0.0), (3, LOST), (5, Unknown("asleep")), (2, 0.5), (1, LOST)))
     assert [(s.reason, s.begun.at / MINUTE, s.ended.at / MINUTE) for s in found.unknown] == [
         ("GPU 0: the GPU is lost", 4.0, 7.0),
@@ -227,7 +227,7 @@ def test_unknown_stretches_are_joined_by_their_reason() -> None:
     ]
 
 
-def test_machine_that_could_not_be_read_is_unknown_for_that_reason() -> None:
+def test_unreadable_machine_is_unknown_with_its_reason() -> None:
     why = Unknown("the driver did not answer in 5 s")
     looks = minutes((20, 0.0))
     blind = [msgspec.structs.replace(look, gpus=(), readings=(), problem=why) for look in looks[10:]]
@@ -239,13 +239,13 @@ def test_machine_that_could_not_be_read_is_unknown_for_that_reason() -> None:
     assert [stretch.reason for stretch in only_blind.unknown] == [why.reason]
 
 
-def test_rhythm_is_the_usual_distance_between_looks() -> None:
+def test_interval_is_the_usual_distance_between_looks() -> None:
     times = [0.0, 5.0, 10.0, 15.0, 3600.0, 3605.0, *[3605.0] * 9]
     assert rhythm_of([a_look(0.0, at=at) for at in times]) == 5.0
     assert rhythm_of([a_look(0.0)]) == 5.0
 
 
-def test_nothing_to_replay_is_an_error_of_the_caller() -> None:
+def test_empty_recording_is_an_error_of_the_caller() -> None:
     with pytest.raises(ValueError, match="no look"):
         played([])
 
@@ -292,11 +292,11 @@ def test_sums_always_add_up(stretches: list[tuple[int, int, list[Maybe[float]]]]
     ("seconds", "shown"),
     [(0.0, "0"), (900.0, "0.25"), (3600.0, "1"), (3600.0 * 12.34, "12.3"), (3600.0 * 1344.2, "1,344")],
 )
-def test_gpu_hours_are_as_exact_as_a_person_needs(seconds: float, shown: str) -> None:
+def test_gpu_hours_are_rounded_for_reading(seconds: float, shown: str) -> None:
     assert text.gpu_hours(seconds) == shown
 
 
-def test_answer_is_a_sentence_and_so_is_its_cost() -> None:
+def test_answer_and_its_cost_are_sentences() -> None:
     quiet = played(minutes((30, 0.9), (9, 0.0)))
     assert text.outcome(quiet) == "The rule would not have fired; 0.15 of 0.63 GPU-hours were idle."
     assert text.cost(quiet) is None
@@ -330,7 +330,7 @@ def test_gaps_are_summarized_with_the_longest() -> None:
     assert re.fullmatch(r"Not recorded for 1h25m from \w\w\w \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.", unrecorded)
 
 
-def test_rule_reads_with_all_its_conditions() -> None:
+def test_rule_is_described_with_all_conditions() -> None:
     policy = a_policy(after=HOUR, arm_above=0.5, arm_for=5 * MINUTE)
     assert text.rule([policy]) == (
         "all GPUs below 10% for 10m, not in the first 1h, armed once a GPU was at 50% or more for 5m"
@@ -350,7 +350,7 @@ def followed(looks: Sequence[Look], longest_gap: float = 190.0) -> Timeline:
     st.lists(st.tuples(st.integers(1, 400), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=200),
     st.integers(1, 50),
 )
-def test_no_burst_and_no_pause_vanishes_from_the_drawing(steps: list[tuple[int, float, float]], points: int) -> None:
+def test_every_burst_and_every_pause_is_drawn(steps: list[tuple[int, float, float]], points: int) -> None:
     looks, at = [], 0.0
     for distance, one, other in steps:
         at += distance
@@ -371,7 +371,7 @@ def test_no_burst_and_no_pause_vanishes_from_the_drawing(steps: list[tuple[int, 
     assert not any(drawn.unknown)
 
 
-def test_what_is_unknown_and_what_was_not_recorded_are_drawn_differently() -> None:
+def test_unknown_and_unrecorded_time_are_drawn_differently() -> None:
     looks = [look for look in minutes((10, 0.5), (10, LOST), (20, 0.5)) if not 25 < look.at / MINUTE < 35]
     drawn = followed(looks).drawn([a_gpu().uuid], 0.0, 40 * MINUTE, 40)
     assert [place for place, unknown in enumerate(drawn.unknown) if unknown] == list(range(9, 20))
@@ -379,14 +379,14 @@ def test_what_is_unknown_and_what_was_not_recorded_are_drawn_differently() -> No
     assert nothing == list(range(26, 35))
 
 
-def test_several_gpus_are_drawn_by_the_highest_and_unknown_where_any_is() -> None:
+def test_several_gpus_are_drawn_as_their_maximum_and_unknown_if_any_is() -> None:
     looks = [look_at(0.0, [0.1, 0.7]), look_at(1.0, [0.4, 0.2]), look_at(2.0, [0.4, LOST]), look_at(3.0, [0.0, 0.0])]
     drawn = followed(looks).drawn([a_gpu(0).uuid, a_gpu(1).uuid], 0.0, 4 * MINUTE, 4)
     assert [point.high if point else None for point in drawn.bins] == [0.7, 0.4, 0.0, 0.0]
     assert drawn.unknown == [False, True, True, False]
 
 
-def test_gpu_that_comes_later_or_leaves_is_unknown_before_and_after() -> None:
+def test_gpu_is_unknown_before_it_appears_and_after_it_leaves() -> None:
     looks = [look_at(0.0, [0.5]), look_at(1.0, [0.5, 0.5]), look_at(2.0, [0.5]), look_at(3.0, [0.5])]
     drawn = followed(looks).drawn([a_gpu(1).uuid], 0.0, 3 * MINUTE, 3)
     assert drawn.unknown == [True, True, True]
@@ -444,7 +444,7 @@ def test_page_shows_each_gpu_the_window_and_the_firing_point() -> None:
     assert [attrs["id"] for attrs in page.classed("firing")] == ["firing-1"]
 
 
-def test_page_loads_nothing_and_runs_nothing() -> None:
+def test_page_has_no_scripts_or_external_resources() -> None:
     page = drawn_page(minutes((30, 0.0)))
     assert not {tag for tag, _attrs in page.tags} & {"script", "link", "img", "iframe", "object", "base", "form"}
     for _tag, attrs in page.tags:
@@ -465,7 +465,7 @@ def test_names_are_escaped_on_the_page() -> None:
     assert sum(evil in text for text in page.words) >= 4
 
 
-def test_page_stays_small_whatever_the_recording() -> None:
+def test_page_stays_small_for_any_recording() -> None:
     busy_and_idle = [
         look_at(float(minute), [(minute // 20 % 2) * 0.9 + 0.001 * (minute % 7)]) for minute in range(9000)
     ]

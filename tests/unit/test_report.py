@@ -172,7 +172,7 @@ def section(markdown: str, title: str) -> str:
 
 
 class TestFirstSight:
-    def test_rule_that_fired_is_the_first_sentence(self) -> None:
+    def test_fired_rule_is_the_first_sentence(self) -> None:
         lines = [line for line in render(some_facts()).splitlines() if line]
         assert lines[:3] == [
             "# Stopped: its GPUs stayed idle",
@@ -185,7 +185,7 @@ class TestFirstSight:
         assert "1. **It waits for data.**\n   - " in advice
         assert "2. **Was it quiet on purpose?**\n   - " in advice
 
-    def test_what_to_do_comes_before_the_proof(self) -> None:
+    def test_advice_comes_before_the_evidence(self) -> None:
         assert headings(render(some_facts()))[:7] == [
             "Stopped: its GPUs stayed idle",
             "What to do next",
@@ -196,29 +196,29 @@ class TestFirstSight:
             "The last output",
         ]
 
-    def test_no_line_of_a_block_is_too_wide_for_a_phone_held_sideways(self) -> None:
+    def test_lines_of_a_block_fit_a_phone_in_landscape(self) -> None:
         deep = [f"{'f' * 70}{n} /home/alice/{'x' * 70}.py:{n}" for n in range(40)]
         long = a_process_info(command=f"python {'--option ' * 100}")
         page = render(some_facts(processes=[long], stacks=[a_stack(101, *deep)]))
         assert max(len(line) for block in blocks(page)[:3] for line in block.splitlines()) <= 90
 
-    def test_facts_are_all_there(self) -> None:
+    def test_all_facts_are_included(self) -> None:
         facts = section(render(some_facts(driver="570.86")), "Facts")
         for fact in ("python train.py --lr 1e-4", "/home/alice/bert", "node7", "alice", "570.86", "`nvml`"):
             assert fact in facts
         assert "2026-" in facts
 
-    def test_gpus_are_told_with_what_they_hold(self) -> None:
+    def test_gpus_are_listed_with_their_memory_and_processes(self) -> None:
         looks = [quiet_look(1.0, 101)]
         gpus = section(render(some_facts(looks=looks)), "The GPUs")
         assert "GPU 0: Test GPU, 1.0 GiB of 80 GiB in use, held by alice's python (pid 101)" in gpus
 
-    def test_only_the_gpus_that_the_rule_went_by_are_told(self) -> None:
+    def test_only_gpus_of_the_verdict_are_listed(self) -> None:
         gpus = section(render(some_facts(judged=(a_gpu(1).uuid,))), "The GPUs")
         assert "GPU 1" in gpus
         assert "GPU 0" not in gpus
 
-    def test_work_of_others_on_the_same_gpu_is_explained(self) -> None:
+    def test_work_of_other_users_on_the_same_gpu_is_explained(self) -> None:
         sentence = "also that of others"
         assert sentence in render(some_facts(looks=[*busy_looks(), quiet_look(100.0, 101, 999)]))
         # Work from before the window is the run's own, and others who do nothing are no contradiction.
@@ -232,10 +232,10 @@ class TestFirstSight:
             ([a_look(problem=Unknown("the driver did not answer"))], "could not be read: the driver did not answer"),
         ],
     )
-    def test_missing_readings_are_told(self, looks: list[Look], told: str) -> None:
+    def test_missing_readings_are_reported(self, looks: list[Look], told: str) -> None:
         assert told in section(render(some_facts(looks=looks)), "The GPUs")
 
-    def test_run_of_which_nothing_was_left_has_a_report_too(self) -> None:
+    def test_run_without_processes_has_a_report(self) -> None:
         page = render(some_facts(ending="exited", processes=[], stacks=[], looks=[], exit="exit code 1"))
         assert "None was left to look at." in page
         assert "No process was left to read." in page
@@ -264,17 +264,17 @@ class TestAdviceFromStacks:
             ([f"select {STDLIB}/selectors.py:468", f"start {SITE}/ipykernel/kernelapp.py:7"], "notebook"),
         ],
     )
-    def test_each_kind_of_waiting_has_its_own(self, frames: list[str], title: str) -> None:
+    def test_each_kind_of_waiting_has_a_hint(self, frames: list[str], title: str) -> None:
         assert title in titles(some_facts(stacks=[a_stack(101, *frames)]))[0]
 
-    def test_it_names_the_persons_own_line_as_they_know_it(self) -> None:
+    def test_hint_names_the_line_of_user_code(self) -> None:
         assert "`main (train.py:30)` (pid 101)" in steps(some_facts(stacks=[a_stack(101, LOADER, TRAIN)]))
 
-    def test_file_of_ones_own_with_a_telling_name_is_no_sign(self) -> None:
+    def test_user_file_named_like_a_library_gives_no_hint(self) -> None:
         own = "wait /home/alice/bert/torch/utils/data/dataloader.py:3"
         assert not [title for title in titles(some_facts(stacks=[a_stack(101, own)])) if "data" in title]
 
-    def test_rank_that_is_somewhere_else_is_named(self) -> None:
+    def test_diverging_rank_is_named(self) -> None:
         stacks = [
             a_stack(101, ALL_REDUCE, TRAIN),
             a_stack(102, ALL_REDUCE, TRAIN),
@@ -285,11 +285,11 @@ class TestAdviceFromStacks:
         assert "pid 103 is somewhere else**: in `validate (evaluate.py:99)`" in hints(facts)[0].steps[0]
         assert "2 processes: 101 and 102" in steps(facts)
 
-    def test_workers_that_wait_while_the_program_waits_for_them_point_at_a_lost_one(self) -> None:
+    def test_mutual_waiting_of_loader_and_workers_suggests_a_lost_worker(self) -> None:
         stacks = [a_stack(101, LOADER, TRAIN), *(a_stack(pid, QUEUE_GET, WORKER_LOOP) for pid in (102, 103))]
         assert "All 2 data loader workers wait for work" in steps(some_facts(stacks=stacks))
 
-    def test_workers_inside_the_dataset_point_at_its_line(self) -> None:
+    def test_workers_inside_the_dataset_are_reported_with_its_line(self) -> None:
         fetch = f"fetch {SITE}/torch/utils/data/_utils/fetch.py:51"
         stacks = [
             a_stack(101, LOADER, TRAIN),
@@ -308,11 +308,11 @@ class TestAdviceFromStacks:
             [f"_invoke_run {SITE}/torch/distributed/elastic/agent/server/api.py:900"],
         ],
     )
-    def test_librarys_helper_that_waits_for_work_is_no_sign(self, helper: list[str]) -> None:
+    def test_waiting_library_helper_gives_no_hint(self, helper: list[str]) -> None:
         facts = some_facts(stacks=[a_stack(102, *helper), a_stack(101, LOADER, TRAIN)])
         assert titles(facts) == ["It waits for data", "Was it quiet on purpose?"]
 
-    def test_pool_worker_in_the_persons_code_is_a_sign(self) -> None:
+    def test_pool_worker_in_user_code_gives_a_hint(self) -> None:
         frames = [
             f"read {STDLIB}/socket.py:1",
             "fetch /home/alice/x.py:2",
@@ -324,7 +324,7 @@ class TestAdviceFromStacks:
         ("call", "title"),
         [("clock_nanosleep", "It sleeps"), ("futex", "a lock or for a call"), ("recvfrom of a socket", "on a socket")],
     )
-    def test_where_the_calls_say_nothing_the_kernel_does(self, call: str, title: str) -> None:
+    def test_kernel_state_is_used_when_the_stack_gives_no_hint(self, call: str, title: str) -> None:
         facts = some_facts(processes=[a_process_info(call=call)])
         assert title in titles(facts)[0]
         assert "main (train.py:30)" in steps(facts)
@@ -344,35 +344,35 @@ class TestAdviceFromStacks:
             pytest.param("poll", [f"finish {SITE}/wandb/sdk/wandb_run.py:9", TRAIN], id="wandb between two runs"),
         ],
     )
-    def test_no_cause_is_named_that_the_stack_does_not_show(self, call: str, frames: list[str]) -> None:
+    def test_hints_are_limited_to_what_the_stack_shows(self, call: str, frames: list[str]) -> None:
         processes = [a_process_info(call=call), a_process_info(102, call=call)]
         told = titles(some_facts(processes=processes, stacks=[a_stack(101, *frames)]))
         allowed = {"It waits for the network"} if "wandb" in frames[0] else set()
         assert not allowed ^ (set(told) & FALSE_HERE)
 
-    def test_idle_event_loop_is_said_to_be_one(self) -> None:
+    def test_idle_event_loop_is_reported(self) -> None:
         facts = some_facts(processes=[a_process_info(call="epoll_wait")], stacks=[a_stack(101, *ASYNCIO_EVENT)])
         assert titles(facts)[0] == "Its event loop has nothing to do: every task waits"
 
-    def test_forked_worker_is_not_said_to_be_where_it_was_forked(self) -> None:
+    def test_forked_worker_is_not_reported_at_its_fork(self) -> None:
         threads = parse_dump(dump_of(*FORKED_WORKER))
         facts = some_facts(processes=[a_process_info(call="clock_nanosleep")], stacks=[Stack(101, threads)])
         assert titles(facts)[0] == "It sleeps"
         assert "work (worker.py:5)" in steps(facts)
         assert "train.py" not in steps(facts) + section(render(facts), "Where they were")
 
-    def test_healthy_run_that_reached_its_time_limit_is_not_told_that_it_hung(self) -> None:
+    def test_healthy_run_at_its_time_limit_is_not_called_hung(self) -> None:
         blocked = a_process_info(state="D", blocked=1, place="io_schedule")
         facts = some_facts(
             ending="time limit", looks=busy_looks(), processes=[blocked], stacks=[a_stack(101, LOADER, TRAIN)]
         )
         assert titles(facts) == ["It needed more time than it was given"]
 
-    def test_one_whose_gpus_were_quiet_at_its_time_limit_is(self) -> None:
+    def test_run_with_idle_gpus_at_its_time_limit_is_called_hung(self) -> None:
         facts = some_facts(ending="time limit", stacks=[a_stack(101, LOADER, TRAIN)])
         assert titles(facts) == ["It waits for data", "It needed more time than it was given"]
 
-    def test_one_whose_gpus_could_not_be_read_is_not(self) -> None:
+    def test_run_with_unreadable_gpus_at_its_time_limit_is_not_called_hung(self) -> None:
         looks = [a_look(Unknown("no answer"))]
         facts = some_facts(ending="time limit", looks=looks, stacks=[a_stack(101, LOADER, TRAIN)])
         assert titles(facts) == ["It needed more time than it was given"]
@@ -392,27 +392,27 @@ class TestOtherAdvice:
         assert titles(facts)[0] == "It is blocked in the kernel"
         assert told in hints(facts)[0].steps[1]
 
-    def test_one_that_reads_from_the_terminal_waits_for_a_person(self) -> None:
+    def test_process_that_reads_from_the_terminal_waits_for_input(self) -> None:
         facts = some_facts(processes=[a_process_info(call="read of /dev/pts/3 (its standard input)")])
         assert titles(facts)[0] == "It waits for a person at the keyboard"
 
     @pytest.mark.parametrize("question", ["Overwrite? [y/N] ", "(Pdb) ", "Password:", ">>> "])
-    def test_last_line_that_is_a_question_waits_for_a_person(self, question: str) -> None:
+    def test_question_in_the_last_line_waits_for_input(self, question: str) -> None:
         facts = some_facts(output=f"epoch 1\n{question}")
         assert titles(facts)[0] == "It waits for a person at the keyboard"
         assert question.strip() in steps(facts)
 
-    def test_paused_process_says_how_to_let_it_go_on(self) -> None:
+    def test_hint_for_a_paused_process_explains_how_to_resume_it(self) -> None:
         assert "kill -CONT" in steps(some_facts(processes=[a_process_info(state="T")]))
 
-    def test_what_is_left_comes_before_everything(self) -> None:
+    def test_surviving_processes_come_first(self) -> None:
         facts = some_facts(
             left=["python (pid 105) holds 3 GiB on GPU 0"], processes=[a_process_info(state="D", blocked=1)]
         )
         assert titles(facts)[:2] == ["Something of it is still there", "It is blocked in the kernel"]
         assert "pid 105" in hints(facts)[0].steps[0]
 
-    def test_run_that_never_reached_a_gpu_is_told_so(self) -> None:
+    def test_run_that_never_used_a_gpu_gets_a_hint(self) -> None:
         assert "It never used a GPU" in titles(some_facts(used=()))
 
     @pytest.mark.parametrize(
@@ -427,15 +427,15 @@ class TestOtherAdvice:
             {"processes": []},
         ],
     )
-    def test_one_of_which_that_is_not_certain_is_not(self, changes: dict[str, Any]) -> None:
+    def test_run_with_uncertain_gpu_use_gets_no_hint(self, changes: dict[str, Any]) -> None:
         assert "It never used a GPU" not in titles(some_facts(**{"used": (), **changes}))
 
-    def test_memory_that_is_held_for_nothing_is_added_up(self) -> None:
+    def test_memory_held_while_idle_is_summed(self) -> None:
         facts = some_facts(looks=[quiet_look(1.0, 101, 999)])
         assert "It holds GPU memory and computes nothing" in titles(facts)
         assert "It holds 40 GiB on GPU 0:" in steps(facts)
 
-    def test_work_on_the_cpu_is_not_called_a_hang(self) -> None:
+    def test_cpu_work_is_not_called_a_hang(self) -> None:
         facts = some_facts(processes=[a_process_info(state="R")], stacks=[a_stack(101, TRAIN, status="active+gil")])
         assert titles(facts)[0] == "It was working on the CPU, so it may not hang at all"
         assert "snooze" in steps(facts)
@@ -451,7 +451,7 @@ class TestOtherAdvice:
             ("Traceback (most recent call last):\n  File\nValueError: nan in `loss`\n", "an error in it"),
         ],
     )
-    def test_error_in_the_output_is_pointed_at(self, output: str, title: str) -> None:
+    def test_error_in_the_output_gives_a_hint(self, output: str, title: str) -> None:
         facts = some_facts(output=f"epoch 1\n{output}\nmore", stacks=[], processes=[])
         assert title in titles(facts)[0]
         assert output.splitlines()[-1] in steps(facts)
@@ -460,18 +460,18 @@ class TestOtherAdvice:
         ("reason", "told"),
         [(NOT_INSTALLED, "pip install 'stoker[report]'"), ("no permission to read its memory", "PYTHONFAULTHANDLER=1")],
     )
-    def test_missing_stacks_say_how_to_have_them_next_time(self, reason: str, told: str) -> None:
+    def test_missing_stacks_explain_how_to_get_them_next_time(self, reason: str, told: str) -> None:
         assert told in steps(some_facts(stacks=[Stack(101, Unknown(reason)), Stack(102, Unknown(NOT_PYTHON))]))
 
-    def test_programs_that_are_not_python_are_no_missing_stacks(self) -> None:
+    def test_programs_other_than_python_are_not_missing_stacks(self) -> None:
         facts = some_facts(stacks=[Stack(101, Unknown(NOT_PYTHON))])
         assert "Where it hung in its code is not known" not in titles(facts)
 
-    def test_kill_from_outside_points_at_memory(self) -> None:
+    def test_kill_from_outside_suggests_lack_of_memory(self) -> None:
         facts = some_facts(ending="exited", exit="ended by SIGKILL, exit code 137", processes=[], stacks=[])
         assert titles(facts) == ["It was killed from outside"]
 
-    def test_there_are_never_more_than_a_person_reads_and_never_none(self) -> None:
+    def test_number_of_hints_is_limited_and_never_zero(self) -> None:
         everything = some_facts(
             left=["x"],
             processes=[
@@ -507,7 +507,7 @@ class TestAdvisedOptions:
                 yield steps(some_facts(job=job, ending=ending, used=(), stacks=stacks))
 
     @pytest.mark.parametrize("job", [None, "j7"])
-    def test_every_one_exists_and_means_that(self, job: str | None) -> None:
+    def test_every_advised_option_exists_with_its_documented_meaning(self, job: str | None) -> None:
         command, meant = self.PARAMETERS[job]
         parameters = {
             option: str(parameter.name).removeprefix("field_")
@@ -517,7 +517,7 @@ class TestAdvisedOptions:
         advised = set(re.findall(r"(?<![\w-])--[a-z-]+", "\n".join(self.advice(job)))) - self.OF_OTHER_PROGRAMS
         assert {parameters.get(option, f"no option {option}") for option in advised} == meant
 
-    def test_every_command_that_is_advised_anywhere_exists(self) -> None:
+    def test_every_advised_command_exists(self) -> None:
         for file in (*Path(stoker.__file__).parent.rglob("*.py"), *Path(stoker.__file__).parent.rglob("*.html")):
             for verb, rest in re.findall(r"`stoker ([a-z]+)([^`\n]*)`", file.read_text()):
                 command = app.stoker.get_command(click.Context(app.stoker), verb)
@@ -537,7 +537,7 @@ class TestAdvisedOptions:
 
 
 class TestProcesses:
-    def test_children_stand_below_their_parents_with_what_they_cost(self) -> None:
+    def test_children_are_listed_below_their_parents_with_their_usage(self) -> None:
         processes = [
             a_process_info(101),
             a_process_info(103, 102, command="sleep 5", name="sleep", state="D", cpu=2.0, memory=2 * 2**20),
@@ -555,12 +555,12 @@ class TestProcesses:
         assert rows[3].index("sleep") > rows[2].index("[worker]")
         assert rows[3].split()[:4] == ["103", "D", "2s", "2M"]
 
-    def test_parents_in_a_circle_are_each_told_once(self) -> None:
+    def test_parents_in_a_cycle_are_each_listed_once(self) -> None:
         processes = [a_process_info(101, 102), a_process_info(102, 101), a_process_info(103, 103)]
         rows = blocks(render(some_facts(processes=processes)))[1].splitlines()
         assert sorted(row.split()[0] for row in rows[1:]) == ["101", "102", "103"]
 
-    def test_crowd_is_cut_and_counted(self) -> None:
+    def test_long_list_of_processes_is_cut_and_counted(self) -> None:
         processes = [a_process_info(101), *(a_process_info(pid, 101) for pid in range(200, 1200))]
         rows = blocks(render(some_facts(processes=processes)))[1].splitlines()
         assert len(rows) < 50
@@ -568,14 +568,14 @@ class TestProcesses:
 
 
 class TestStacks:
-    def test_processes_with_the_same_stack_are_told_once(self) -> None:
+    def test_processes_with_the_same_stack_are_grouped(self) -> None:
         processes = [a_process_info(pid) for pid in (101, 102, 103)]
         stacks = [a_stack(pid, LOADER, TRAIN) for pid in (101, 102, 103)]
         told = section(render(some_facts(processes=processes, stacks=stacks)), "Where they were")
         assert "### 3 processes (`python`): 101, 102 and 103" in told
         assert told.count("dataloader.py") == 1
 
-    def test_own_calls_are_marked_and_the_way_there_is_not_told(self) -> None:
+    def test_user_calls_are_marked_and_startup_frames_are_left_out(self) -> None:
         start = [f"BaseProcess._bootstrap {STDLIB}/multiprocessing/process.py:314", "<module> <string>:1"]
         told = blocks(render(some_facts(stacks=[a_stack(101, QUEUE_GET, TRAIN, *start)])))[2]
         assert told.splitlines() == [
@@ -584,18 +584,18 @@ class TestStacks:
             "> main (train.py:30)",
         ]
 
-    def test_own_call_deep_below_a_library_is_not_cut_off(self) -> None:
+    def test_user_call_deep_below_a_library_is_not_cut(self) -> None:
         frames = [*(f"f{n} {SITE}/torch/x.py:{n}" for n in range(40)), TRAIN]
         told = blocks(render(some_facts(stacks=[a_stack(101, *frames)])))[2].splitlines()
         assert told[-2:] == ["  … 28 more", "> main (train.py:30)"]
         assert len(told) < 20
 
-    def test_what_was_left_out_of_an_endless_recursion_is_counted(self) -> None:
+    def test_omitted_frames_of_an_endless_recursion_are_counted(self) -> None:
         thread = Thread("MainThread", "idle", tuple(a_frame(f"f {SITE}/x.py:{n}") for n in range(60)), cut=940)
         told = blocks(render(some_facts(stacks=[Stack(101, (thread,))])))[2].splitlines()
         assert told[-1] == "  … 988 more"
 
-    def test_threads_that_do_the_same_are_told_once_and_the_main_one_first(self) -> None:
+    def test_threads_with_the_same_stack_are_grouped_and_the_main_thread_comes_first(self) -> None:
         pool = [a_thread(f"get {STDLIB}/queue.py:1", name=f"pool-{n}") for n in range(8)]
         busy = a_thread("crunch /home/alice/bert/x.py:1", name="cruncher", status="active")
         told = blocks(render(some_facts(stacks=[Stack(101, (a_thread(TRAIN), *pool, busy))])))[2].splitlines()
@@ -605,12 +605,12 @@ class TestStacks:
             "8 threads: pool-0, pool-1 and 6 more",
         ]
 
-    def test_helpers_come_last(self) -> None:
+    def test_helper_processes_come_last(self) -> None:
         tracker = a_stack(102, f"main {STDLIB}/multiprocessing/resource_tracker.py:227")
         page = render(some_facts(processes=[], stacks=[tracker, a_stack(101, LOADER, TRAIN)]))
         assert headings(page)[5:7] == ["Process 101", "Process 102"]
 
-    def test_processes_without_a_stack_say_why_and_what_they_do(self) -> None:
+    def test_processes_without_a_stack_have_a_reason_and_a_state(self) -> None:
         processes = [
             a_process_info(101),
             a_process_info(104, 101, name="sleep", call="clock_nanosleep", place="hrtimer_nanosleep"),
@@ -619,7 +619,7 @@ class TestStacks:
         told = section(render(some_facts(processes=processes, stacks=stacks)), "Where they were")
         assert "- 104 (`sleep`): sleeping in clock_nanosleep (hrtimer_nanosleep); not a Python process" in told
 
-    def test_what_py_spy_prints_is_understood(self) -> None:
+    def test_output_of_py_spy_is_parsed(self) -> None:
         printed = (
             'Process 7: python -c import time\nThread 1 (idle): "no thread"\n'
             "Python v3.11.7 (/usr/bin/python3.11)\n\n"
@@ -654,7 +654,7 @@ class TestOutput:
             ("1\n\n\n\n\n2", "1\n\n2"),
         ],
     )
-    def test_what_steers_a_terminal_is_taken_out(self, written: str, shown: str) -> None:
+    def test_terminal_control_sequences_are_removed(self, written: str, shown: str) -> None:
         assert plain_text(written).rstrip() == shown.rstrip()
 
     def test_fence_in_the_output_does_not_end_the_block(self) -> None:
@@ -669,18 +669,18 @@ class TestOutput:
             (" \n", "It wrote nothing: standard output is empty."),
         ],
     )
-    def test_no_output_is_told(self, output: Maybe[str], told: str) -> None:
+    def test_missing_output_is_reported(self, output: Maybe[str], told: str) -> None:
         assert told in section(render(some_facts(output=output)), "The last output")
 
 
 class TestOutputTail:
-    def test_last_lines_of_a_file(self, tmp_path: Path) -> None:
+    def test_last_lines_of_a_file_are_quoted(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
         log.write_text("".join(f"line {n}\n" for n in range(100)))
         assert output_tail(log, lines=3) == "line 97\nline 98\nline 99"
         assert output_tail(str(log), lines=1) == "line 99"
 
-    def test_of_a_huge_file_only_the_end_is_read(self, tmp_path: Path) -> None:
+    def test_only_the_end_of_a_huge_file_is_read(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
         with log.open("wb") as file:
             file.truncate(10 * 2**40)  # ten tebibytes of nothing
@@ -691,17 +691,17 @@ class TestOutputTail:
         assert tail.endswith("the end")
         assert len(tail) < 1000
 
-    def test_line_without_end_is_cut(self, tmp_path: Path) -> None:
+    def test_unterminated_line_is_cut(self, tmp_path: Path) -> None:
         (tmp_path / "log").write_text("x" * 10**6)
         tail = output_tail(tmp_path / "log")
         assert known(tail)
         assert 100 < len(tail) < 1000
 
-    def test_piece_of_a_line_is_not_shown_as_one(self, tmp_path: Path) -> None:
+    def test_part_of_a_line_is_not_shown_as_a_line(self, tmp_path: Path) -> None:
         (tmp_path / "log").write_text("x" * 100_000 + "\n" + "y" * 10 + "\n")
         assert output_tail(tmp_path / "log") == "y" * 10
 
-    def test_descriptor_that_is_only_for_writing_keeps_its_place(self, tmp_path: Path) -> None:
+    def test_write_only_descriptor_keeps_its_offset(self, tmp_path: Path) -> None:
         descriptor = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
         try:
             os.write(descriptor, b"one\ntwo\n")
@@ -711,11 +711,11 @@ class TestOutputTail:
         finally:
             os.close(descriptor)
 
-    def test_bytes_that_are_no_text_do_not_hinder(self, tmp_path: Path) -> None:
+    def test_undecodable_bytes_are_tolerated(self, tmp_path: Path) -> None:
         (tmp_path / "log").write_bytes(b"caf\xe9\x00\n\x1b[31mred\x1b[0m\n")
         assert output_tail(tmp_path / "log") == "caf\ufffd\nred"
 
-    def test_pipe_and_a_terminal_are_named(self) -> None:
+    def test_pipe_and_terminal_are_named(self) -> None:
         reader, writer = os.pipe()
         ours, theirs = os.openpty()
         try:
@@ -726,7 +726,7 @@ class TestOutputTail:
             for descriptor in (reader, writer, ours, theirs):
                 os.close(descriptor)
 
-    def test_missing_file_and_a_closed_descriptor_are_told(self, tmp_path: Path) -> None:
+    def test_missing_file_and_closed_descriptor_are_reported(self, tmp_path: Path) -> None:
         for nowhere in (tmp_path / "none", 9999):
             tail = output_tail(nowhere)
             assert isinstance(tail, Unknown)
@@ -757,7 +757,7 @@ class TestWhereItWrote:
         for process in processes:
             process.communicate(b"\n")
 
-    def test_what_went_to_two_files_is_told_by_name(self, started: Callable[[str], int], tmp_path: Path) -> None:
+    def test_output_to_two_files_is_listed_by_name(self, started: Callable[[str], int], tmp_path: Path) -> None:
         error = "Traceback (most recent call last):\n  File\nValueError: nan"
         pid = started(f"exec >out 2>err; printf '{error}' >&2; echo >ready; read wait")
         facts = some_facts(outputs=last_outputs([pid]), stacks=[], processes=[])
@@ -767,7 +767,9 @@ class TestWhereItWrote:
         assert titles(facts)[0] == "Its last output has an error in it"
         assert "`ValueError: nan`" in steps(facts)
 
-    def test_files_of_what_a_shell_started_are_found(self, started: Callable[[str], int], tmp_path: Path) -> None:
+    def test_files_of_processes_started_by_a_shell_are_found(
+        self, started: Callable[[str], int], tmp_path: Path
+    ) -> None:
         shell = started("sh -c 'echo loss 0.3; echo $$ >ready; read wait' >out 2>&1 <&0; true")
         child = int((tmp_path / "ready").read_text())
         (output,) = [each for each in last_outputs([shell, child]) if each.file]
@@ -781,12 +783,12 @@ class TestWhereItWrote:
         assert blocks(render(facts))[-1] == "epoch 1\nCUDA out of memory\nstoker: idle for 15m\n"
         assert "memory that ran out" in titles(facts)[0]
 
-    def test_what_the_supervisor_said_is_no_sign(self) -> None:
+    def test_supervisor_messages_give_no_hint(self) -> None:
         output = "stoker: it ran out of memory, and is started again\nOverwrite? [y/N] stoker: GPU 0 is idle\n"
         assert titles(some_facts(output=output))[0] == "It waits for a person at the keyboard"
         assert "Its output speaks of memory that ran out" not in titles(some_facts(output=output))
 
-    def test_what_the_supervisor_said_is_not_taken_for_output(self) -> None:
+    def test_supervisor_messages_are_not_output_of_the_job(self) -> None:
         page = render(some_facts(output="stoker: GPU 0 is idle; the job is stopped in 5m\n"))
         assert "It wrote nothing: standard output is empty." in section(page, "The last output")
 
@@ -797,14 +799,14 @@ class TestWhereItWrote:
         assert titles(failed)[0] == "Its main program was over, but it did not exit"
         assert "results are probably complete" not in steps(failed)
 
-    def test_pipe_is_named_with_what_went_there(self, started: Callable[[str], int]) -> None:
+    def test_pipe_is_named_with_its_streams(self, started: Callable[[str], int]) -> None:
         page = render(some_facts(outputs=last_outputs([started("echo >ready; read wait")])))
         told = "Not here: standard output and standard error; it went to a pipe, so it is not kept."
         assert told in section(page, "The last output")
 
 
 class TestBrief:
-    def test_it_says_what_why_and_where_to_read_on(self) -> None:
+    def test_summary_has_the_outcome_reason_and_path_of_the_report(self) -> None:
         facts = some_facts(stacks=[a_stack(101, LOADER, TRAIN)])
         assert brief(facts, "/home/alice/.local/state/stoker/runs/3f9a12bc/report.md").splitlines() == [
             "stoker: run 3f9a12bc: GPU 0 and GPU 1 stayed below 1% for 30m; stopped by SIGTERM after 3s, exit code 124",
@@ -814,7 +816,7 @@ class TestBrief:
             "  report: /home/alice/.local/state/stoker/runs/3f9a12bc/report.md",
         ]
 
-    def test_it_stays_short_however_much_there_is_to_say(self) -> None:
+    def test_summary_stays_short(self) -> None:
         stacks = [a_stack(pid, f"f{pid} /home/alice/{'x' * 300}.py:{pid}") for pid in range(100, 200)]
         facts = some_facts(stacks=stacks, left=["y" * 500] * 50, reason="z" * 500, exit="w" * 500)
         lines = brief(facts, "/a/report.md").splitlines()
@@ -893,7 +895,7 @@ def is_harmless(text: str) -> bool:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(any_facts)
-def test_no_text_whatever_breaks_the_page(facts: RunFacts) -> None:
+def test_any_text_leaves_a_valid_page(facts: RunFacts) -> None:
     page = render(facts)
     assert is_harmless(page)
     parsed = tokens(page)
@@ -934,6 +936,6 @@ def test_no_text_whatever_breaks_the_page(facts: RunFacts) -> None:
         ("two\nlines", "two lines"),
     ],
 )
-def test_only_what_would_be_markup_is_escaped(text: str, written: str) -> None:
+def test_only_markup_is_escaped(text: str, written: str) -> None:
     assert prose(text) == written
     assert tokens(written)[1].content == written  # one paragraph, nothing else

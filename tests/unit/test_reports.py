@@ -38,7 +38,7 @@ def elements(html: str) -> list[tuple[str, dict[str, str | None]]]:
     return parser.found
 
 
-def test_report_reads_as_it_was_written() -> None:
+def test_report_is_rendered_as_written() -> None:
     html = report_html(f"# Stopped\n\n**It hung.**\n\n## Facts\n\n- run: `r1`\n\n{block('a < b')}")
     assert "<h3>Stopped</h3>" in html  # below the headings of the page
     assert "<h4>Facts</h4>" in html
@@ -64,7 +64,7 @@ def test_report_reads_as_it_was_written() -> None:
         f"# {EVIL}\n- {EVIL}\n\n> {EVIL}",
     ],
 )
-def test_nothing_in_a_report_runs_or_leads_anywhere(hostile: str) -> None:
+def test_report_has_no_scripts_or_links(hostile: str) -> None:
     found = elements(report_html(hostile))
     assert {tag for tag, _ in found} <= HARMLESS
     assert {name for _, attributes in found for name in attributes} <= {"tabindex"}
@@ -72,13 +72,13 @@ def test_nothing_in_a_report_runs_or_leads_anywhere(hostile: str) -> None:
 
 @given(st.text(alphabet="<>&\"'`[]()!#*_-+=~:/\\ \n\tabhref1.script", max_size=120))
 @settings(max_examples=examples(200))
-def test_whatever_a_report_says_no_other_elements_come_of_it(text: str) -> None:
+def test_report_with_any_text_has_only_allowed_elements(text: str) -> None:
     found = elements(report_html(text))
     assert {tag for tag, _ in found} <= HARMLESS
     assert {name for _, attributes in found for name in attributes} <= {"tabindex", "start"}
 
 
-def test_report_that_is_too_long_is_cut_at_a_line_and_says_so() -> None:
+def test_too_long_report_is_cut_at_a_line_with_a_note() -> None:
     line = "é" * 1000 + "\n"
     html = report_html(line * 500)
     assert "the download has all of it" in html
@@ -111,7 +111,7 @@ def told(fitted: Fitted) -> dict[str, object]:
     return found
 
 
-def test_fit_becomes_columns_that_belong_together() -> None:
+def test_fit_is_rendered_as_related_columns() -> None:
     fit = fit_of(told(FITTED))
     assert fit is not None
     assert fit.chart == {
@@ -126,7 +126,7 @@ def test_fit_becomes_columns_that_belong_together() -> None:
 
 
 @pytest.mark.parametrize("fit", [{}, {"size": "many"}, {"size": 8}, told(FITTED) | {"fixed": float("nan")}])
-def test_fit_that_is_not_understood_is_left_out(fit: dict[str, object]) -> None:
+def test_invalid_fit_is_left_out(fit: dict[str, object]) -> None:
     assert fit_of(fit) is None
 
 
@@ -152,7 +152,7 @@ def detail(*details: AttemptDetails) -> JobDetail:
     )  # fmt: skip
 
 
-def test_page_has_the_sentence_the_report_and_the_fit_with_a_table() -> None:
+def test_page_has_the_reason_the_report_and_the_fit_with_a_table() -> None:
     shown = detail(AttemptDetails(), AttemptDetails(report=f"# {EVIL}\n\nwhy", fit=told(FITTED)))
     report = rendered("job_report.html", detail=shown)
     fit = rendered("job_fit.html", detail=shown)
@@ -170,7 +170,7 @@ def test_page_has_the_sentence_the_report_and_the_fit_with_a_table() -> None:
     assert 'href="/jobs/0123abcd/attempts/2/log"' in log
 
 
-def test_job_that_has_not_started_has_a_log_that_waits() -> None:
+def test_log_of_a_job_that_has_not_started_is_pending() -> None:
     log = rendered("job_log.html", detail=detail())
     assert "It has not started yet" in log
     assert "href" not in log

@@ -59,7 +59,7 @@ def acts(verdict: Verdict) -> bool:
     return verdict.effect == "act"
 
 
-def test_used_gpu_is_left_alone(job: Job) -> None:
+def test_used_gpu_leads_to_no_action(job: Job) -> None:
     assert not any(map(acts, job.use()))
 
 
@@ -69,7 +69,7 @@ def test_unused_gpu_leads_to_action_after_the_whole_window(job: Job) -> None:
     assert job.policy.window - 2 * job.policy.every <= took <= job.policy.window + 2 * job.policy.every
 
 
-def test_verdict_that_acts_carries_its_evidence(job: Job) -> None:
+def test_acting_verdict_has_its_evidence(job: Job) -> None:
     job.use()
     fired = next(verdict for verdict in job.looks(0.0, 3 * job.policy.window) if acts(verdict))
     assert fired.reason
@@ -110,7 +110,7 @@ def test_rule_that_acted_acts_again_after_the_gpu_was_used(job: Job) -> None:
     job.act()
 
 
-def test_rule_is_due_in_the_future_or_cannot_tell(job: Job) -> None:
+def test_rule_is_due_in_the_future_or_unknown(job: Job) -> None:
     job.use()
     job.look(0.0)
     due = job.rule.due()

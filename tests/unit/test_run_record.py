@@ -43,7 +43,7 @@ def written(records: Records, *, alive: bool = False, started: float | None = No
     return record
 
 
-def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+def test_record_survives_a_round_trip(tmp_path: Path) -> None:
     record = written(Records(tmp_path))
     record.write_status(Status(state="ended", ending="idle", exit_code=124, reason="GPU 0 stayed below 1% for 30m."))
     again = Records(tmp_path).find(record.id)
@@ -51,7 +51,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     assert (again.status().ending, again.status().exit_code) == ("idle", 124)
 
 
-def test_run_is_found_by_a_beginning_of_its_id_that_no_other_has(tmp_path: Path) -> None:
+def test_run_is_found_by_a_unique_prefix_of_its_id(tmp_path: Path) -> None:
     records = Records(tmp_path)
     for name in ("ab12cd34", "ab99ff00"):
         (tmp_path / "runs" / name).mkdir(parents=True)
@@ -64,7 +64,7 @@ def test_run_is_found_by_a_beginning_of_its_id_that_no_other_has(tmp_path: Path)
         records.find("ff")
 
 
-def test_run_whose_supervisor_is_gone_is_lost_even_if_its_pid_lives_on_as_another(tmp_path: Path) -> None:
+def test_run_with_a_dead_supervisor_is_lost_even_if_its_pid_is_reused(tmp_path: Path) -> None:
     records = Records(tmp_path)
     lost, living = written(records), written(records, alive=True)
     for record in (lost, living):
@@ -73,7 +73,7 @@ def test_run_whose_supervisor_is_gone_is_lost_even_if_its_pid_lives_on_as_anothe
     assert in_a_word(summary_of(living)) == "busy"
 
 
-def test_snooze_is_over_when_its_time_is(tmp_path: Path) -> None:
+def test_snooze_ends_at_its_time(tmp_path: Path) -> None:
     record = written(Records(tmp_path), alive=True)
     record.write_status(Status(state="running", verdict="waiting"))
     record.write_snooze(Snooze(time.monotonic() + 60, time.time() + 60, "alice"))
@@ -82,7 +82,7 @@ def test_snooze_is_over_when_its_time_is(tmp_path: Path) -> None:
     assert record.snooze() is None
 
 
-def test_pruning_forgets_the_old_and_the_many_but_never_one_that_lives(tmp_path: Path) -> None:
+def test_pruning_removes_old_and_excess_records_but_no_live_one(tmp_path: Path) -> None:
     records = Records(tmp_path)
     living = written(records, alive=True, started=time.time() - 2 * OLDEST_RECORD)
     old = written(records, started=time.time() - 2 * OLDEST_RECORD)
@@ -97,13 +97,13 @@ def test_pruning_forgets_the_old_and_the_many_but_never_one_that_lives(tmp_path:
     assert not {record.id for record in many[:3]} & left
 
 
-def test_half_written_status_is_no_crash(tmp_path: Path) -> None:
+def test_partially_written_status_is_tolerated(tmp_path: Path) -> None:
     record = written(Records(tmp_path))
     (record.directory / "status.json").write_text('{"state": "run')
     assert record.status().state == "starting"
 
 
-def test_place_that_cannot_be_written_is_a_sentence_with_a_remedy(tmp_path: Path) -> None:
+def test_unwritable_directory_is_one_message_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StokerError, match="STOKER_HOME names another place") as caught:
         Records(tmp_path / "file").create()

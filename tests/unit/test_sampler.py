@@ -54,19 +54,19 @@ def lookout(world: World) -> Sampler:
     return Sampler(cast("Prober", world), 5.0)
 
 
-def test_looks_come_at_a_steady_rhythm_however_long_each_takes(world: World) -> None:
+def test_looks_have_a_steady_interval_regardless_of_their_duration(world: World) -> None:
     world.takes = [0.01, 2.0, 0.01, 2.5]
     assert world.looks(lookout(world), 5) == [0.01, 7.0, 10.01, 17.5, 20.01]
 
 
 @pytest.mark.parametrize("stall", [3.0, 4.9, 5.1, 60.0])
-def test_after_a_stall_no_look_follows_right_behind(world: World, stall: float) -> None:
+def test_look_after_a_stall_is_not_followed_at_once(world: World, stall: float) -> None:
     world.takes = [0.01, stall]
     came = world.looks(lookout(world), 4)
     assert came == [0.01, 5 + stall, round(5 + stall + 5.01, 2), round(5 + stall + 10.01, 2)]
 
 
-def test_after_the_program_itself_was_stopped_no_look_follows_right_behind(world: World) -> None:
+def test_look_after_a_suspend_is_not_followed_at_once(world: World) -> None:
     rhythm = lookout(world)
     world.looks(rhythm, 1)
     world.now += 12.0

@@ -127,7 +127,7 @@ def test_unknown_device_stays_unknown() -> None:
     assert peak_of_shared(Unknown("lost"), mine(0.0), bobs(0.5)) == Unknown("lost")
 
 
-def test_where_processes_are_hidden_the_device_counts() -> None:
+def test_device_counts_where_processes_are_hidden() -> None:
     scope = a_job()
     scope.activities(a_shared_look(0.0, mine()), MINE)
     look = a_look(0.4)
@@ -135,7 +135,7 @@ def test_where_processes_are_hidden_the_device_counts() -> None:
     assert peaks(scope, msgspec.structs.replace(look, readings=(hidden,))) == {"GPU 0": 0.4}
 
 
-def test_behind_an_mps_server_the_device_counts() -> None:
+def test_device_counts_behind_an_mps_server() -> None:
     """It runs its clients' work: the share is put down to the server, whoever the client is."""
     server = a_process(50, user="root", name="nvidia-cuda-mps-server", utilization=0.9)
     assert peak_of_shared(0.9, mine(0.0), server) == 0.9
@@ -189,7 +189,7 @@ def test_only_used_gpus_means_none_before_the_job_was_seen() -> None:
 # Which GPUs
 
 
-def test_job_is_judged_by_the_gpus_that_it_can_see() -> None:
+def test_job_is_judged_by_its_visible_gpus() -> None:
     scope = a_job({"CUDA_VISIBLE_DEVICES": "1"})
     assert peaks(scope, a_look(0.9, 0.2, 0.9)) == {"GPU 1": 0.2}
     assert peaks(a_job(), a_look(0.9, 0.2)) == {"GPU 0": 0.9, "GPU 1": 0.2}
@@ -204,7 +204,7 @@ def test_scope_narrows_to_used_gpus_for_good() -> None:
     assert scope.used == {a_gpu(0).uuid}
 
 
-def test_gpu_that_the_job_takes_later_counts_from_then_on() -> None:
+def test_gpu_used_later_by_the_job_counts_from_then_on() -> None:
     scope = a_job()
     scope.activities(a_shared_look(0.0, mine(), more=(0.0,)), MINE)
     look = a_look(0.0, 0.5)
@@ -217,7 +217,7 @@ def _held_by_the_job() -> Reading:
     return msgspec.structs.replace(a_reading(a_gpu(1), 0.0), processes=(mine(),))
 
 
-def test_gpu_of_the_job_that_falls_off_the_machine_is_unknown_and_keeps_its_name() -> None:
+def test_lost_gpu_of_the_job_is_unknown_and_keeps_its_name() -> None:
     gone = Unknown("the driver does not list it any more")
     used = a_job()
     used.activities(a_shared_look(0.0, mine(), more=(0.0,)), MINE)
@@ -232,7 +232,7 @@ def test_gpu_of_the_job_that_falls_off_the_machine_is_unknown_and_keeps_its_name
     assert peaks(seen, left) == {"GPU 0": gone, "GPU 1": 0.0}
 
 
-def test_while_the_machine_cannot_be_read_its_gpus_are_unknown_for_that_reason() -> None:
+def test_gpus_of_an_unreadable_machine_are_unknown_with_its_reason() -> None:
     why = Unknown("the driver did not answer in 5 s")
     blind = Look("test", 100.0, 0.0, (), (), problem=why)
     scope = a_job()
@@ -259,7 +259,7 @@ def machine_peaks(scope: MachineScope, look: Look) -> dict[str, Maybe[float]]:
         ("visible", ["GPU 2", "GPU 0"]),
     ],
 )
-def test_gpus_that_a_person_chose(chosen: str, labels: list[str]) -> None:
+def test_selected_gpus_are_the_scope(chosen: str, labels: list[str]) -> None:
     scope = MachineScope(chosen, {"CUDA_VISIBLE_DEVICES": "2,0"})
     assert sorted(machine_peaks(scope, a_look(0.1, 0.2, 0.3))) == sorted(labels)
     assert [f"GPU {gpu.index}" for gpu in scope.gpus(a_look(0.1, 0.2, 0.3))] == labels
@@ -270,7 +270,7 @@ def test_whole_device_counts_in_the_machine_scope() -> None:
     assert machine_peaks(scope, a_shared_look(0.5, mine(0.0), bobs(0.5))) == {"GPU 0": 0.5}
 
 
-def test_reading_speaks_for_its_span() -> None:
+def test_reading_covers_its_span() -> None:
     look = msgspec.structs.replace(a_look(0.5), readings=(a_reading(a_gpu(), 0.5, span=7.5),))
     assert MachineScope("all", {}).activities(look)[0].span == 7.5
     assert a_job().activities(look, MINE)[0].span == 7.5
@@ -282,7 +282,7 @@ def test_peak_counts_not_the_mean() -> None:
     assert machine_peaks(MachineScope("all", {}), look) == {"GPU 0": 0.9}
 
 
-def test_gpu_that_is_not_there_is_refused_at_the_first_look() -> None:
+def test_missing_gpu_is_refused_at_the_first_look() -> None:
     with pytest.raises(BadInputError, match="there is no GPU 7 here"):
         MachineScope("7", {}).activities(a_look(0.0))
 
@@ -297,7 +297,7 @@ def test_unreadable_machine_is_not_an_invalid_choice() -> None:
 
 
 @pytest.mark.parametrize("chosen", ["all", "0,1", "visible"])
-def test_chosen_gpu_that_falls_off_is_unknown(chosen: str) -> None:
+def test_lost_selected_gpu_is_unknown(chosen: str) -> None:
     """Left out, "all GPUs are idle" would be true of the others while the job works on the lost one."""
     scope = MachineScope(chosen, {})
     scope.activities(a_look(0.5, 0.0))

@@ -36,30 +36,30 @@ def test_ids_and_states_stay_whole_and_commands_are_cut(width: int) -> None:
     assert running.endswith("…")
 
 
-def test_columns_of_less_use_are_left_out_one_after_the_other() -> None:
+def test_less_important_columns_are_dropped_one_by_one() -> None:
     assert plain(80)[0].split() == ["id", "state", "when", "for", "command"]
     assert plain(52)[0].split() == ["id", "state", "when", "command"]
     assert plain(40)[0].split() == ["id", "state", "command"]
 
 
-def test_terminal_too_narrow_for_what_must_stay_wraps_rather_than_cuts_it() -> None:
+def test_required_columns_wrap_on_a_narrow_terminal() -> None:
     assert plain(12)[1].startswith("0a0a0a0a  running")
 
 
-def test_without_a_width_each_row_is_one_line_and_whole() -> None:
+def test_row_without_a_width_is_one_complete_line() -> None:
     heading, running, queued = plain(None)
     assert running.endswith(COMMAND.rstrip())
     assert "queued, after 0a0a0a0a and 3 more" in queued
     assert heading.index("command") == running.index("python") == queued.index("true")
 
 
-def test_no_cell_begins_another_line_or_steers_the_terminal() -> None:
+def test_cell_has_no_line_breaks_or_control_sequences() -> None:
     columns = (Column("a"), Column("b", gives="cut", least=4))
     lines = table_lines(columns, [("x", "1\n2\x1b[2J"), (Text("y"), "漢字漢字")], 9)
     assert [line.plain for line in lines] == ["a  b", "x  1 2 […", "y  漢字 …"]
 
 
-def test_end_of_a_place_is_kept() -> None:
+def test_end_of_a_path_is_kept() -> None:
     assert cut_in_the_middle("gpu-box-17.example.org:0,1", 14) == "gpu-bo…org:0,1"
     assert cut_in_the_middle("gpu-box:0,1", 14) == "gpu-box:0,1"
 
@@ -72,7 +72,7 @@ def look() -> Look:
 
 
 @pytest.mark.parametrize("width", [120, 80, 60])
-def test_gpu_keeps_its_index_its_state_and_who_uses_it(look: Look, width: int) -> None:
+def test_gpu_row_keeps_index_state_and_user(look: Look, width: int) -> None:
     lines = [line.plain for line in gpu_table.table_of(look, width)]
     assert max(map(len, lines)) <= width
     assert lines[0].split()[0] == "GPU"
@@ -82,7 +82,7 @@ def test_gpu_keeps_its_index_its_state_and_who_uses_it(look: Look, width: int) -
     assert told == "alexandra'spython(pid4242)40GiB," + "alexandra'spython(pid4242)40GiB"
 
 
-def test_gpu_in_a_pipe_is_one_line_without_bars(look: Look) -> None:
+def test_gpu_row_in_a_pipe_is_one_line_without_bars(look: Look) -> None:
     heading, line = (line.plain for line in gpu_table.table_of(look, None))
     assert line.endswith("alexandra's python (pid 4242) 40 GiB, alexandra's python (pid 4242) 40 GiB")
     assert not set(heading + line) & set("█·…│")

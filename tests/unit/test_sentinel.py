@@ -77,7 +77,7 @@ def test_at_a_threshold_is_neither_above_nor_below_it() -> None:
 
 
 @pytest.mark.parametrize("unknown", [None, math.nan, math.inf, -math.inf])
-def test_unknown_value_neither_arms_nor_fires_and_the_count_starts_again(unknown: float | None) -> None:
+def test_unknown_value_neither_arms_nor_fires_and_restarts_the_count(unknown: float | None) -> None:
     watched = Watched(arm=2, kill=2)
     assert watched.feed(0.9, unknown, 0.9) is SentinelState.IDLE
     assert watched.feed(0.9) is SentinelState.ARMED
@@ -88,7 +88,7 @@ def test_unknown_value_neither_arms_nor_fires_and_the_count_starts_again(unknown
     assert watched.fired == 1
 
 
-def test_without_an_arming_time_the_first_known_value_arms() -> None:
+def test_first_known_value_arms_without_an_arming_time() -> None:
     watched = Watched(arm=0, kill=2)
     assert watched.feed(math.nan) is SentinelState.IDLE
     assert watched.feed(0.0) is SentinelState.ARMED
@@ -168,7 +168,7 @@ def test_usage_is_the_mean_over_the_devices() -> None:
     assert Devices([2]).mean_usage(look) == 0.0
 
 
-def test_devices_that_are_not_there_do_not_count() -> None:
+def test_missing_devices_do_not_count() -> None:
     assert Devices([0, 1, 2, 3]).mean_usage(a_look(1.0, 0.5)) == 0.75
     assert math.isnan(Devices([7]).mean_usage(a_look(1.0)))
     assert math.isnan(Devices().mean_usage(a_look()))

@@ -92,13 +92,13 @@ def test_job_whose_lease_ended_during_its_preparation_is_not_started(stage: Stag
 
 
 @pytest.mark.parametrize("stage", [{"lease_until": 0.0}], indirect=True)
-def test_lease_that_the_worker_renewed_meanwhile_lets_the_job_start(stage: Stage) -> None:
+def test_renewed_lease_lets_the_job_start(stage: Stage) -> None:
     stage.worker.send(LeaseRenewed(lease_clock() + LEASE))
     stage.supervision._check_before_start()
 
 
 @pytest.mark.parametrize("stage", [{"lease": 2.0, "plan": Plan(command=("true",), grace=0.1)}], indirect=True)
-def test_outcome_that_a_stopped_worker_does_not_take_is_brought_before_the_lease_ends(
+def test_outcome_ignored_by_a_suspended_worker_is_delivered_before_the_lease_ends(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[float] = []
@@ -126,14 +126,14 @@ def test_job_gets_no_grace_beyond_its_lease(stage: Stage) -> None:
     assert (order.ending, controller.max_grace()) == ("lease", 0.0)
 
 
-def test_job_that_the_queue_gave_up_gets_no_grace(stage: Stage) -> None:
+def test_job_released_by_the_queue_gets_no_grace(stage: Stage) -> None:
     stage.worker.send(StopAttempt("lease", "The queue had given the job up."))
     order = stage.supervision.poll()
     assert order is not None
     assert (order.ending, stage.supervision.max_grace()) == ("lease", 0.0)
 
 
-def test_shim_wakes_up_when_it_has_to_stop_its_job(stage: Stage) -> None:
+def test_shim_wakes_up_to_stop_its_job(stage: Stage) -> None:
     attempt_spec = stage.supervision._attempt_spec
     stage.supervision._hold_until(lease_clock() + attempt_spec.stop_before_end + 0.2)
     assert select.select([stage.supervision.fileno()], [], [], 30.0)[0]

@@ -29,10 +29,10 @@ def test_presses_further_apart_are_single_presses() -> None:
     assert Person().presses(PRESSED, PRESSED, PRESSED, every=DOUBLE_PRESS + 0.1) == [False, False, False]
 
 
-def test_sigint_from_programs_is_no_press() -> None:
+def test_sigint_from_a_program_is_not_a_press() -> None:
     assert not any(Person().presses(*[BY_A_PROGRAM] * 5, every=0.0))
     assert not any(Person().presses(PRESSED, BY_A_PROGRAM, every=0.0))
 
 
-def test_other_terminal_signals_are_no_press() -> None:
+def test_other_terminal_signals_are_not_a_press() -> None:
     assert not any(Person().presses(*[Received(signal.SIGQUIT, 0x80, 0, 0)] * 3, every=0.0))

@@ -34,7 +34,7 @@ def part(reading: Reading, field: Field) -> Maybe[object]:
     return reading.memory_used if field == "memory" else getattr(reading, field)
 
 
-def test_of_a_lost_gpu_nothing_is_known_and_the_others_go_on(world: SimWorld) -> None:
+def test_lost_gpu_is_unknown_and_the_others_are_read(world: SimWorld) -> None:
     break_it(world, "lost", gpu=0)
     lost, fine = look(world).readings
     why = Unknown("GPU is lost")
@@ -42,13 +42,13 @@ def test_of_a_lost_gpu_nothing_is_known_and_the_others_go_on(world: SimWorld) ->
     assert known(fine.utilization)
 
 
-def test_fault_without_a_gpu_is_of_all(world: SimWorld) -> None:
+def test_fault_without_a_gpu_affects_all(world: SimWorld) -> None:
     break_it(world, "lost")
     assert all(isinstance(reading.memory_total, Unknown) for reading in look(world).readings)
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_unsupported_field_is_unknown_and_the_rest_is_not(world: SimWorld, field: Field) -> None:
+def test_unsupported_field_is_unknown_and_the_others_are_read(world: SimWorld, field: Field) -> None:
     break_it(world, "unsupported", field, gpu=0)
     reading, other = look(world).readings
     for each in FIELDS:
@@ -57,7 +57,7 @@ def test_unsupported_field_is_unknown_and_the_rest_is_not(world: SimWorld, field
     assert part(reading, field) == Unknown(NOT_SUPPORTED)
 
 
-def test_without_memory_neither_the_gpu_nor_its_processes_have_any(world: SimWorld) -> None:
+def test_unsupported_memory_is_unknown_for_gpu_and_processes(world: SimWorld) -> None:
     break_it(world, "unsupported", "memory", gpu=0)
     seen = look(world)
     assert [known(gpu.memory) for gpu in seen.gpus] == [False, True]
@@ -67,14 +67,14 @@ def test_without_memory_neither_the_gpu_nor_its_processes_have_any(world: SimWor
 
 
 @pytest.mark.parametrize("field", ["utilization", "memory", "power", "temperature"])
-def test_absurd_value_is_unknown_and_says_that_the_driver_reported_it(world: SimWorld, field: Field) -> None:
+def test_absurd_value_is_unknown_with_the_reported_value(world: SimWorld, field: Field) -> None:
     break_it(world, "absurd", field, gpu=0)
     value = part(look(world).readings[0], field)
     assert isinstance(value, Unknown)
     assert "the driver reported" in value.reason
 
 
-def test_absurd_processes_are_there_but_what_is_said_of_them_is_unknown(world: SimWorld) -> None:
+def test_absurd_processes_are_listed_with_unknown_values(world: SimWorld) -> None:
     break_it(world, "absurd", "processes", gpu=0)
     processes = look(world).readings[0].processes
     assert known(processes)
@@ -90,20 +90,20 @@ def test_absent_machine_is_a_problem_without_gpus(world: SimWorld) -> None:
     assert (seen.gpus, seen.readings) == ((), ())
 
 
-def test_hang_blocks_a_look_for_its_time_and_then_lets_it_see(world: SimWorld) -> None:
+def test_hang_blocks_a_look_for_its_duration(world: SimWorld) -> None:
     break_it(world, "hang", "30s")
     seen = look(world)
     assert world.slept == pytest.approx(30.0)
     assert known(seen.readings[0].utilization)
 
 
-def test_hang_without_a_time_lasts_until_the_fault_is_over(world: SimWorld) -> None:
+def test_hang_without_a_duration_lasts_until_it_is_cleared(world: SimWorld) -> None:
     break_it(world, "hang", lasts=45.0)
     look(world)
     assert world.slept == pytest.approx(45.0, abs=0.1)
 
 
-def test_hang_ends_within_a_moment_of_being_cleared(world: SimWorld) -> None:
+def test_cleared_hang_ends_promptly(world: SimWorld) -> None:
     break_it(world, "hang")
     source = world.source()
     naps: list[float] = []
@@ -119,7 +119,7 @@ def test_hang_ends_within_a_moment_of_being_cleared(world: SimWorld) -> None:
     assert max(naps) <= 0.05
 
 
-def test_fault_ends_by_itself(world: SimWorld) -> None:
+def test_fault_with_a_duration_expires(world: SimWorld) -> None:
     break_it(world, "lost", gpu=0, lasts=30.0)
     world.now += 29
     assert not known(look(world).readings[0].utilization)
@@ -140,7 +140,7 @@ def test_same_fault_again_replaces_the_one_before(world: SimWorld) -> None:
     assert world.slept == pytest.approx(1.0)
 
 
-def test_faults_are_mended_all_at_once_or_by_kind_or_by_gpu(world: SimWorld) -> None:
+def test_faults_are_cleared_together_by_kind_or_by_gpu(world: SimWorld) -> None:
     def start() -> None:
         clear_faults(world.machine)
         break_it(world, "lost", gpu=0)
@@ -164,7 +164,7 @@ def test_faults_are_mended_all_at_once_or_by_kind_or_by_gpu(world: SimWorld) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"[{", b"\xff", b"{}", b'[{"kind": "strange", "since": 0}]'])
-def test_broken_file_of_faults_is_a_problem_until_it_is_cleared(world: SimWorld, content: bytes) -> None:
+def test_broken_fault_file_is_a_problem_until_it_is_cleared(world: SimWorld, content: bytes) -> None:
     (world.machine.directory / "faults.json").write_bytes(content)
     seen = look(world)
     assert seen.problem is not None
@@ -186,12 +186,12 @@ def test_broken_file_of_faults_is_a_problem_until_it_is_cleared(world: SimWorld,
         ("hang", "soon", None),
     ],
 )
-def test_fault_that_cannot_be_meant_is_refused_in_one_message(kind: str, argument: str | None, gpu: int | None) -> None:
+def test_invalid_fault_is_refused_with_one_message(kind: str, argument: str | None, gpu: int | None) -> None:
     with pytest.raises(BadInputError) as refused:
         parse_fault(kind, argument, gpu, 0.0, None)
     assert "\n" not in str(refused.value)
 
 
-def test_clearing_a_kind_that_does_not_exist_is_refused(world: SimWorld) -> None:
+def test_unknown_kind_of_fault_cannot_be_cleared(world: SimWorld) -> None:
     with pytest.raises(BadInputError):
         clear_faults(world.machine, "broken")

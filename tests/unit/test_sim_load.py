@@ -72,7 +72,7 @@ scripts = st.builds(
         ("busy 30m", busy(0.9, 1800.0)),
     ],
 )
-def test_phase_is_understood_as_people_write_it(text: str, phase: Phase) -> None:
+def test_common_spellings_of_a_phase_are_accepted(text: str, phase: Phase) -> None:
     assert parse_phase(text) == phase
 
 
@@ -96,7 +96,7 @@ def test_phase_is_understood_as_people_write_it(text: str, phase: Phase) -> None
         "burst 80% 0s/10s 60s",
     ],
 )
-def test_phase_that_cannot_be_meant_is_refused_in_one_message(text: str) -> None:
+def test_invalid_phase_is_refused_with_one_message(text: str) -> None:
     with pytest.raises(BadInputError) as refused:
         parse_phase(text)
     assert "\n" not in str(refused.value)
@@ -104,7 +104,7 @@ def test_phase_that_cannot_be_meant_is_refused_in_one_message(text: str) -> None
 
 @settings(deadline=None)
 @given(phases())
-def test_phase_reads_back_from_its_own_words(phase: Phase) -> None:
+def test_phase_survives_a_round_trip_through_text(phase: Phase) -> None:
     assert parse_phase(str(phase)).kind == phase.kind
 
 
@@ -149,7 +149,7 @@ def test_repeated_script_adds_up_over_months_as_over_one_cycle() -> None:
 
 @settings(deadline=None)
 @given(scripts, st.lists(st.floats(0, 1e4), min_size=2, max_size=8).map(sorted))
-def test_no_stretch_has_less_than_nothing_nor_more_than_all(script: Script, offsets: list[float]) -> None:
+def test_use_over_any_span_is_between_zero_and_full(script: Script, offsets: list[float]) -> None:
     at = [script.start + offset for offset in offsets]
     for before, after in itertools.pairwise(at):
         used = script.totals(after) - script.totals(before)
@@ -175,21 +175,21 @@ def test_growing_memory_is_linear_and_stays_at_its_end() -> None:
     assert script.memory_at(39.0) == 20 * GIB
 
 
-def test_memory_that_no_phase_speaks_of_is_left_alone() -> None:
+def test_memory_not_set_by_a_phase_is_unchanged() -> None:
     script = Script(0.0, (busy(0.9, 10.0), idle(10.0, memory=GIB)), repeat=True)
     assert script.memory_at(5.0) is None
     assert script.memory_at(15.0) == GIB
     assert script.memory_at(25.0) == GIB
 
 
-def test_script_without_memory_never_needs_to_wake_its_process() -> None:
+def test_script_without_memory_never_wakes_its_process() -> None:
     script = Script(0.0, (busy(0.9, 1.0), idle(1.0)), repeat=True)
     assert script.next_memory_change(0.5) == math.inf
 
 
 @settings(deadline=None)
 @given(scripts, st.floats(-10, 1000))
-def test_memory_does_not_change_before_the_moment_that_was_announced(script: Script, offset: float) -> None:
+def test_memory_does_not_change_before_the_announced_time(script: Script, offset: float) -> None:
     at = script.start + offset
     change = script.next_memory_change(at)
     assert change > at
@@ -200,14 +200,14 @@ def test_memory_does_not_change_before_the_moment_that_was_announced(script: Scr
         assert script.memory_at(before) == script.memory_at(at)
 
 
-def test_grower_wakes_often_enough_to_look_smooth_and_no_oftener() -> None:
+def test_growing_memory_wakes_its_process_at_a_limited_rate() -> None:
     fast = Script(0.0, (grow(0, 100 * GIB, 1.0),))
     slow = Script(0.0, (grow(0, GIB, 3600.0),))
     assert fast.next_memory_change(0.5) == pytest.approx(0.6)
     assert slow.next_memory_change(0.0) == pytest.approx(225.0)
 
 
-def test_new_script_takes_over_from_the_one_before() -> None:
+def test_new_script_replaces_the_previous_one() -> None:
     use = Use(1, 0, 0.0).with_script(Script(0.0, (busy(1.0),))).with_script(Script(5.0, (idle(),)))
     assert use.totals(4.0).work == pytest.approx(4.0)
     assert use.totals(60.0).work == pytest.approx(5.0)
@@ -215,7 +215,7 @@ def test_new_script_takes_over_from_the_one_before() -> None:
     assert use.phase_at(5.0) == idle()
 
 
-def test_nothing_is_done_after_a_process_let_go() -> None:
+def test_released_process_does_no_work() -> None:
     use = Use(1, 0, 0.0, memory=5, context=2, scripts=(Script(0.0, (busy(1.0),)),))
     ended = msgspec.structs.replace(use, ended=10.0)
     assert (use.held(), ended.held()) == (7, 0)
@@ -225,7 +225,7 @@ def test_nothing_is_done_after_a_process_let_go() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0.01, 30), fractions), min_size=1, max_size=60))
-def test_folding_old_scripts_away_loses_nothing_of_the_totals(steps: list[tuple[float, float]]) -> None:
+def test_compacting_old_scripts_keeps_the_totals(steps: list[tuple[float, float]]) -> None:
     use = Use(1, 0, 0.0)
     at = expected = 0.0
     for seconds, share in steps:
@@ -236,7 +236,7 @@ def test_folding_old_scripts_away_loses_nothing_of_the_totals(steps: list[tuple[
     assert all(script.start >= at - HISTORY - 61 for script in use.scripts)
 
 
-def test_load_survives_being_written_and_read() -> None:
+def test_load_survives_a_round_trip() -> None:
     use = Use(1, 3, 10.0, memory=GIB).with_script(Script(11.5, (burst(0.8, 0.5, 10.0), grow(0, 1, 2.0)), True))
     load = Load(17, 4711).with_use(use)
     assert msgspec.json.decode(msgspec.json.encode(load), type=Load) == load
@@ -254,6 +254,6 @@ def test_uses_that_ended_long_ago_are_forgotten() -> None:
     "make",
     [lambda: busy(1.5), lambda: busy(0.5, power=-0.1), lambda: burst(0.5, 2.0, 1.0)],
 )
-def test_share_that_is_impossible_is_refused(make: Callable[[], Phase]) -> None:
+def test_impossible_share_is_refused(make: Callable[[], Phase]) -> None:
     with pytest.raises(BadInputError):
         make()

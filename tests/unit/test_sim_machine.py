@@ -23,20 +23,20 @@ GIB = 2**30
         ("8x80G@/tmp/somewhere", Shape(8, 80 * GIB)),
     ],
 )
-def test_shape_is_understood_as_people_write_it(argument: str, shape: Shape) -> None:
+def test_common_spellings_of_a_shape_are_accepted(argument: str, shape: Shape) -> None:
     assert parse_shape(argument) == shape
 
 
 @pytest.mark.parametrize(
     "argument", ["x", "0", "65", "2x", "2x0GiB", "2x2TiB", "2xmuch", "-1", "4@", "2 x 24GiB x", "9" * 5000]
 )
-def test_shape_that_is_impossible_is_refused_in_one_message(argument: str) -> None:
+def test_impossible_shape_is_refused_with_one_message(argument: str) -> None:
     with pytest.raises(BadInputError) as refused:
         parse_shape(argument)
     assert "\n" not in str(refused.value)
 
 
-def test_gpus_are_the_same_in_every_process_and_no_number_passes_for_another(tmp_path: Path) -> None:
+def test_gpus_are_the_same_in_every_process_with_unique_ids(tmp_path: Path) -> None:
     one = SimMachine(Shape(12, 24 * GIB), tmp_path)
     other = SimMachine(Shape(12, 24 * GIB), tmp_path / "elsewhere")
     assert one.gpus == other.gpus
@@ -56,26 +56,26 @@ def test_gpus_are_the_same_in_every_process_and_no_number_passes_for_another(tmp
         ({"HOME": "/d"}, "/d/.local/state/stoker/sim"),
     ],
 )
-def test_machines_live_where_the_environment_says(environment: dict[str, str], directory: str) -> None:
+def test_machine_directory_follows_the_environment(environment: dict[str, str], directory: str) -> None:
     assert state_directory(environment) == Path(directory)
     assert SimMachine.find("sim:2x24GiB", environment).directory == Path(directory) / "2x24GiB"
 
 
-def test_directory_in_the_spec_wins_and_each_shape_has_its_own(tmp_path: Path) -> None:
+def test_directory_in_the_spec_takes_precedence_and_shapes_are_separate(tmp_path: Path) -> None:
     environment = {"STOKER_SIM_DIR": "/a"}
     machine = SimMachine.find(f"sim:4@{tmp_path}", environment)
     assert machine.directory == tmp_path / "4x24GiB"
     assert SimMachine.find(f"4x1.5GiB@{tmp_path}", environment).directory == tmp_path / "4x1536MiB"
 
 
-def test_only_sim_means_simulated() -> None:
+def test_only_sim_sources_are_simulated() -> None:
     assert is_simulated("sim")
     assert is_simulated("sim:2")
     assert not is_simulated("simple")
     assert not is_simulated("auto")
 
 
-def test_program_without_a_simulated_machine_gets_a_hint_how_to_get_one() -> None:
+def test_program_without_a_simulated_machine_gets_a_hint() -> None:
     with pytest.raises(StokerError, match="STOKER_GPUS=sim:4"):
         SimMachine.of_environment({"STOKER_GPUS": "nvml"})
 
@@ -85,7 +85,7 @@ def world(tmp_path: Path) -> SimWorld:
     return SimWorld(tmp_path)
 
 
-def test_only_the_living_hold_memory(world: SimWorld) -> None:
+def test_only_live_processes_hold_memory(world: SimWorld) -> None:
     for pid, state in ((1, "R"), (2, "Z"), (3, "T"), (4, "X")):
         world.process(pid, state=state)
         world.load(pid, Use(1, 0, 0.0, memory=GIB))
@@ -93,20 +93,20 @@ def test_only_the_living_hold_memory(world: SimWorld) -> None:
     assert world.machine.held(0, world.machine.loads()) == 2 * GIB
 
 
-def test_reused_pid_does_not_inherit_the_memory_of_the_process_before(world: SimWorld) -> None:
+def test_reused_pid_does_not_inherit_memory(world: SimWorld) -> None:
     world.process(1, started=99)
     world.load(1, Use(1, 0, 0.0, memory=GIB))
     assert world.machine.held(0, world.machine.loads()) == 0
 
 
-def test_memory_is_counted_for_its_own_gpu(world: SimWorld) -> None:
+def test_memory_is_counted_per_gpu(world: SimWorld) -> None:
     world.process(1)
     world.load(1, Use(1, 0, 0.0, memory=GIB), Use(2, 1, 0.0, memory=2 * GIB, context=7))
     loads = world.machine.loads()
     assert [world.machine.held(gpu, loads) for gpu in (0, 1)] == [GIB, 2 * GIB + 7]
 
 
-def test_files_of_the_dead_are_removed_by_whoever_holds_the_lock(world: SimWorld) -> None:
+def test_files_of_dead_processes_are_removed_under_the_lock(world: SimWorld) -> None:
     world.process(1)
     world.load(1, Use(1, 0, 0.0))
     world.load(2, Use(1, 0, 0.0))
@@ -117,7 +117,7 @@ def test_files_of_the_dead_are_removed_by_whoever_holds_the_lock(world: SimWorld
     assert [path.name for path in world.machine.loads_directory.iterdir()] == ["1-50.json"]
 
 
-def test_who_let_go_in_order_is_remembered_for_a_while_and_then_forgotten(world: SimWorld) -> None:
+def test_released_process_is_remembered_for_a_limited_time(world: SimWorld) -> None:
     world.load(2, Use(1, 0, 0.0, ended=world.now))
     world.now += 10
     with world.machine.locked() as loads:
@@ -127,14 +127,14 @@ def test_who_let_go_in_order_is_remembered_for_a_while_and_then_forgotten(world:
         assert loads == ()
 
 
-def test_directory_that_cannot_be_written_is_named_with_what_to_do(tmp_path: Path) -> None:
+def test_unwritable_directory_is_named_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     machine = SimMachine(Shape(2, 24 * GIB), tmp_path / "file")
     with pytest.raises(StokerError, match="STOKER_SIM_DIR"), machine.locked():
         pass
 
 
-def test_machine_that_nobody_used_yet_is_read_without_making_anything(tmp_path: Path) -> None:
+def test_unused_machine_is_read_without_creating_files(tmp_path: Path) -> None:
     machine = SimMachine(Shape(2, 24 * GIB), tmp_path / "new")
     assert machine.loads() == ()
     assert not (tmp_path / "new").exists()

@@ -33,12 +33,12 @@ def uses(*each: Use) -> dict[UseKey, Use]:
     return {(number, 0, 1): use for number, use in enumerate(each)}
 
 
-def test_second_is_six_samples_and_steady_work_is_the_same_in_each() -> None:
+def test_second_has_six_samples_equal_under_steady_work() -> None:
     seen = utilization(shares(uses(using(busy(0.9))), BOOT + 1, BOOT + 2))
     assert (seen.peak, seen.mean, seen.samples) == (0.9, 0.9, 6)
 
 
-def test_short_burst_shows_in_the_peak_and_hardly_in_the_mean() -> None:
+def test_short_burst_raises_the_peak_and_hardly_the_mean() -> None:
     seen = utilization(shares(uses(using(burst(0.8, 0.5, 10.0))), BOOT, BOOT + 10))
     assert seen.peak == pytest.approx(0.8)
     assert seen.mean == pytest.approx(0.04)
@@ -47,14 +47,14 @@ def test_short_burst_shows_in_the_peak_and_hardly_in_the_mean() -> None:
 
 @settings(deadline=None)
 @given(st.floats(0.05, 15), st.floats(0, 10))
-def test_no_burst_falls_between_two_looks(every: float, offset: float) -> None:
+def test_burst_between_two_looks_is_measured(every: float, offset: float) -> None:
     bursts = uses(using(burst(0.8, 0.5, 10.0)))
     looks = [BOOT + offset + every * number for number in range(int(22 / every) + 2)]
     peaks = [utilization(shares(bursts, before, after)).peak for before, after in itertools.pairwise(looks)]
     assert max(peaks) > 0.3
 
 
-def test_long_gap_is_spoken_for_only_as_far_as_the_samples_reach() -> None:
+def test_long_gap_is_covered_only_as_far_as_the_samples_reach() -> None:
     assert span_of(BOOT, BOOT + 3600) == LONGEST_SPAN
     samples = shares(uses(using(busy(0.9))), BOOT + 3600 - LONGEST_SPAN, BOOT + 3600)
     assert len(samples) == 100
@@ -66,7 +66,7 @@ def test_two_looks_at_the_same_moment_still_give_a_sample() -> None:
     assert seen.samples == 1
 
 
-def test_several_processes_together_use_at_most_the_whole_gpu() -> None:
+def test_total_use_of_several_processes_is_capped_at_the_whole_gpu() -> None:
     both = uses(using(busy(0.7, 5.0), idle()), using(busy(0.7)))
     assert utilization(shares(both, BOOT, BOOT + 5)).mean == 1.0
     assert utilization(shares(both, BOOT + 5, BOOT + 10)).mean == pytest.approx(0.7)
@@ -99,7 +99,7 @@ def test_energy_is_power_times_time() -> None:
     assert meter.joules == pytest.approx(LIMIT_WATTS * 3600, rel=1e-6)
 
 
-def test_energy_of_work_whose_script_is_long_replaced_is_not_lost() -> None:
+def test_energy_of_a_replaced_script_is_not_lost() -> None:
     meter = SimMeter(BOOT)
     use = using(busy(1.0))
     meter.advance(uses(use), BOOT + 1)
@@ -109,7 +109,7 @@ def test_energy_of_work_whose_script_is_long_replaced_is_not_lost() -> None:
     assert meter.joules == pytest.approx(LIMIT_WATTS * 300, rel=1e-6)
 
 
-def test_energy_of_a_process_that_came_and_worked_between_two_looks_is_not_lost() -> None:
+def test_energy_of_a_process_between_two_looks_is_not_lost() -> None:
     meter = SimMeter(BOOT)
     meter.advance({}, BOOT + 1)
     use = using(busy(1.0), start=BOOT + 2)
@@ -120,7 +120,7 @@ def test_energy_of_a_process_that_came_and_worked_between_two_looks_is_not_lost(
     assert meter.joules == pytest.approx(LIMIT_WATTS * 100 + IDLE_WATTS * 11, rel=1e-6)
 
 
-def test_board_warms_up_and_cools_down_slowly() -> None:
+def test_temperature_rises_and_falls_slowly() -> None:
     meter = SimMeter(BOOT)
     meter.advance({}, BOOT + 1)
     assert meter.celsius == COOL

@@ -30,7 +30,7 @@ def people(reading: Reading) -> tuple[Process, ...]:
     return reading.processes
 
 
-def test_machine_that_nobody_uses_is_idle_not_unknown(world: SimWorld) -> None:
+def test_unused_machine_is_idle_not_unknown(world: SimWorld) -> None:
     look = world.source().look()
     assert (look.source, look.problem, len(look.gpus)) == ("sim", None, 2)
     reading = look.readings[1]
@@ -39,7 +39,7 @@ def test_machine_that_nobody_uses_is_idle_not_unknown(world: SimWorld) -> None:
     assert (used(look, 1).peak, reading.power, reading.processes) == (0.0, IDLE_WATTS, ())
 
 
-def test_load_is_seen_on_its_own_gpu_with_memory_power_and_process(world: SimWorld) -> None:
+def test_load_is_seen_on_its_gpu_with_memory_power_and_process(world: SimWorld) -> None:
     world.run(7, [busy(0.9)], gpu=1, memory=8 * GIB)
     world.now += 10
     look = world.source().look()
@@ -54,7 +54,7 @@ def test_load_is_seen_on_its_own_gpu_with_memory_power_and_process(world: SimWor
     assert process.name == "a (strange) name"
 
 
-def test_first_look_speaks_for_a_second_and_later_ones_for_the_time_since(world: SimWorld) -> None:
+def test_first_look_spans_a_second_and_later_ones_the_time_since(world: SimWorld) -> None:
     world.run(7, [busy(0.9)])
     world.now += 10
     source = world.source()
@@ -76,7 +76,7 @@ def test_burst_between_two_looks_is_seen(world: SimWorld) -> None:
     assert used(look).mean == pytest.approx(0.08, abs=1e-3)
 
 
-def test_look_after_a_long_gap_speaks_only_for_what_a_driver_would_still_know(world: SimWorld) -> None:
+def test_look_after_a_long_gap_spans_only_the_driver_buffer(world: SimWorld) -> None:
     world.run(7, [busy(1.0, 3600.0 - 60), idle()])
     source = world.source()
     source.look()
@@ -97,7 +97,7 @@ def test_energy_counts_from_the_opening(world: SimWorld) -> None:
     assert source.look().readings[0].energy == pytest.approx(10 * LIMIT_WATTS)
 
 
-def test_spin_is_busy_by_utilization_and_nearly_idle_by_power(world: SimWorld) -> None:
+def test_spin_has_full_utilization_and_little_power(world: SimWorld) -> None:
     world.run(7, [spin()])
     world.now += 10
     look = world.source().look()
@@ -119,14 +119,14 @@ def test_processes_on_one_gpu_share_it_and_are_measured_separately(world: SimWor
     assert [process.utilization for process in processes] == pytest.approx([0.8, 0.8])
 
 
-def test_process_on_two_gpus_is_on_both(world: SimWorld) -> None:
+def test_process_on_two_gpus_is_listed_on_both(world: SimWorld) -> None:
     world.process(7)
     world.load(7, Use(1, 0, 0.0, memory=GIB), Use(2, 1, 0.0, memory=2 * GIB))
     readings = world.source().look().readings
     assert [people(reading)[0].memory for reading in readings] == [GIB, 2 * GIB]
 
 
-def test_who_is_killed_gives_its_memory_back_at_once_and_its_last_work_is_not_missed(world: SimWorld) -> None:
+def test_killed_process_releases_memory_at_once_and_its_last_work_counts(world: SimWorld) -> None:
     world.run(7, [busy(0.9)])
     source = world.source()
     source.look()
@@ -139,7 +139,7 @@ def test_who_is_killed_gives_its_memory_back_at_once_and_its_last_work_is_not_mi
     assert used(source.look()).peak == 0.0
 
 
-def test_work_of_the_killed_is_not_missed_when_another_process_cleared_its_file_away(world: SimWorld) -> None:
+def test_work_of_a_killed_process_counts_after_its_file_was_removed(world: SimWorld) -> None:
     world.run(7, [busy(0.9)])
     source = world.source()
     source.look()
@@ -152,14 +152,14 @@ def test_work_of_the_killed_is_not_missed_when_another_process_cleared_its_file_
     assert used(source.look()).peak == 0.0
 
 
-def test_file_that_a_killed_process_left_long_ago_is_not_work(world: SimWorld) -> None:
+def test_old_file_of_a_killed_process_is_not_work(world: SimWorld) -> None:
     world.run(7, [busy(0.9)])
     world.kill(7)
     world.now += 1
     assert used(world.source().look()).peak == 0.0
 
 
-def test_work_that_began_and_ended_in_order_between_two_looks_is_seen(world: SimWorld) -> None:
+def test_work_started_and_ended_between_two_looks_is_seen(world: SimWorld) -> None:
     source = world.source()
     source.look()
     world.now += 1
@@ -174,7 +174,7 @@ def test_work_that_began_and_ended_in_order_between_two_looks_is_seen(world: Sim
     assert look.readings[0].processes == ()
 
 
-def test_stopped_process_holds_its_memory_and_does_nothing(world: SimWorld) -> None:
+def test_stopped_process_holds_its_memory_and_is_idle(world: SimWorld) -> None:
     world.run(7, [busy(0.9)])
     source = world.source()
     source.look()
@@ -204,7 +204,7 @@ def test_stopped_process_holds_its_memory_and_does_nothing(world: SimWorld) -> N
         USE % b'"scripts": [{"start": 0, "phases": [{"kind": "burst", "burst": 1, "period": 0}]}]',
     ],
 )
-def test_broken_file_of_a_living_process_makes_the_gpus_unknown_not_idle(world: SimWorld, content: bytes) -> None:
+def test_broken_file_of_a_live_process_makes_the_gpus_unknown_not_idle(world: SimWorld, content: bytes) -> None:
     world.run(7, [busy(0.9)])
     source = world.source()
     (world.machine.loads_directory / "7-50.json").write_bytes(content)
@@ -214,7 +214,7 @@ def test_broken_file_of_a_living_process_makes_the_gpus_unknown_not_idle(world: 
     assert all(isinstance(reading.memory_used, Unknown) for reading in look.readings)
 
 
-def test_broken_file_of_a_dead_process_and_other_litter_disturb_nobody(world: SimWorld) -> None:
+def test_broken_file_of_a_dead_process_and_other_files_are_ignored(world: SimWorld) -> None:
     world.run(7, [busy(0.9)])
     world.now += 5
     for name in ("8-50.json", "notes.txt", "7-50.json.new"):
@@ -222,7 +222,7 @@ def test_broken_file_of_a_dead_process_and_other_litter_disturb_nobody(world: Si
     assert used(world.source().look()).peak == pytest.approx(0.9)
 
 
-def test_machine_that_cannot_be_read_is_a_problem_not_an_idle_machine(world: SimWorld) -> None:
+def test_unreadable_machine_is_a_problem_not_idle(world: SimWorld) -> None:
     world.machine.directory.mkdir(parents=True)
     world.machine.loads_directory.write_text("a file where the directory should be")
     problem = world.source().look().problem
@@ -230,7 +230,7 @@ def test_machine_that_cannot_be_read_is_a_problem_not_an_idle_machine(world: Sim
     assert "cannot be read" in problem.reason
 
 
-def test_looking_changes_nothing(world: SimWorld) -> None:
+def test_look_changes_no_files(world: SimWorld) -> None:
     world.run(7, [busy(0.9)])
     world.kill(7)
     source = world.source()

@@ -35,7 +35,7 @@ def sentences(**facts: Any) -> list[str]:
         ([], "All is well"),
     ],
 )
-def test_good_health_says_how_many_gpus_are_used(cards: list[Any], headline: str) -> None:
+def test_good_health_has_the_number_of_used_gpus(cards: list[Any], headline: str) -> None:
     assert judged(machines=(machine(*cards),)) == Health(level="good", headline=headline)
 
 
@@ -206,12 +206,12 @@ def test_free_gpus_of_an_empty_queue_are_reported() -> None:
     assert sentences(machines=(machine(card(state="free", since=NOW - 1)),), counts={}) == []
 
 
-def test_gpu_that_cannot_be_read_is_never_called_free() -> None:
+def test_unreadable_gpu_is_never_called_free() -> None:
     for unread in (card(state="unknown", since=NOW - 60), card(state="free", unread_since=NOW - 60)):
         assert sentences(machines=(machine(unread),), counts={}) == []
 
 
-def test_no_worker_and_nothing_to_do_asks_for_one() -> None:
+def test_empty_queue_without_workers_suggests_starting_one() -> None:
     health = judged(machines=(), counts={})
     assert (health.level, health.headline) == ("attention", "No worker is there: `stoker work` starts one")
 
@@ -227,7 +227,7 @@ def test_bad_issues_come_first() -> None:
     assert judged(failed=(ended(),), failures=1, waiting=(waiting("never"),)).headline == "2 things need you"
 
 
-def test_name_of_several_words_is_quoted() -> None:
+def test_name_with_spaces_is_quoted() -> None:
     large = waiting("too large", name="wants eight GPUs")
     assert sentences(waiting=(large,)) == ["“wants eight GPUs” asks for more than any machine has"]
 

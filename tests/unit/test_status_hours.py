@@ -10,7 +10,7 @@ from tests.support.status_parts import NOW
 HOUR = 3600.0
 
 
-def test_seconds_become_hours_by_what_the_gpus_did() -> None:
+def test_gpu_seconds_are_converted_to_hours_per_use() -> None:
     totals: dict[GpuUse, float] = {"job": 7200, "background": 1800, "somebody": 900, "free": 3600, "unknown": 0}
     assert gpu_hours(totals, [], NOW) == GpuHours(since=NOW - WEEK, jobs=2, background=0.5, others=0.25, idle=1)
     assert gpu_hours({}, [], NOW) == GpuHours(since=NOW - WEEK)

@@ -66,12 +66,12 @@ def test_local_log_is_read_from_its_file(tmp_path: Path) -> None:
     assert queue.asked == []
 
 
-def test_last_line_has_no_escapes_and_an_end() -> None:
+def test_last_line_has_no_escapes_and_a_limited_length() -> None:
     assert last_output("one\n\x1b[31mtwo\x1b[0m\t\n \n\n") == LastOutput(None, "two")
     assert last_output("") == LastOutput(None, "")
     long = last_output("x" * 1000).line
     assert (len(long), long[-1]) == (300, "…")
 
 
-def test_bar_is_found_behind_what_was_printed_after_it() -> None:
+def test_progress_bar_is_found_before_later_output() -> None:
     assert last_output("step 3/10\nsaved\n") == LastOutput(Progress(fraction=0.3, text="step 3/10"), "saved")

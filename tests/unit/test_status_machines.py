@@ -11,14 +11,14 @@ def test_several_starts_in_one_home_are_one_machine_the_newest() -> None:
     assert [machine.worker for machine in machines_of([new, other, old], [], {}, NOW)] == ["box-2", "home-9"]
 
 
-def test_machine_away_for_a_day_is_hidden_unless_it_has_jobs() -> None:
+def test_machine_lost_for_a_day_is_hidden_unless_it_has_jobs() -> None:
     gone = worker(ago=90_000)
     assert machines_of([gone], [], {}, NOW) == ()
     (found,) = machines_of([gone], [attempt(worker="box-0")], {}, NOW)
     assert not found.there
 
 
-def test_gpu_of_a_worker_that_is_away_is_unknown() -> None:
+def test_gpu_of_a_lost_worker_is_unknown() -> None:
     view = View(gpus=(worker_gpu(jobs=("0a0a0a0a",)),), left=True)
     (found,) = machines_of([worker(ago=300, view=view)], [], {}, NOW)
     (gpu,) = found.gpus

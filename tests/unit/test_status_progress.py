@@ -131,7 +131,7 @@ BARS: dict[str, tuple[str, float | None, float | None, str]] = {
 
 
 @pytest.mark.parametrize("shape", BARS)
-def test_what_programs_draw_is_understood(shape: str) -> None:
+def test_progress_output_is_recognised(shape: str) -> None:
     line, fraction, remaining, text = BARS[shape]
     expected = None if fraction is None else pytest.approx(fraction)
     found = progress_in(f"some words before it\n{line}\n")
@@ -163,23 +163,23 @@ def test_what_programs_draw_is_understood(shape: str) -> None:
         "",
     ],
 )
-def test_what_is_no_progress_is_not_taken_for_it(line: str) -> None:
+def test_other_output_is_not_progress(line: str) -> None:
     assert progress_in(f"{line}\n") is None
 
 
-def test_last_state_of_a_bar_that_is_rewritten_counts() -> None:
+def test_last_state_of_a_rewritten_bar_counts() -> None:
     text = "".join(f"\r {n}%|#    | {n}/100 [00:10<00:12,  4.40it/s]" for n in range(10, 20))
     assert progress_in(text) == Progress(fraction=0.19, text="19/100 [00:10<00:12, 4.40it/s]", remaining=12.0)
 
 
-def test_last_bar_counts_and_words_after_it_do_not_hide_it() -> None:
+def test_last_bar_counts_despite_later_output() -> None:
     text = "step 1/10\nstep 2/10\nsaved a checkpoint\nWARNING: a word\n"
     found = progress_in(text)
     assert found is not None
     assert found.fraction == 0.2
 
 
-def test_of_nested_bars_the_one_that_moved_last_counts() -> None:
+def test_last_changed_of_nested_bars_counts() -> None:
     outer, inner = (
         "all:  30%|███   | 3/10 [00:30<01:10,  1.0s/it]",
         "epoch:  50%|█████   | 5/10 [00:01<00:01,  5.0it/s]",
@@ -194,7 +194,7 @@ def test_colours_do_not_matter() -> None:
     assert found == Progress(fraction=0.6, text="60% 0:01:02", remaining=62.0)
 
 
-def test_bar_in_a_flood_of_text_far_above_is_over() -> None:
+def test_bar_far_above_other_output_has_ended() -> None:
     assert progress_in("step 3/10\n" + "a word\n" * 60) is None
 
 

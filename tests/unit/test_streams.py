@@ -20,7 +20,7 @@ def test_line_is_written_at_once() -> None:
     emit(writer, "closed\n")
 
 
-def test_full_disk_and_a_pipe_that_nobody_reads_cost_only_the_line() -> None:
+def test_full_disk_and_closed_pipe_lose_only_the_line() -> None:
     with Path("/dev/full").open("wb") as full:
         emit(full.fileno(), "no room\n")
     reader, writer = os.pipe()
@@ -47,7 +47,7 @@ os.execvp("sh", ["sh", "-c", "ls /proc/self/fd > $1; exit 3", "sh", sys.argv[1]]
 """
 
 
-def test_closed_streams_are_free_for_no_other_file_and_stay_closed_for_a_command(tmp_path: Path) -> None:
+def test_closed_streams_are_not_reused_and_stay_closed_for_a_command(tmp_path: Path) -> None:
     listed = tmp_path / "descriptors"
     line = 'exec "$0" -c "$1" "$2" <&- >&- 2>&-'
     done = subprocess.run(["sh", "-c", line, sys.executable, _STREAMS, str(listed)], check=False, timeout=60)

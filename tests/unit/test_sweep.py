@@ -33,7 +33,7 @@ from stoker.queue.sweep import MOST_JOBS, Sweep, check_sweeps, named, parse_swee
         ("text= a , b", [" a ", " b"]),
     ],
 )
-def test_sweep_means_these_values(text: str, values: list[str]) -> None:
+def test_sweep_expands_to_its_values(text: str, values: list[str]) -> None:
     sweep = parse_sweep(text)
     assert sweep.name == text.partition("=")[0]
     assert list(sweep.values) == values
@@ -60,7 +60,7 @@ def test_sweep_means_these_values(text: str, values: list[str]) -> None:
         (f"seed=1..{'9' * 5000}", "is not a range that can be counted"),
     ],
 )
-def test_what_is_no_sweep_is_refused_in_a_sentence(text: str, says: str) -> None:
+def test_invalid_sweep_is_refused_with_one_message(text: str, says: str) -> None:
     with pytest.raises(BadInputError) as refused:
         parse_sweep(text)
     assert says in str(refused.value)
@@ -85,7 +85,7 @@ def test_products_keep_the_order_given_and_the_last_varies_fastest() -> None:
         ("python t.py\n", "python t.py '--lr=a b'"),
     ],
 )
-def test_value_goes_where_its_placeholder_is_or_else_to_the_end(
+def test_value_replaces_its_placeholder_or_is_appended(
     command: str | tuple[str, ...], expected: str | tuple[str, ...]
 ) -> None:
     (trial,) = trials(command, [Sweep("lr", ["a b"])])
@@ -95,18 +95,18 @@ def test_value_goes_where_its_placeholder_is_or_else_to_the_end(
         assert trial.command == expected
 
 
-def test_value_that_looks_like_a_placeholder_stays_as_it_is() -> None:
+def test_value_that_looks_like_a_placeholder_is_unchanged() -> None:
     sweeps = [Sweep("a", ["{b}"]), Sweep("b", ["1"])]
     (trial,) = trials(("{a}", "{b}"), sweeps)
     assert trial.command == ("{b}", "1")
 
 
-def test_command_without_sweeps_stays_as_it_is() -> None:
+def test_command_without_sweeps_is_unchanged() -> None:
     (trial,) = trials("echo {x}  \n", [])
     assert trial == ("echo {x}  \n", "")
 
 
-def test_sweeps_that_cannot_be_meant_together_are_refused() -> None:
+def test_conflicting_sweeps_are_refused() -> None:
     with pytest.raises(BadInputError, match="'lr' is swept twice"):
         check_sweeps([Sweep("lr", ["1"]), Sweep("lr", ["2"])], 1)
     many = [Sweep("a", ["x"] * 1000), Sweep("b", ["x"] * 100)]
@@ -115,7 +115,7 @@ def test_sweeps_that_cannot_be_meant_together_are_refused() -> None:
         check_sweeps(many, 2)
 
 
-def test_name_of_a_job_says_its_values_and_stays_one_line() -> None:
+def test_job_name_has_its_values_on_one_line() -> None:
     assert named("", "lr=1 seed=2") == "lr=1 seed=2"
     assert named("base", "lr=1") == "base lr=1"
     assert named("base", "") == "base"
@@ -129,7 +129,7 @@ values = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=8)
 
 
 @given(st.lists(st.lists(values, min_size=1, max_size=3), min_size=1, max_size=3), values)
-def test_every_combination_comes_once_and_the_shell_reads_the_values_back(lists: list[list[str]], word: str) -> None:
+def test_every_combination_occurs_once_and_survives_the_shell(lists: list[list[str]], word: str) -> None:
     sweeps = [Sweep(f"p{number}", list(dict.fromkeys(some))) for number, some in enumerate(lists)]
     text = f"train {shlex.quote(word)}" + "".join(f" {{{sweep.name}}}" for sweep in sweeps[1:])
     if mentioned(word, [sweep.name for sweep in sweeps]):
@@ -141,13 +141,13 @@ def test_every_combination_comes_once_and_the_shell_reads_the_values_back(lists:
         assert words[-1].removeprefix("--p0=") in sweeps[0].values
 
 
-def test_doubled_braces_stand_for_the_placeholder_itself() -> None:
+def test_doubled_braces_are_a_literal_placeholder() -> None:
     assert filled("{id} {{id}} {other} {{other}} {} {", {"id": "7"}) == "7 {id} {other} {{other}} {} {"
     assert mentioned("{id} {{gpus}} {x}", ("id", "gpus")) == {"id"}
     assert filled("{x}", {}) == "{x}"
 
 
-def test_only_a_real_placeholder_wants_a_batch_size() -> None:
+def test_only_a_real_placeholder_requires_a_batch_size() -> None:
     assert wants_batch_size("train --bs {batch_size}")
     assert wants_batch_size(("train", "--bs={batch_size}"))
     assert not wants_batch_size(("train", "--bs={{batch_size}}", "{id}"))
@@ -164,7 +164,7 @@ def test_only_a_real_placeholder_wants_a_batch_size() -> None:
         (("echo", "“hello", "world”"), 'echo "hello world"'),
     ],
 )
-def test_what_a_phone_makes_of_dashes_and_quotes_is_refused(command: Command, meant: str) -> None:
+def test_typographic_dashes_and_quotes_are_refused(command: Command, meant: str) -> None:
     with pytest.raises(BadInputError) as refused:
         check_command(command)
     assert f": {meant} is probably meant" in str(refused.value)
@@ -181,5 +181,5 @@ def test_what_a_phone_makes_of_dashes_and_quotes_is_refused(command: Command, me
         ("echo", "“hello” she said —now"),
     ],
 )
-def test_typographic_text_that_is_meant_so_is_taken(command: Command) -> None:
+def test_typographic_text_in_arguments_is_accepted(command: Command) -> None:
     check_command(command)

@@ -28,12 +28,12 @@ from stoker.units import (
         ("1d", 86400),
     ],
 )
-def test_duration_is_read(text: str, seconds: float) -> None:
+def test_duration_is_parsed(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["", "m", "-5s", "5x", "5 m", "1h30", "soon", "1e3s", "٣s", "9" * 400 + "s"])
-def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+def test_invalid_duration_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(BadInputError, match="90s, 5m or 1h30m"):
         parse_duration(text)
 
@@ -48,7 +48,7 @@ def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
         ("24 GiB", 24 * 2**30),
     ],
 )
-def test_amount_of_memory_is_read(text: str, amount: int) -> None:
+def test_memory_size_is_parsed(text: str, amount: int) -> None:
     assert parse_memory(text) == amount
 
 
@@ -59,18 +59,18 @@ def test_memory_without_a_unit_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "value"), [("20%", 0.2), ("0.2", 0.2), ("0", 0), ("100%", 1), ("0.5 %", 0.005)])
-def test_percentage_is_read(text: str, value: float) -> None:
+def test_percentage_is_parsed(text: str, value: float) -> None:
     assert parse_fraction(text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("text", ["20", "1", "101%", "-1%", "a lot", "nan", "nan%", "inf"])
-def test_percentage_that_could_mean_two_things_or_none_is_refused(text: str) -> None:
+def test_ambiguous_or_invalid_percentage_is_refused(text: str) -> None:
     with pytest.raises(BadInputError):
         parse_fraction(text)
 
 
 @given(st.integers(min_value=0, max_value=400 * 86400))
-def test_duration_that_we_print_can_be_typed_back(seconds: int) -> None:
+def test_printed_duration_can_be_parsed(seconds: int) -> None:
     # Two units at the most are printed, so what is below the smaller one is lost.
     lost = 3600 if seconds >= 86400 else 60 if seconds >= 3600 else 1
     assert 0 <= seconds - parse_duration(format_duration(seconds)) < lost
@@ -80,10 +80,10 @@ def test_duration_that_we_print_can_be_typed_back(seconds: int) -> None:
     ("amount", "text"),
     [(0, "0 B"), (512 * 2**20, "512 MiB"), (int(7.9 * 2**30), "7.9 GiB"), (80 * 2**30, "80 GiB")],
 )
-def test_memory_is_printed_short(amount: int, text: str) -> None:
+def test_memory_is_printed_in_short_form(amount: int, text: str) -> None:
     assert format_memory(amount) == text
 
 
 @pytest.mark.parametrize(("fraction", "text"), [(0, "0%"), (0.005, "0.5%"), (0.01, "1%"), (0.374, "37%"), (1, "100%")])
-def test_percentage_is_printed_so_that_it_means_the_same(fraction: float, text: str) -> None:
+def test_printed_percentage_can_be_parsed(fraction: float, text: str) -> None:
     assert format_percent(fraction) == text

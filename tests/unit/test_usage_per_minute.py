@@ -63,12 +63,12 @@ def test_job_that_came_and_went_between_two_looks_is_counted() -> None:
     assert seconds(site.written()[0]) == {"job": 3.0, "free": 0.5}
 
 
-def test_end_that_is_later_than_the_look_counts_no_second_twice() -> None:
+def test_end_later_than_the_look_counts_no_second_twice() -> None:
     site = Site().see(0.0, state="free").leave(3.2).see(3.0, state="free").see(5.0, state="free")
     assert seconds(site.written()[0]) == {"job": 3.0, "free": 2.0}
 
 
-def test_longer_gap_counts_for_nothing() -> None:
+def test_longer_gap_is_not_counted() -> None:
     site = Site().see(0.0, LONGEST_GAP)
     assert seconds(site.written()[0]) == {"job": LONGEST_GAP}
     gap = Site().see(0.0, LONGEST_GAP + 0.1, LONGEST_GAP + 5.1)
@@ -88,7 +88,7 @@ def test_utilization_is_the_mean_over_the_time_in_which_it_is_known() -> None:
     assert Site().see(0.0, 5.0, utilization=None).written()[0].utilization is None
 
 
-def test_memory_is_the_most_that_was_seen() -> None:
+def test_memory_is_the_maximum_of_the_looks() -> None:
     site = Site().see(0.0, memory=900).see(5.0, memory=0)
     assert site.written()[0].memory == 0
     assert site.see(10.0, memory=300).see(15.0, memory=200).written()[0].memory == 300
@@ -103,7 +103,7 @@ def test_unwritten_minutes_are_kept_for_an_hour() -> None:
     assert 0 not in site.see(last + 60.0).written()
 
 
-def test_clock_that_is_set_back_makes_no_minute_longer() -> None:
+def test_clock_set_back_makes_no_minute_longer() -> None:
     site = Site().see(*range(0, 51, 5))
     site.set_by = -45.0
     site.see(*range(55, 101, 5))
@@ -131,7 +131,7 @@ def test_drifting_clocks_report_no_minute_twice() -> None:
     ),
     st.floats(0.0, 60.0),
 )
-def test_no_minute_has_more_than_its_seconds_and_all_that_was_looked_at_is_counted(
+def test_minute_never_exceeds_its_seconds_and_every_look_is_counted(
     steps: list[tuple[float, GpuUse, float | None, bool]], begin: float
 ) -> None:
     site = Site().see(begin)

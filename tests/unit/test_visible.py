@@ -45,7 +45,7 @@ def seen(gpus: tuple[Gpu, ...], **environment: str) -> list[int]:
 
 
 class TestCuda:
-    def test_all_are_seen_when_the_variable_is_not_set(self) -> None:
+    def test_all_gpus_are_visible_without_the_variable(self) -> None:
         assert seen(FOUR) == [0, 1, 2, 3]
         assert seen(FOUR, ROCR_VISIBLE_DEVICES="0", HIP_VISIBLE_DEVICES="0", PATH="0") == [0, 1, 2, 3]
 
@@ -88,7 +88,7 @@ class TestCuda:
         assert seen(FOUR, CUDA_VISIBLE_DEVICES=value) == expected
 
     @pytest.mark.parametrize("value", ["", " ", "G", "GPU", "1", "-1"])
-    def test_only_gpu_of_a_machine_must_be_named_as_well(self, value: str) -> None:
+    def test_only_gpu_of_a_machine_must_be_listed_too(self, value: str) -> None:
         assert seen(FOUR[:1], CUDA_VISIBLE_DEVICES=value) == []
 
     def test_numbers_count_in_the_order_of_indices(self) -> None:
@@ -101,13 +101,13 @@ class TestCuda:
         assert seen(sims, CUDA_VISIBLE_DEVICES="") == []
 
     @given(st.permutations(FOUR), st.integers(0, 4))
-    def test_full_uuids_or_numbers_give_exactly_those_in_that_order(self, order: list[Gpu], size: int) -> None:
+    def test_full_uuids_or_indices_select_those_in_order(self, order: list[Gpu], size: int) -> None:
         chosen = tuple(order[:size])
         for names in ([each.uuid for each in chosen], [str(each.index) for each in chosen]):
             assert visible_gpus(FOUR, {"CUDA_VISIBLE_DEVICES": ",".join(names)}) == chosen
 
     @given(st.permutations(range(4)), st.integers(1, 4), st.sampled_from(["-1", "x", "", "4"]), LISTS)
-    def test_nothing_after_the_first_invalid_entry_counts(
+    def test_entries_after_the_first_invalid_one_are_ignored(
         self, order: list[int], size: int, invalid: str, rest: str
     ) -> None:
         valid = ",".join(map(str, order[:size]))
@@ -133,10 +133,10 @@ class TestMigSlices:
     def test_program_sees_one_slice_or_whole_gpus(self, value: str, expected: list[int]) -> None:
         assert seen(MIG, CUDA_VISIBLE_DEVICES=value) == expected
 
-    def test_without_the_variable_it_sees_the_first_slice_alone(self) -> None:
+    def test_program_without_the_variable_sees_only_the_first_slice(self) -> None:
         assert seen(MIG) == [0]
 
-    def test_cut_gpu_itself_may_be_listed_beside_its_slices(self) -> None:
+    def test_partitioned_gpu_may_be_listed_beside_its_slices(self) -> None:
         listed = (gpu(0, "GPU-cut"), gpu(1, "MIG-0001", parent="GPU-cut"), gpu(2, "GPU-whole"))
         assert seen(listed, CUDA_VISIBLE_DEVICES="0") == [1]
         assert seen(listed, CUDA_VISIBLE_DEVICES="1") == [2]
@@ -180,12 +180,12 @@ class TestAmd:
     def test_hips_variables_are_read_as_hip_reads_them(self, variable: str, hip: str, expected: list[int]) -> None:
         assert indices(visible_gpus(AMD, {variable: hip})) == expected
 
-    def test_hip_chooses_within_what_the_runtime_left(self) -> None:
+    def test_hip_selects_from_the_gpus_left_by_the_runtime(self) -> None:
         assert seen(AMD, ROCR_VISIBLE_DEVICES="2,1", HIP_VISIBLE_DEVICES="0") == [2]
         assert seen(AMD, ROCR_VISIBLE_DEVICES="2,1", CUDA_VISIBLE_DEVICES="2") == []
         assert seen(AMD, ROCR_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="0") == []
 
-    def test_hips_own_variable_comes_before_cudas(self) -> None:
+    def test_hip_variable_takes_precedence_over_the_cuda_variable(self) -> None:
         assert seen(AMD, HIP_VISIBLE_DEVICES="1", CUDA_VISIBLE_DEVICES="2") == [1]
 
 
@@ -196,9 +196,7 @@ def test_each_vendor_counts_its_own_gpus() -> None:
 
 
 @given(cuda=LISTS, rocr=LISTS, hip=LISTS, gpus=st.sampled_from([FOUR, AMD, MIG, (*AMD, *FOUR), ()]))
-def test_any_environment_shows_some_of_the_gpus_each_once(
-    cuda: str, rocr: str, hip: str, gpus: tuple[Gpu, ...]
-) -> None:
+def test_any_environment_shows_each_gpu_at_most_once(cuda: str, rocr: str, hip: str, gpus: tuple[Gpu, ...]) -> None:
     environment = {"CUDA_VISIBLE_DEVICES": cuda, "ROCR_VISIBLE_DEVICES": rocr, "HIP_VISIBLE_DEVICES": hip}
     result = visible_gpus(gpus, environment)
     assert len({each.uuid for each in result}) == len(result)
@@ -239,12 +237,12 @@ class TestWhatAPersonTypes:
             ("9" * 5000, "is no GPU here: "),
         ],
     )
-    def test_invalid_input_is_refused_in_a_sentence_that_names_the_gpus(self, text: str, sentence: str) -> None:
+    def test_invalid_input_is_refused_with_the_available_gpus(self, text: str, sentence: str) -> None:
         with pytest.raises(BadInputError) as caught:
             select_gpus(FOUR, text)
         assert sentence in str(caught.value)
 
-    def test_machine_without_gpus_says_so(self) -> None:
+    def test_machine_without_gpus_is_reported(self) -> None:
         assert select_gpus((), "all") == ()
         with pytest.raises(BadInputError, match="there is no GPU 0 here: this machine has none at all"):
             select_gpus((), "0")
@@ -254,17 +252,17 @@ class TestWhatAPersonTypes:
         with pytest.raises(BadInputError, match="there is no GPU 2 here: this machine has 1, 3"):
             select_gpus((FOUR[1], FOUR[3]), "1-3")
 
-    def test_uuid_that_begins_another_is_meant_exactly(self) -> None:
+    def test_uuid_that_is_a_prefix_of_another_is_exact(self) -> None:
         alike = (gpu(0, "GPU-1"), gpu(1, "GPU-12"))
         assert indices(select_gpus(alike, "GPU-1")) == [0]
 
-    def test_gpu_that_is_cut_up_means_all_its_slices(self) -> None:
+    def test_partitioned_gpu_selects_all_its_slices(self) -> None:
         assert indices(select_gpus(MIG, "GPU-cut")) == [0, 1]
         assert indices(select_gpus(MIG, "MIG-0002")) == [1]
         assert indices(select_gpus(MIG, "1-2")) == [1, 2]
 
     @given(text=LISTS, gpus=st.sampled_from([FOUR, MIG, ()]))
-    def test_any_text_means_some_gpus_each_once_or_is_refused(self, text: str, gpus: tuple[Gpu, ...]) -> None:
+    def test_any_text_selects_each_gpu_at_most_once_or_is_refused(self, text: str, gpus: tuple[Gpu, ...]) -> None:
         try:
             chosen = select_gpus(gpus, text)
         except BadInputError:
@@ -274,7 +272,7 @@ class TestWhatAPersonTypes:
         assert set(chosen) <= set(gpus)
 
     @given(st.permutations(FOUR), st.integers(1, 4))
-    def test_any_choice_of_gpus_can_be_typed(self, order: list[Gpu], size: int) -> None:
+    def test_any_selection_of_gpus_can_be_written(self, order: list[Gpu], size: int) -> None:
         chosen = tuple(order[:size])
         assert select_gpus(FOUR, ",".join(str(each.index) for each in chosen)) == chosen
         assert select_gpus(FOUR, ",".join(each.uuid for each in chosen)) == chosen

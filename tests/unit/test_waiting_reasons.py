@@ -25,7 +25,7 @@ def asks(gpus: int, memory: int | None = None) -> tuple[int, int | None]:
     return gpus, memory
 
 
-def test_example_of_the_manual() -> None:
+def test_reason_is_the_example_of_the_manual() -> None:
     reason = NotEnoughGpus(
         *asks(2, 20 * GIB),
         ((0, UsedByOthers(("alice's python (pid 4242)",))), (1, Held(("deadbeef",), 3 * HOUR, None))),
@@ -65,14 +65,14 @@ def test_every_obstacle_has_a_description(obstacle: Obstacle, said: str) -> None
         (0.5, "12 GiB: GPU 0 has 512 MiB left"),
     ],
 )
-def test_too_little_memory_is_seen_to_be_too_little(left: float, said: str) -> None:
+def test_rounded_memory_sizes_still_differ(left: float, said: str) -> None:
     beside = NotEnoughGpus(*asks(1, 12 * GIB), ((0, Held(("a",), None, int(left * GIB))),))
     assert why_waiting(beside) == f"waits for a GPU with {said} beside job a"
     small = why_waiting(NotEnoughGpus(*asks(1, 12 * GIB), ((0, TooSmall(int(left * GIB))),)))
     assert small == f"waits for a GPU with {said.replace('has', 'has only').removesuffix(' left')}"
 
 
-def test_gpus_of_which_the_same_is_true_are_named_together() -> None:
+def test_gpus_with_the_same_obstacle_are_named_together() -> None:
     held = Held(("deadbeef",), None, None)
     reason = NotEnoughGpus(*asks(4), ((0, held), (1, Free()), (2, held), (3, held)))
     assert why_waiting(reason) == "waits for 4 GPUs: GPUs 0, 2 and 3 are held by job deadbeef, GPU 1 is free"
@@ -107,19 +107,19 @@ def test_at_most_is_rounded_up(seconds: float, said: str) -> None:
         (CpuSlotsTaken(0), "it takes no jobs without a GPU"),
     ],
 )
-def test_job_that_can_never_start_here_says_what_is_missing(reason: CannotFit | CpuSlotsTaken, said: str) -> None:
+def test_job_that_can_never_start_here_has_the_missing_resource(reason: CannotFit | CpuSlotsTaken, said: str) -> None:
     sentence = why_waiting(reason)
     assert sentence.startswith("can never start on this machine: ")
     assert sentence.endswith(said)
 
 
-def test_machine_that_cannot_be_read_is_said_to_be_so() -> None:
+def test_unreadable_machine_is_reported() -> None:
     assert why_waiting(NoGpusSeen(*asks(2), "the driver did not answer")) == (
         "waits for 2 GPUs: the GPUs of this machine cannot be read (the driver did not answer)"
     )
 
 
-def test_job_without_a_gpu_waits_for_a_place() -> None:
+def test_job_without_a_gpu_waits_for_a_cpu_slot() -> None:
     assert why_waiting(CpuSlotsTaken(1)) == (
         "waits for another job without a GPU to end: 1 is running, the limit of this machine"
     )

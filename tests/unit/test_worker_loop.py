@@ -78,7 +78,7 @@ def no_space(*_arguments: Any, **_options: Any) -> None:
 
 
 @pytest.mark.parametrize("seconds", [600.0, 0.0])
-def test_snooze_that_cannot_be_written_is_logged_once_and_tried_again(
+def test_failed_snooze_write_is_logged_once_and_retried(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     record = stage.attempt("a").record
@@ -98,7 +98,7 @@ def test_snooze_that_cannot_be_written_is_logged_once_and_tried_again(
     assert len(stage.told) == 2
 
 
-def test_leases_are_renewed_before_anything_is_written_that_may_take_long(stage: Stage) -> None:
+def test_leases_are_renewed_before_slow_writes(stage: Stage) -> None:
     stage.attempt("runs")
     over = stage.attempt("over")
     over.recorded = True
@@ -109,14 +109,14 @@ def test_leases_are_renewed_before_anything_is_written_that_may_take_long(stage:
     assert calls.index("attempts.renew") < calls.index("logs.write")
 
 
-def test_full_disk_that_keeps_the_queue_away_is_tidied(stage: Stage) -> None:
+def test_full_disk_that_blocks_the_queue_is_cleaned(stage: Stage) -> None:
     stage.scheduler.place.side_effect = StokerError("the queue cannot be written: database or disk is full")
     assert stage.one_round() == 0
     assert stage.home.tidy.called
 
 
 @pytest.mark.parametrize("trouble", ["engine", "queue", "tidy"])
-def test_machine_without_descriptors_does_not_end_its_worker(stage: Stage, trouble: str) -> None:
+def test_shortage_of_descriptors_does_not_end_the_worker(stage: Stage, trouble: str) -> None:
     error = OSError(errno.EMFILE, "Too many open files")
     if trouble == "engine":
         stage.engine.step.side_effect = error
@@ -128,7 +128,7 @@ def test_machine_without_descriptors_does_not_end_its_worker(stage: Stage, troub
     assert any("Too many open files" in said for said in stage.told)
 
 
-def test_queue_that_opens_but_is_damaged_is_logged_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_queue_is_logged_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "open_queue", lambda _url: stage.store)
     stage.store.attempts.running.return_value = []
     stage.store.flush_due.return_value = None

@@ -36,7 +36,7 @@ class ShortLived(WorkerProcess):
         return subprocess.Popen(["false"] if self.lives else ["sleep", "600"])
 
 
-def test_worker_that_ends_at_once_is_restarted_after_longer_pauses_and_reported_once(
+def test_failing_worker_is_restarted_with_backoff_and_reported_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "work.log"

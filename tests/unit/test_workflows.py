@@ -26,7 +26,7 @@ def load(path: Path) -> dict[Any, Any]:
     return found
 
 
-def test_there_are_workflows_and_templates() -> None:
+def test_workflows_and_templates_exist() -> None:
     assert {path.name for path in WORKFLOWS} == {"test.yml", "release.yml"}
     assert TEMPLATES
 
