@@ -128,8 +128,8 @@ def fit_of(
 
 def fit_spec_of(text: str, retries_oom: int) -> "FitSpec":
     """`--fit-with TEXT`: options of `stoker fit`, parsed by `stoker fit` itself."""
-    from stoker.cli.verbs.fit import fit_command
-    from stoker.fit.model import FitSpec, Overrides, ProbeOptions, SearchOptions
+    from stoker.cli.verbs.fit import fit_command, search_fields
+    from stoker.fit.model import FitSpec
 
     try:
         words = shlex.split(text)
@@ -141,14 +141,8 @@ def fit_spec_of(text: str, retries_oom: int) -> "FitSpec":
         raise BadInputError(f"--fit-with: {error.format_message()} (see `stoker fit --help`)") from None
     if options["words"] != ("command",):
         raise BadInputError(f"--fit-with takes options of `stoker fit`: {options['words'][0]!r} is not one")
-    spec = FitSpec(
-        search_options=SearchOptions(**{name: options[name] for name in SearchOptions.__struct_fields__}),
-        overrides=Overrides(**{name: options[name] for name in Overrides.__struct_fields__}),
-        limits=ProbeOptions(seconds=options["probe_time"], flat_for=options["flat_for"], until=options["probe_until"]),
-        rate=options["rate"],
-        reuse=None if options["refit"] else options["reuse"],
-        retries_oom=retries_oom,
-    )
+    reuse = None if options["refit"] else options["reuse"]
+    spec = FitSpec(reuse=reuse, retries_oom=retries_oom, **search_fields(options))
     spec.search_options.check()
     spec.limits.pattern()
     return spec

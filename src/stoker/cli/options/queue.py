@@ -55,12 +55,12 @@ def _tightened(store: "Store", url: str | None) -> "Store":
     from stoker.queue import queue_address
 
     path = queue_address(url).path
-    if path is not None and (sentence := tighten_queue(path)) is not None:
-        warn(sentence)
+    if path is not None and (problem := tighten_queue(path)) is not None:
+        warn(problem)
     return store
 
 
-# The bell may be late in rare cases; nobody minds so short a delay then.
+# How often to look without a notification of a change.
 SLOW_POLL: Final = 2.0
 # A database needs a few seconds to restart.
 _BETWEEN_TRIES: Final = 1.0

@@ -92,7 +92,7 @@ class Timeline:
         self._times.append(look.at)
 
     def drawn(self, uuids: Sequence[str], begun: float, ended: float, points: int) -> Drawn:
-        """This stretch of time in so many points: for several GPUs, the highest of them at each moment."""
+        """The chart of this stretch of time: for several GPUs, the highest at each moment."""
         tracks = [self._tracks[uuid] for uuid in uuids if uuid in self._tracks]
         pens = [_Pen() for _ in range(points)]
         scale = points / (ended - begun) if ended > begun else 0.0

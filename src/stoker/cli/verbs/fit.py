@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -126,21 +126,23 @@ def fit_command(
 
 def _request(typed: "Command", options: dict[str, Any], outputs: Path) -> "FitRequest":
     from stoker.fit.fitter import FitRequest
+
+    environment = {name: value for name, value in os.environ.items() if name not in ("STOKER_RUN", "STOKER_RUN_DIR")}
+    return FitRequest(command=typed, environment=environment, outputs=outputs, **search_fields(options))
+
+
+def search_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the search, as fields of a `FitRequest` or a `FitSpec`."""
     from stoker.fit.model import Overrides, ProbeOptions, SearchOptions
 
-    search_options = {name: options[name] for name in SearchOptions.__struct_fields__}
-    overrides = {name: options[name] for name in Overrides.__struct_fields__}
-    limits = ProbeOptions(seconds=options["probe_time"], flat_for=options["flat_for"], until=options["probe_until"])
-    environment = {name: value for name, value in os.environ.items() if name not in ("STOKER_RUN", "STOKER_RUN_DIR")}
-    return FitRequest(
-        command=typed,
-        search_options=SearchOptions(**search_options),
-        overrides=Overrides(**overrides),
-        limits=limits,
-        rate=options["rate"],
-        environment=environment,
-        outputs=outputs,
-    )
+    return {
+        "search_options": SearchOptions(**{name: options[name] for name in SearchOptions.__struct_fields__}),
+        "overrides": Overrides(**{name: options[name] for name in Overrides.__struct_fields__}),
+        "limits": ProbeOptions(
+            seconds=options["probe_time"], flat_for=options["flat_for"], until=options["probe_until"]
+        ),
+        "rate": options["rate"],
+    }
 
 
 def _fitter(request: "FitRequest", gpu: str | None, prober: "Prober", check: Callable[[], None]) -> "Fitter":
@@ -203,16 +205,16 @@ def _recall(key: "Key", oldest: float, fitter: "Fitter") -> "CachedFit | None":
 
     cached = FitCache(state_home()).find(key)
     if cached is None:
-        note("nothing is cached of this command on such a GPU: it is fitted now")
+        note("nothing is cached for this command on such a GPU: fitting it now")
         return None
     age = format_duration(max(0.0, time.time() - cached.at))
     if time.time() - cached.at > oldest:
-        note(f"what is cached is {age} old, which is too old: it is fitted anew")
+        note(f"what is cached is {age} old, which is too old: fitting it again")
         return None
     limit = fitter.limit()
     if cached.fitted.predicted > limit:
         needed = format_memory(cached.fitted.predicted)
-        note(f"what is cached needs {needed}, and only {format_memory(limit)} may be taken now: it is fitted anew")
+        note(f"what is cached needs {needed}, and only {format_memory(limit)} may be used now: fitting it again")
         return None
     note(f"found {age} ago, and not tried again: --refit does")
     return cached

@@ -9,6 +9,7 @@ import click
 
 from stoker.cli.options.queue import opened, queue_option
 from stoker.cli.options.selection import JobName
+from stoker.cli.output import json_option, note, print_json
 from stoker.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -21,17 +22,19 @@ if TYPE_CHECKING:
 
 @click.command("logs")
 @click.argument("job", type=JobName())
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended, through its retries.")
-@click.option("-n", "--lines", type=click.IntRange(min=0), metavar="LINES", help="Only the last so many lines.")
-@click.option("--attempt", "number", type=click.IntRange(min=1), metavar="N", help="Of this attempt, not the last one.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; with -f, one for each line.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log until the job has ended, through its retries.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), metavar="LINES", help="Only the last LINES lines.")
+@click.option(
+    "--attempt", "number", type=click.IntRange(min=1), metavar="N", help="The log of this attempt [the last]."
+)
+@json_option("Print one JSON object; with -f, one per line.")
 @queue_option
 def logs_command(
     job: str, follow: bool, lines: int | None, number: int | None, as_json: bool, queue_url: str | None
 ) -> int:
-    """Show what JOB (an id, the beginning of one, or a name) printed.
+    """Show what JOB printed. JOB is an id, the beginning of an id, or a name.
 
-    All of it, also when it ran on another machine, as long as a worker is there; else its end, which the queue keeps.
+    The whole log, also from another machine while its worker is alive; otherwise its end, which the queue keeps.
     """
     _leave_nothing_behind()
     with opened(queue_url) as store:
@@ -107,7 +110,7 @@ def _print(store: "Store", attempt: "Attempt", lines: int | None, as_json: bool)
         return
     text = b"".join([*collected, unfinished]).decode(errors="replace")
     whole = is_whole and lines is None
-    _print_json({"job": attempt.job, "attempt": attempt.number, "whole": whole, "text": text})
+    print_json({"job": attempt.job, "attempt": attempt.number, "whole": whole, "text": text})
 
 
 def _updates(store: "Store", attempt: "Attempt", lines: int | None) -> "Iterator[tuple[LogUpdate, bool]]":
@@ -141,15 +144,8 @@ def _updates(store: "Store", attempt: "Attempt", lines: int | None) -> "Iterator
 
 
 def _nothing_yet(store: "Store", job: "Job", as_json: bool) -> None:
-    from stoker.cli.output import note
     from stoker.queue.explanation import why
 
     note(f"job {job.id} has printed nothing: {why(store, job).reason}")
     if as_json:
-        _print_json({"job": job.id, "attempt": None, "whole": True, "text": ""})
-
-
-def _print_json(value: object) -> None:
-    import msgspec
-
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+        print_json({"job": job.id, "attempt": None, "whole": True, "text": ""})

@@ -194,11 +194,11 @@ def clean_command(
     if as_json:
         print_json(done)
     else:
-        sys.stdout.write(_sentence(done))
+        sys.stdout.write(_clean_text(done))
     return 0
 
 
-def _sentence(done: Cleaning) -> str:
+def _clean_text(done: Cleaning) -> str:
     if not done.forgotten:
         kept = f"; {done.kept} that ended are more recent, or other jobs depend on them" if done.kept else ""
         return f"nothing to delete{kept}\n"

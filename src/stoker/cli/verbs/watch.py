@@ -119,8 +119,8 @@ def watch_command(
         raise BadInputError("--repeat and --then exit exclude each other: choose one")
     if print_unit:
         return _print_unit(policies, orders, then, _unseen_options(source, deadline))
-    for sentence in [sentence for action in orders.actions for sentence in action.prepare()]:
-        log_to_stderr(sentence)
+    for message in [message for action in orders.actions for message in action.prepare()]:
+        log_to_stderr(message)
     return _watch(source, deadline, gpus, policies, orders)
 
 
