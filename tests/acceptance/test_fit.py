@@ -124,7 +124,7 @@ def test_what_was_found_is_reused_when_asked_with_its_age(tmp_path: Path) -> Non
         return stoker("fit", *ONCE, *options, "--", *words)
 
     first = fit("--reuse")
-    assert "nothing is cached of this command on such a GPU" in first.err
+    assert "nothing is cached for this command on such a GPU" in first.err
     again = fit("--reuse", "1h", seed=2)
     assert (again.out, len(said(file))) == ("8\n", 1)
     assert re.search(r"found [\d.]+s ago, and not tried again: --refit does", again.err)
@@ -145,7 +145,7 @@ def test_what_is_remembered_is_not_taken_where_it_does_not_fit_now() -> None:
         done = stoker("fit", *SEEN, "--reuse", "--", *TRAINER)
         neighbour.kill()
     assert done.out == "120\n"
-    assert "what is cached needs 22 GiB, and only 14 GiB may be taken now" in done.err
+    assert "what is cached needs 22 GiB, and only 14 GiB may be used now" in done.err
 
 
 def test_gpu_chooses_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
