@@ -10,6 +10,8 @@ from typing import Final, NamedTuple
 
 # Where commands for administrators are that an ordinary user's PATH leaves out.
 _ADMINISTRATORS: Final = ("usr/sbin", "sbin", "usr/local/sbin")
+# The code of a program that could not be started or did not end in time; no program ends with it.
+NOT_RUN: Final = -1000
 # How often `check` is called while a program runs.
 _CHECK_EVERY: Final = 0.1
 
@@ -56,14 +58,18 @@ def run_program(
             errors="surrogateescape",
         )
     except OSError as error:
-        return ProgramResult(-1, "", f"{name} could not be started: {(error.strerror or 'no reason given').lower()}")
+        return ProgramResult(
+            NOT_RUN, "", f"{name} could not be started: {(error.strerror or 'no reason given').lower()}"
+        )
+    except ValueError as error:  # a word with a zero byte
+        return ProgramResult(NOT_RUN, "", f"{name} could not be started: {error}")
     with process:
         try:
             answer = _communicate(process, timeout, check)
         finally:
             process.kill()  # one that has ended is not signalled
     if answer is None:
-        return ProgramResult(-1, "", f"{name} did not end within {timeout:g} s")
+        return ProgramResult(NOT_RUN, "", f"{name} did not end within {timeout:g} s")
     out, errors = answer
     lines = _printable(errors).strip().splitlines() or _printable(out).strip().splitlines()
     complaint = lines[-1].strip() if lines else f"{name} ended with {process.returncode}"

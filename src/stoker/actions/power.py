@@ -1,12 +1,12 @@
 """The actions `shutdown` and `reboot`: through systemd where it runs, else by `shutdown`."""
 
-import getpass
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
 from stoker.actions.action import Action, ActionError, Facts
+from stoker.procfs import user_name
 from stoker.program import find_program, run_program
 
 What = Literal["shutdown", "reboot"]
@@ -97,8 +97,8 @@ class Power(Action):
                 return (sudo, "-n", *plain)
             why = f"sudo says: {asked.complaint}"
         raise ActionError(
-            f"{_user_name()} may not {_IN_WORDS[self._what]} without a password ({why}): run as root, or let root add "
-            f"the line '{_user_name()} ALL=(root) NOPASSWD: {' '.join(plain)}' to sudoers"
+            f"{user_name(os.geteuid())} may not {_IN_WORDS[self._what]} without a password ({why}): run as root, or let root add "
+            f"the line '{user_name(os.geteuid())} ALL=(root) NOPASSWD: {' '.join(plain)}' to sudoers"
         )
 
     def _find(self, name: str) -> str | None:
@@ -115,10 +115,3 @@ def container_sign(root: Path) -> str | None:
     except OSError:
         return None  # hidden from other users
     return None if first in _INITS else f"process 1 is {first!r}, which is not an init"
-
-
-def _user_name() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"user {os.geteuid()}"

@@ -1,14 +1,13 @@
 """The action `stop PID`: ends one process and everything it started, never a later process with the same pid."""
 
 import os
-import pwd
 import signal
 import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from stoker.actions.action import Action, ActionError, Facts, Tracking
-from stoker.procfs import Identity, identify, is_alive, read_stat
+from stoker.procfs import Identity, identify, is_alive, read_stat, user_name
 from stoker.runs.processes.syscalls import share_file
 from stoker.runs.processes.termination import PATIENCE, Termination, TerminationOutcome
 from stoker.runs.processes.tree import ProcessScan, describe
@@ -63,8 +62,8 @@ class Stop(Action, Tracking):
 
 def _owner(pid: int) -> str:
     try:
-        return pwd.getpwuid(Path(f"/proc/{pid}").stat().st_uid).pw_name
-    except (OSError, KeyError):
+        return user_name(Path(f"/proc/{pid}").stat().st_uid)
+    except OSError:
         return "another user"
 
 

@@ -7,7 +7,6 @@ nobody can delete it, and the kernel drops it with the process. Containers with 
 import contextlib
 import hashlib
 import os
-import pwd
 import socket
 import struct
 import time
@@ -20,6 +19,7 @@ from stoker.fill.config import FillConfig
 from stoker.gpus.model import Gpu
 from stoker.gpus.sim.machine import SimMachine, is_simulated
 from stoker.gpus.visible import select_gpus
+from stoker.procfs import user_name
 
 # A reaper that was just forked holds what its filler held, for a moment longer than a filler that is killed then.
 KILLED_LATELY: Final = 0.5
@@ -101,12 +101,5 @@ def _holder(name: str) -> str:
         asking.connect(name)
         credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _gid = _CREDENTIALS.unpack(credentials)
-        return f" by {_user(uid)} (pid {pid})" if pid else f" by {_user(uid)}"
+        return f" by {user_name(uid)} (pid {pid})" if pid else f" by {user_name(uid)}"
     return ""
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"

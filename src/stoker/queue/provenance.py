@@ -3,12 +3,12 @@
 import contextlib
 import getpass
 import os
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from stoker.errors import BadInputError
+from stoker.program import NOT_RUN, run_program
 
 # What decides which programs and libraries a command finds when a virtualenv or a conda environment is active.
 KEPT: Final = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "LD_LIBRARY_PATH", "PYTHONPATH")
@@ -38,26 +38,16 @@ def checkout_of(directory: str, *, to_pin: bool = False) -> Checkout:
     """Asks git once, without taking its locks or waking its file monitor: a person may be committing just now."""
     question = ("-c", "core.fsmonitor=false", "status", "--porcelain=v2", "--branch", "--untracked-files=no")
     seconds = GIT_SECONDS_TO_PIN if to_pin else GIT_SECONDS
-    try:
-        done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", directory, *question],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return Checkout(problem=f"git did not answer within {seconds:g} s")
-    except (OSError, ValueError):
-        return Checkout(problem="git cannot be run here")
-    if done.returncode != 0:
+    done = run_program(("git", "--no-optional-locks", "-C", directory, *question), os.environ, seconds)
+    if done.code == NOT_RUN:
+        return Checkout(problem=done.complaint)
+    if not done.ok:
         return Checkout(problem=f"{directory} is not in a git repository that can be read")
-    lines = done.stdout.splitlines()
-    commits = [line.split()[-1].decode() for line in lines if line.startswith(b"# branch.oid ")]
+    lines = done.out.splitlines()
+    commits = [line.split()[-1] for line in lines if line.startswith("# branch.oid ")]
     if not commits or commits[0] == "(initial)":
         return Checkout(problem=f"the git repository of {directory} has no commit yet")
-    return Checkout(commits[0], dirty=any(not line.startswith(b"#") for line in lines))
+    return Checkout(commits[0], dirty=any(not line.startswith("#") for line in lines))
 
 
 def check_pin(directory: str, found: Checkout, *, allow_dirty: bool) -> None:
