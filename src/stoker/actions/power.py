@@ -96,9 +96,10 @@ class Power(Action):
             if asked.code == 0:
                 return (sudo, "-n", *plain)
             why = f"sudo says: {asked.complaint}"
+        user = user_name(os.geteuid())
         raise ActionError(
-            f"{user_name(os.geteuid())} may not {_IN_WORDS[self._what]} without a password ({why}): run as root, or let root add "
-            f"the line '{user_name(os.geteuid())} ALL=(root) NOPASSWD: {' '.join(plain)}' to sudoers"
+            f"{user} may not {_IN_WORDS[self._what]} without a password ({why}): run as root, or let root add "
+            f"the line '{user} ALL=(root) NOPASSWD: {' '.join(plain)}' to sudoers"
         )
 
     def _find(self, name: str) -> str | None:

@@ -11,6 +11,7 @@ import msgspec
 from stoker.errors import StokerError
 from stoker.fit.model import Command, FitSpec, Fitted, argv, smaller
 from stoker.gpus.prober import Prober
+from stoker.gpus.source import has_host_memory
 from stoker.logs.reader import read_tail
 from stoker.logs.writer import LogWriter
 from stoker.paths import private_directory
@@ -195,7 +196,7 @@ class FittedRun:
 
         # Only the output of the last run counts.
         output = read_tail(self._record.output, _OOM_WITHIN).rpartition(_RESTARTED)[2]
-        is_host = self._source.startswith("rss")
+        is_host = has_host_memory(self._source)
         # Its probes ran with less, so what a library refuses now is the size.
         if is_out_of_memory(output, status.exit_code, smaller_ran=True, host=is_host) is not None:
             self._failure = "ran out of memory"

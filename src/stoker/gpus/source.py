@@ -46,6 +46,10 @@ class SourceEntry(NamedTuple):
     """How to write it where it takes an argument."""
     for_tests: bool = False
     """Left out of help and error messages."""
+    simulated: bool = False
+    """Whether its GPUs do not exist, so that they are never shown as real."""
+    host_memory: bool = False
+    """Whether its GPUs have the machine's memory, so that programs fail as on a machine that is out of memory."""
 
 
 # The vendor's library knows most; its command is for machines where the library cannot be loaded; drm comes last,
@@ -56,11 +60,11 @@ _BUILT_IN: Final = (
     SourceEntry("drm", "stoker.gpus.drm:open_source", "AMD and Intel GPUs through the kernel's files", auto=True),
     SourceEntry(
         "sim", "stoker.gpus.sim.source:open_source", "simulated GPUs", check="stoker.gpus.sim.machine:parse_shape",
-        example="sim:4",
+        example="sim:4", simulated=True,
     ),
     SourceEntry(
         "rss", "stoker.gpus.rss:open_source", "resident memory as a GPU's", check="stoker.gpus.rss:parse_size",
-        example="rss:8GiB", for_tests=True,
+        example="rss:8GiB", for_tests=True, host_memory=True,
     ),
 )  # fmt: skip
 _SOURCES: Final[dict[str, SourceEntry]] = {entry.name: entry for entry in _BUILT_IN}
@@ -85,10 +89,22 @@ def source_names() -> tuple[str, ...]:
     return ("auto", *(entry.example or entry.name for entry in sources() if not entry.for_tests))
 
 
+def find_source(spec: str) -> SourceEntry | None:
+    """The source that `spec` or the name of a source means; None for `auto` and unknown names."""
+    return _SOURCES.get(spec.partition(":")[0])
+
+
+def is_simulated_source(spec: str) -> bool:
+    return (entry := find_source(spec)) is not None and entry.simulated
+
+
+def has_host_memory(spec: str) -> bool:
+    return (entry := find_source(spec)) is not None and entry.host_memory
+
+
 def check_spec(spec: str) -> None:
     """Raises BadInputError when `spec` names no source."""
-    name, _, argument = spec.partition(":")
-    entry = _SOURCES.get(name)
+    entry, argument = find_source(spec), spec.partition(":")[2]
     if entry is not None and entry.check is not None:
         _imported(entry.check)(argument)
     elif spec != "auto" and (entry is None or argument):

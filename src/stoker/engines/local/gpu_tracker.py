@@ -26,14 +26,13 @@ from stoker.engines.local.capacity import (
 from stoker.engines.local.waiting_reasons import describe_obstacle, name_some
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, known
 from stoker.gpus.report import describe, title
+from stoker.gpus.source import is_simulated_source
 from stoker.gpus.visible import select_gpus
 from stoker.queue.model import GpuUse, WorkerGpu
 
 Owner = Callable[[int], str | None]
 """The job of ours that a process belongs to, by its pid; None for processes of others."""
 
-# The name of the source whose GPUs are not real.
-SIMULATED: Final = "sim"
 _NOT_LISTED: Final = "the driver does not list it any more"
 _NOT_SEEN: Final = Unknown("it has not been seen yet")
 # A GPU without holders is judged for a job that does not say how much memory it takes.
@@ -86,7 +85,7 @@ class GpuTracker:
         self.problem = look.problem.reason if look.problem is not None else None
         if look.problem is None:
             self.present = look.gpus
-            self.simulated = look.source == SIMULATED
+            self.simulated = is_simulated_source(look.source)
             # A driver that starts late lists nothing at first, which is not all GPUs.
             if not self._watched:
                 self._watched = {gpu.uuid: _Watched(gpu) for gpu in select_gpus(look.gpus, self._chosen)}

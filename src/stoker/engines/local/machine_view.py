@@ -10,13 +10,13 @@ import msgspec
 from stoker.engines.engine import Log
 from stoker.engines.local.background_fill import BackgroundFill
 from stoker.engines.local.capacity import BACKGROUND, Allocation, GpuState, PlacementOptions, ReservedFor
-from stoker.engines.local.gpu_tracker import SIMULATED, GpuTracker
+from stoker.engines.local.gpu_tracker import GpuTracker
 from stoker.engines.local.gpu_usage import UsagePerMinute
 from stoker.engines.local.shims import ShimPool
 from stoker.engines.local.waiting_reasons import describe_obstacle
 from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import Prober, Sampler
-from stoker.gpus.source import AbsentError
+from stoker.gpus.source import AbsentError, is_simulated_source
 from stoker.queue.model import GpuUse, WorkerGpu
 
 # Looks while no job waits: for people who watch the machine, and for charts. A look costs a driver a few milliseconds.
@@ -46,7 +46,7 @@ class MachineView:
     ) -> None:
         self.tracker = GpuTracker(gpus, placement)
         # Before the first look too, so that they are never shown as real.
-        self.tracker.simulated = prober.spec.partition(":")[0] == SIMULATED
+        self.tracker.simulated = is_simulated_source(prober.spec)
         self.no_gpus = False
         """Whether there is nothing to look at."""
         self.usage = UsagePerMinute(host)
