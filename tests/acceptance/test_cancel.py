@@ -24,7 +24,7 @@ def test_a_running_job_is_asked_to_stop(queue: Store) -> None:
     assert queue.attempts.renew([attempt], 60.0) == {attempt: True}
 
 
-def test_what_cannot_be_cancelled_is_told_with_its_reason_beside_what_was(queue: Store) -> None:
+def test_jobs_that_cannot_be_cancelled_are_reported_with_the_reason(queue: Store) -> None:
     over, waiting = submit(queue, "over", "waiting")
     end(queue, over, "succeeded")
     both = stoker("cancel", over, waiting)
@@ -48,7 +48,7 @@ def test_the_json_says_what_was_changed_and_what_was_not_and_why(queue: Store) -
     }
 
 
-def test_a_rehearsal_tells_and_changes_nothing(queue: Store) -> None:
+def test_dry_run_reports_and_changes_nothing(queue: Store) -> None:
     runs, waits, over = submit(queue, "runs", "waits", "over")
     attempt = start(queue, runs)
     end(queue, over)
@@ -102,7 +102,7 @@ def test_one_word_that_fits_no_job_leaves_the_others_alone(queue: Store) -> None
     assert states(queue, job) == ["queued"]
 
 
-def test_a_job_that_is_named_twice_is_told_once(queue: Store) -> None:
+def test_job_named_twice_is_reported_once(queue: Store) -> None:
     (job,) = submit(queue, "a")
     assert stoker("cancel", job, "a", job[:6]).out == f"{job} (a): cancelled\n"
 

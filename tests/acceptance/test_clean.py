@@ -19,7 +19,7 @@ def names(queue: Store) -> set[str]:
     return {job.name for job in queue.jobs.find()}
 
 
-def test_what_ended_more_than_a_month_ago_is_forgotten_and_nothing_else(queue: Store) -> None:
+def test_only_jobs_that_ended_more_than_a_month_ago_are_deleted(queue: Store) -> None:
     old, young, runs, _waits, held = submit(queue, "old", "young", "runs", "waits", "held")
     end(queue, old, "succeeded")
     end(queue, young)
@@ -68,7 +68,7 @@ def test_what_an_unfinished_job_comes_after_is_kept(queue: Store) -> None:
     assert names(queue) == {"needed", "waits"}
 
 
-def test_a_rehearsal_counts_and_forgets_nothing(queue: Store) -> None:
+def test_dry_run_counts_and_deletes_nothing(queue: Store) -> None:
     (old,) = submit(queue, "old")
     end(queue, old)
     aged(queue, old, 40)
@@ -84,7 +84,7 @@ def test_what_is_unfinished_cannot_even_be_chosen(queue: Store, state: str) -> N
     assert names(queue) == {"a"}
 
 
-def test_a_worker_that_is_there_stays_paused_when_everything_old_is_forgotten(queue: Store) -> None:
+def test_live_worker_stays_paused_when_old_jobs_are_deleted(queue: Store) -> None:
     queue.workers.heartbeat("worker-1", "alpha", View())
     queue.workers.pause("worker-1")
     assert stoker("clean", "--older-than", "0s").code == 0

@@ -87,7 +87,7 @@ def test_an_option_changes_its_field_and_no_other(
         (["a", "--", "train", "—lr", "3"], "train --lr 3 is probably meant"),
     ],
 )
-def test_a_command_behind_dashes_that_cannot_be_meant_is_refused(queue: Store, words: list[str], says: str) -> None:
+def test_invalid_command_after_dashes_is_refused(queue: Store, words: list[str], says: str) -> None:
     submit(queue, "a")
     done = stoker("edit", *words)
     assert (done.code, len(done.err.splitlines())) == (2, 1)
@@ -116,14 +116,14 @@ def test_what_runs_is_left_alone_and_what_ended_can_be_edited_for_a_retry(queue:
     assert (queue.jobs.get("runs").memory, queue.jobs.get("over").memory) == (None, 4 * 2**30)
 
 
-def test_a_change_that_changes_nothing_is_told(queue: Store) -> None:
+def test_edit_without_effect_is_reported(queue: Store) -> None:
     (job,) = submit(queue, "a", gpus=2)
     done = stoker("edit", "a", "--gpus", "2", "--json")
     assert done.code == 1
     assert done.json()["unchanged"] == [{"id": job, "name": "a", "why": "it already has these values"}]
 
 
-def test_a_rehearsal_edits_nothing(queue: Store) -> None:
+def test_dry_run_edits_nothing(queue: Store) -> None:
     (job,) = submit(queue, "a")
     assert stoker("edit", "a", "--gpus", "3", "--dry-run").out == f"{job} (a): would be edited (gpus)\n"
     assert queue.jobs.get("a").gpus == 1

@@ -123,7 +123,7 @@ def test_the_same_line_twice_is_two_jobs(lines: Lines) -> None:
     assert lines.queue.commands() == ["again", "other", "again"]
 
 
-def test_jobs_that_the_queue_has_forgotten_are_not_taken_again(lines: Lines) -> None:
+def test_deleted_jobs_are_not_submitted_again(lines: Lines) -> None:
     lines.add("one", "two")
     lines.once()
     lines.queue.run("one", "succeeded")
@@ -187,7 +187,7 @@ def test_finished_commands_are_appended_once(lines: Lines) -> None:
     assert lines.finished.read_text() == "good\n"
 
 
-def test_lines_that_no_job_can_be_made_of_are_told_and_left_out(lines: Lines) -> None:
+def test_invalid_lines_are_reported_and_left_out(lines: Lines) -> None:
     lines.path.write_bytes(b"\xef\xbb\xbfone\r\n\xff\xfe\ntwo {batch_size}\nx\0y\n" + b"z" * 200_000 + b"\nthree\n")
     done = lines.once()
     assert done.code == 0
@@ -226,9 +226,7 @@ def test_a_link_to_the_file_is_the_same_file(lines: Lines) -> None:
         ("--directory", "nowhere"),
     ],
 )
-def test_options_that_cannot_be_meant_are_refused(
-    lines: Lines, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_options_are_refused(lines: Lines, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     lines.add("one")
     monkeypatch.chdir(lines.path.parent)
     done = lines.once(*options)

@@ -224,7 +224,7 @@ def test_wrong_keys_and_credentials_are_one_sentence(sheet: Sheet, tmp_path: Pat
         ("--worksheet", "missing"),
     ],
 )
-def test_options_that_cannot_be_meant_are_refused(sheet: Sheet, options: tuple[str, ...]) -> None:
+def test_invalid_options_are_refused(sheet: Sheet, options: tuple[str, ...]) -> None:
     done = sheet.once(*options)
     assert (done.code, done.err.count("\n")) == (1 if options[0] == "--worksheet" else 2, 1), done.err
     assert sheet.queue.jobs() == []

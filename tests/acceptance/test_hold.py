@@ -22,7 +22,7 @@ def test_all_that_wait_are_held_and_all_that_are_held_released(queue: Store) -> 
     assert states(queue, one, two) == ["queued", "queued"]
 
 
-def test_what_cannot_be_held_or_released_is_told_with_its_reason(queue: Store) -> None:
+def test_jobs_that_cannot_be_held_or_released_are_reported_with_the_reason(queue: Store) -> None:
     runs, held, over, waits = submit(queue, "runs", "held", "over", "waits")
     start(queue, runs)
     queue.jobs.hold([held])
@@ -37,7 +37,7 @@ def test_what_cannot_be_held_or_released_is_told_with_its_reason(queue: Store) -
     assert [job["why"] for job in refused.json()["unchanged"]] == ["it is not held, it is running", "it is not held"]
 
 
-def test_a_rehearsal_holds_and_releases_nothing(queue: Store) -> None:
+def test_dry_run_holds_and_releases_nothing(queue: Store) -> None:
     waits, held = submit(queue, "waits", "held")
     queue.jobs.hold([held])
     assert stoker("hold", "waits", "--dry-run").out == f"{waits} (waits): would be held\n"

@@ -143,7 +143,7 @@ def test_on_a_narrow_terminal_ids_and_states_stay_whole_and_in_a_pipe_everything
     assert not set(piped) & set("…█│┃━─")
 
 
-def test_mistakes_are_told_in_one_sentence(queue: Store) -> None:
+def test_invalid_input_is_refused_in_one_sentence(queue: Store) -> None:
     for arguments in (["--state", "nonsense"], ["--limit", "0"], ["--queue", "nonsense://"]):
         done = stoker("list", *arguments)
         assert (done.code, len(done.err.splitlines())) == (2, 1)

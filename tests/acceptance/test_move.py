@@ -26,7 +26,7 @@ def order(queue: Store) -> str:
         (["down", "e"], "abcde"),
     ],
 )
-def test_jobs_go_where_they_are_told_and_keep_their_order(queue: Store, words: list[str], becomes: str) -> None:
+def test_moved_jobs_keep_their_order(queue: Store, words: list[str], becomes: str) -> None:
     submit(queue, *"abcde")
     done = stoker("move", *words)
     assert done.code == 0, done.err
@@ -52,7 +52,7 @@ def test_what_runs_is_not_moved_and_what_is_held_is(queue: Store) -> None:
     assert stoker("move", "last", "runs").code == 1
 
 
-def test_a_rehearsal_moves_nothing(queue: Store) -> None:
+def test_dry_run_moves_nothing(queue: Store) -> None:
     submit(queue, "a", "b")
     assert "would be moved first" in stoker("move", "first", "b", "--dry-run").out
     assert order(queue) == "ab"
@@ -110,7 +110,7 @@ def test_what_waits_no_more_is_no_place_to_move_to(queue: Store) -> None:
         assert done.err == f"stoker: nothing can be moved {words[0]} job {runs}: it is running\n"
 
 
-def test_who_forgets_a_job_is_told_where_it_goes(queue: Store) -> None:
+def test_missing_job_is_reported_with_the_usage(queue: Store) -> None:
     submit(queue, "a", "b")
     nobody = stoker("move", "before")
     assert (nobody.code, "before which job?" in nobody.err) == (2, True)
@@ -121,7 +121,7 @@ def test_who_forgets_a_job_is_told_where_it_goes(queue: Store) -> None:
     assert order(queue) == "ab"
 
 
-def test_a_rehearsal_beside_another_moves_nothing(queue: Store) -> None:
+def test_dry_run_before_another_job_moves_nothing(queue: Store) -> None:
     a, _b = submit(queue, "a", "b")
     assert f"would be moved before {a}" in stoker("move", "before", "a", "b", "--dry-run").out
     assert order(queue) == "ab"

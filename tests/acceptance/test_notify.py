@@ -32,7 +32,7 @@ def titles(hook: Receiver) -> set[str]:
     return {asked.json()["title"] for asked in hook.asked}
 
 
-def test_a_failed_job_is_told_until_somebody_stops_it(queue: Store, tmp_path: Path) -> None:
+def test_failed_job_is_notified_until_the_verb_is_stopped(queue: Store, tmp_path: Path) -> None:
     with Receiver().listening() as hook:
         configure(f'[notify]\nurls = ["{hook_url(hook)}"]\nlink = "https://gpu-box:7865"\n')
         log = tmp_path / "log"

@@ -77,7 +77,7 @@ def test_the_write_ahead_log_of_a_queue_is_private_too(tmp_path: Path) -> None:
         assert open_to_others(tmp_path) == {}
 
 
-def test_what_others_had_access_to_is_tightened_and_told_once(tmp_path: Path) -> None:
+def test_permissions_are_restricted_and_reported_once(tmp_path: Path) -> None:
     home = tmp_path / "stoker-home"
     home.mkdir(mode=0o755)
     init_queue(str(home / "queue.db")).close()

@@ -107,7 +107,7 @@ def test_everything_is_there_as_json(night: Path) -> None:
     assert (answer["unknown"], answer["gaps"]) == ([], [])
 
 
-def test_what_was_unknown_or_not_recorded_is_told_and_never_fires(tmp_path: Path) -> None:
+def test_unknown_or_missing_readings_are_reported_and_never_fire(tmp_path: Path) -> None:
     lost = Unknown("the GPU is lost")
     trace = record(tmp_path / "r", (20, [0.0]), (15, [lost]), (20, [0.0]), (-90, []), (20, [0.0]))
     done = stoker("replay", str(trace), environment={"TZ": "UTC"})
@@ -119,7 +119,7 @@ def test_what_was_unknown_or_not_recorded_is_told_and_never_fires(tmp_path: Path
     assert [stretch["reason"] for stretch in answer["unknown"]] == ["GPU 0: the GPU is lost"]
 
 
-def test_damaged_lines_are_told_and_the_rest_is_used(night: Path) -> None:
+def test_damaged_lines_are_reported_and_the_rest_is_used(night: Path) -> None:
     lines = night.read_bytes().splitlines(keepends=True)
     # Not the first of its kind: what is the same as in a damaged line is unknown until it is written out again.
     night.write_bytes(b"".join([*lines[:-1], lines[-1][:20], b"\n"]))

@@ -54,7 +54,7 @@ def test_a_sweep_is_meant_by_its_name(queue: Store) -> None:
         assert ("has no job that is queued" if verb == "hold" else "is a sweep of 3 jobs") in done.err
 
 
-def test_what_runs_waits_or_is_held_is_left_alone_and_told(queue: Store) -> None:
+def test_jobs_that_have_not_ended_are_reported_and_unchanged(queue: Store) -> None:
     runs, waits, held = submit(queue, "runs", "waits", "held")
     start(queue, runs)
     queue.jobs.hold([held])
@@ -75,7 +75,7 @@ def test_a_job_that_waits_for_its_next_try_starts_at_once(queue: Store) -> None:
     assert [ready.id for ready in queue.attempts.ready()] == [job]
 
 
-def test_a_rehearsal_queues_nothing(queue: Store) -> None:
+def test_dry_run_queues_nothing(queue: Store) -> None:
     (job,) = submit(queue, "a")
     end(queue, job)
     assert stoker("retry", "--all", "--dry-run").out == f"{job} (a): would be queued again\n"

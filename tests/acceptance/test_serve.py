@@ -134,7 +134,7 @@ def test_bad_input_is_one_sentence_and_nothing_listens(arguments: list[str], sen
     assert "Traceback" not in done.err
 
 
-def test_a_port_that_is_taken_is_told() -> None:
+def test_port_in_use_is_reported() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -171,7 +171,7 @@ def test_a_run_is_shown_whatever_is_with_the_queue(a_run: str, tmp_path: Path) -
         assert stoker("show", environment={"STOKER_QUEUE": url}).out.startswith(f"run          {a_run}\n")
 
 
-def test_a_job_and_a_run_are_told_apart(a_run: str, queue: Store) -> None:
+def test_job_and_run_are_distinguished(a_run: str, queue: Store) -> None:
     (job,) = submit(queue, "a", name="n")
     assert stoker("show", "n").out.startswith(f"job          {job}")
     assert stoker("show", a_run).out.startswith(f"run          {a_run}\n")

@@ -151,7 +151,7 @@ def test_a_load_costs_no_processor_time_while_it_waits(load: Load) -> None:
     assert ticks() - before <= 1
 
 
-def test_faults_are_made_seen_and_mended() -> None:
+def test_faults_are_added_shown_and_removed() -> None:
     made = stoker("sim", "fault", "lost", "--gpu", "1")
     assert (made.code, made.out) == (0, "GPU 1: lost, until 'stoker sim fault --clear'\n")
     fine, lost = json.loads(stoker("gpus", "--json").out)

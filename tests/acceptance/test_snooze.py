@@ -71,7 +71,7 @@ def test_a_job_on_another_machine_is_snoozed_through_the_queue(queue: Store, els
         assert queue.attempts.snoozes() == {}
 
 
-def test_the_worker_is_told_who_wants_it(queue: Store, elsewhere: Attempt) -> None:
+def test_worker_records_who_snoozed_the_job(queue: Store, elsewhere: Attempt) -> None:
     assert stoker("snooze", "1h", "resnet", environment={"LOGNAME": "alice"}).code == 0
     assert queue.attempts.requests(WORKER).snoozed[elsewhere.id].by == "alice"
 
@@ -178,7 +178,7 @@ def test_without_a_queue_that_is_said_too() -> None:
         (["30m", "a", "b"], "one run at a time"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_a_sentence(words: list[str], told: str) -> None:
+def test_invalid_input_is_refused_in_one_sentence(words: list[str], told: str) -> None:
     done = stoker("snooze", *words)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert told in done.err

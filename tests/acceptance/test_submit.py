@@ -189,7 +189,7 @@ def test_standard_input_gives_one_job_per_line() -> None:
         assert [queue.jobs.get(name).command for name in done.stdout.decode().split()] == ["echo 1", "echo 'ü 🔥'"]
 
 
-def test_a_rehearsal_prints_the_commands_and_leaves_no_queue() -> None:
+def test_dry_run_prints_the_commands_and_creates_no_queue() -> None:
     done = submit("--dry-run", "--sweep", "x=a b,c", "--", "train", "{x}")
     assert (done.code, done.out) == (0, "train 'a b'\ntrain c\n")
     assert "2 jobs would be submitted" in done.err
@@ -292,7 +292,7 @@ def on_a_terminal(*arguments: str) -> str:
         os.close(theirs)
 
 
-def test_a_person_is_told_when_no_worker_will_start_it() -> None:
+def test_missing_worker_is_reported_on_a_terminal() -> None:
     assert on_a_terminal("true") == "no worker is running: `stoker work` starts one\r\n"
     with open_queue() as queue:
         queue.workers.heartbeat("w", "host", View())
@@ -371,7 +371,7 @@ def test_odd_commands_are_kept_letter_by_letter(command: str) -> None:
         (("--queue", "mysql://x", "true"), "is not the address of a queue"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_is_refused_in_a_sentence(arguments: tuple[str, ...], says: str) -> None:
+def test_invalid_input_is_refused_in_one_sentence(arguments: tuple[str, ...], says: str) -> None:
     done = submit(*arguments)
     assert (done.code, done.out) == (2, "")
     assert says in done.err

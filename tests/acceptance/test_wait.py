@@ -103,7 +103,7 @@ def test_all_means_those_that_have_not_ended(queue: Store, waiting: Callable[...
     assert stoker("wait", "--all").code == 0
 
 
-def test_a_job_that_can_never_start_is_told_and_waited_for(queue: Store, waiting: Callable[..., Waiting]) -> None:
+def test_job_that_cannot_start_is_reported_and_waited_for(queue: Store, waiting: Callable[..., Waiting]) -> None:
     first, second = submit(queue, "a", "b")
     queue.jobs.edit(second, {"after": (first,)})
     run(queue, first, "failed", 1)
@@ -121,7 +121,7 @@ def test_ctrl_c_ends_it_cleanly(queue: Store, waiting: Callable[..., Waiting]) -
     assert (code, out, err.strip()) == (130, "", "")
 
 
-def test_mistakes_are_told_in_one_sentence(queue: Store) -> None:
+def test_invalid_input_is_refused_in_one_sentence(queue: Store) -> None:
     (job,) = submit(queue, "a")
     for arguments in ([], [job, "--all"], ["--tag", "nobody"], ["nobody"], [job, "--timeout", "soon"]):
         done = stoker("wait", *arguments)

@@ -45,7 +45,7 @@ def test_a_job_behind_others_says_how_many(queue: Store) -> None:
     assert "3 other jobs come first" in why(jobs[-1])
 
 
-def test_more_gpus_than_exist_anywhere_are_told(queue: Store) -> None:
+def test_more_gpus_than_any_machine_has_are_reported(queue: Store) -> None:
     (job,) = submit(queue, "a", gpus=64)
     be_there(queue, gpus=2)
     assert "it asks for 64 GPUs, and no worker has more than 2 (gpu-box)" in why(job)
