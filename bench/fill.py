@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 
 from bench.table import Figure, print_figures
-from tests.support.fill_stage import FillStage, SteppingAside, Visitor, visit
-from tests.support.openers import NUMBERS
+from tests.support.fill_machine import FillMachine, OtherUser, SteppingAside, occupy
+from tests.support.node_holders import NUMBERS
 
 GPUS = 8
 PROCESSES = 300
@@ -79,28 +79,28 @@ def _crowd(place: Path) -> Iterator[None]:
 
 def _visits(place: Path) -> tuple[list[SteppingAside], list[float]]:
     """Somebody opens the node of one GPU after another, at any moment; and what `fuser` takes there, in seconds."""
-    stage = FillStage(place, gpus=GPUS, linger=LINGER, interval=INTERVAL, keys=f"idle_for = 0\ngrace = {GRACE}")
+    machine = FillMachine(place, gpus=GPUS, linger=LINGER, interval=INTERVAL, keys=f"idle_for = 0\ngrace = {GRACE}")
     chance = random.Random(1)
     found = []
-    with closing(stage), closing(Visitor()) as user:
-        stage.fill(eager=True)
-        stage.wait_until_running(list(stage.nodes))
+    with closing(machine), closing(OtherUser()) as user:
+        machine.fill(eager=True)
+        machine.wait_until_running(list(machine.nodes))
         for trial in range(TRIALS):
-            gpu = list(stage.nodes)[trial % GPUS]
-            stage.wait_until_running([gpu])
+            gpu = list(machine.nodes)[trial % GPUS]
+            machine.wait_until_running([gpu])
             time.sleep(chance.uniform(0.4, 1.6))
-            found.append(visit(stage, user, gpu))
-        return found, _fuser(stage)
+            found.append(occupy(machine, user, gpu))
+        return found, _fuser(machine)
 
 
-def _fuser(stage: FillStage) -> list[float]:
+def _fuser(machine: FillMachine) -> list[float]:
     """What one scan by the original's means takes, for all nodes at once, which is the best for it."""
     if shutil.which("fuser") is None:
         return []
     taken = []
     for _ in range(FUSER_SCANS):
         began = time.monotonic()
-        subprocess.run(["fuser", *map(str, stage.nodes.values())], capture_output=True, check=False)
+        subprocess.run(["fuser", *map(str, machine.nodes.values())], capture_output=True, check=False)
         taken.append(time.monotonic() - began)
     return taken
 
@@ -129,29 +129,29 @@ def _print_row(what: str, seconds: list[float]) -> None:
 def _unheard_visits(place: Path) -> list[SteppingAside]:
     """Somebody opens a container's own node of the same device, of which no event comes."""
     number = NUMBERS[1]
-    stage = FillStage(place, gpus=1, interval=SHORT_INTERVAL, keys=f"idle_for = 0\ngrace = {GRACE}")
-    (gpu,) = stage.nodes
-    stage.nodes[gpu].unlink()
-    os.mknod(stage.nodes[gpu], stat.S_IFCHR | 0o666, number)
+    machine = FillMachine(place, gpus=1, interval=SHORT_INTERVAL, keys=f"idle_for = 0\ngrace = {GRACE}")
+    (gpu,) = machine.nodes
+    machine.nodes[gpu].unlink()
+    os.mknod(machine.nodes[gpu], stat.S_IFCHR | 0o666, number)
     own = place / "container"
     os.mknod(own, stat.S_IFCHR | 0o666, number)
     chance = random.Random(2)
     found = []
-    with closing(stage), closing(Visitor()) as user:
-        stage.fill(eager=True)
+    with closing(machine), closing(OtherUser()) as user:
+        machine.fill(eager=True)
         for _ in range(CONTAINER_TRIALS):
-            stage.wait_until_running([gpu])
+            machine.wait_until_running([gpu])
             time.sleep(chance.uniform(0.4, 0.4 + SHORT_INTERVAL))
-            found.append(visit(stage, user, gpu, own))
+            found.append(occupy(machine, user, gpu, own))
     return found
 
 
 def _rest(place: Path) -> tuple[float, float]:
     """With a program on every GPU and nobody coming: the share of a core, and how often it wakes in a second."""
-    stage = FillStage(place, gpus=GPUS, interval=INTERVAL)
-    with closing(stage):
-        filler = stage.fill()
-        stage.wait_until_running(list(stage.nodes))
+    machine = FillMachine(place, gpus=GPUS, interval=INTERVAL)
+    with closing(machine):
+        filler = machine.fill()
+        machine.wait_until_running(list(machine.nodes))
         time.sleep(WARM_UP)
         watchers = _watchers(filler.pid)
         before, begun, switches = _seconds(watchers), time.monotonic(), _switches(watchers)

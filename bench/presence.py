@@ -16,7 +16,7 @@ from typing import NamedTuple
 from bench.table import Figure, print_figures
 from stoker.presence.device_events import DeviceEvents
 from stoker.presence.holders import HolderScanner
-from tests.support.openers import NUMBERS, make_node
+from tests.support.node_holders import NUMBERS, make_node
 
 GPUS = 8
 PROCESSES = 300
@@ -151,22 +151,22 @@ def _fuser(nodes: Nodes) -> Cost | None:
 def _latencies(nodes: Nodes, stack: ExitStack) -> tuple[list[float], list[float]]:
     """Milliseconds from another process's opening to the ring, and to the knowledge of who it was, sorted."""
     alarm = stack.enter_context(closing(DeviceEvents(nodes)))
-    opener = stack.enter_context(_opener(nodes["GPU-0"][0]))
+    holder = stack.enter_context(_opener(nodes["GPU-0"][0]))
     holders = HolderScanner(nodes)
     holders.scan()
     rings, named = [], []
     for _ in range(TRIALS):
         alarm.changed()
-        _say(opener, "open")
+        _say(holder, "open")
         select.select([alarm.fileno()], [], [])
         rang = time.monotonic()
         assert alarm.changed() == {"GPU-0"}
-        assert opener.pid in [holder.pid for holder in holders.scan().by_gpu["GPU-0"]]
+        assert holder.pid in [holder.pid for holder in holders.scan().by_gpu["GPU-0"]]
         known = time.monotonic()
-        opened = float(_heard(opener))
+        opened = float(_heard(holder))
         rings.append((rang - opened) * 1000)
         named.append((known - opened) * 1000)
-        _tell(opener, "close")
+        _tell(holder, "close")
     return sorted(rings), sorted(named)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.table import Figure
 from stoker.queue import JobSpec, Store, init_queue
 from tests.support.postgres import PostgresServer
-from tests.support.queue_crowd import crowd
+from tests.support.queue_contention import crowd
 from tests.support.queue_history import write_history
 
 SUBMITTED = 10_000

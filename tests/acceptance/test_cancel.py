@@ -8,7 +8,7 @@ from tests.support.deep import DEEP
 from tests.support.queue_jobs import end, start, states, submit
 
 
-def test_a_waiting_job_is_cancelled_by_its_id_its_name_or_the_beginning_of_its_id(queue: Store) -> None:
+def test_waiting_job_is_cancelled_by_id_name_or_id_prefix(queue: Store) -> None:
     by_id, by_name, by_prefix, other = submit(queue, "a", "the-name", "c", "d")
     done = stoker("cancel", by_id, "the-name", by_prefix[:7])
     assert done.code == 0, done.err
@@ -16,7 +16,7 @@ def test_a_waiting_job_is_cancelled_by_its_id_its_name_or_the_beginning_of_its_i
     assert states(queue, by_id, by_name, by_prefix, other) == ["cancelled"] * 3 + ["queued"]
 
 
-def test_a_running_job_is_asked_to_stop(queue: Store) -> None:
+def test_running_job_is_stopped(queue: Store) -> None:
     (job,) = submit(queue, "a")
     attempt = start(queue, job)
     done = stoker("cancel", job)
@@ -34,7 +34,7 @@ def test_jobs_that_cannot_be_cancelled_are_reported_with_the_reason(queue: Store
     assert (none.code, none.out, none.err.count("\n")) == (1, "", 2)
 
 
-def test_the_json_says_what_was_changed_and_what_was_not_and_why(queue: Store) -> None:
+def test_json_has_changed_and_unchanged_jobs_with_reasons(queue: Store) -> None:
     over, waiting = submit(queue, "over", "waiting")
     end(queue, over)
     done = stoker("cancel", over, waiting, "--json")
@@ -62,7 +62,7 @@ def test_dry_run_reports_and_changes_nothing(queue: Store) -> None:
     assert queue.attempts.renew([attempt], 60.0) == {attempt: False}
 
 
-def test_jobs_are_chosen_by_tag_by_state_or_all(queue: Store) -> None:
+def test_jobs_are_selected_by_tag_state_or_all(queue: Store) -> None:
     (plain,) = submit(queue, "plain")
     one, two = submit(queue, "one", "two", tags=("sweep",))
     (over,) = submit(queue, "over", tags=("sweep",))
@@ -88,7 +88,7 @@ def test_jobs_are_chosen_by_tag_by_state_or_all(queue: Store) -> None:
         (["--state", "broken"], 2, "'broken' is not one of"),
     ],
 )
-def test_a_choice_that_means_nothing_is_a_sentence(queue: Store, words: list[str], code: int, sentence: str) -> None:
+def test_empty_or_contradictory_selection_is_refused(queue: Store, words: list[str], code: int, sentence: str) -> None:
     (job,) = submit(queue, "a")
     done = stoker("cancel", *words)
     assert (done.code, done.out, done.err.count("\n")) == (code, "", 1)
@@ -96,7 +96,7 @@ def test_a_choice_that_means_nothing_is_a_sentence(queue: Store, words: list[str
     assert states(queue, job) == ["queued"]
 
 
-def test_one_word_that_fits_no_job_leaves_the_others_alone(queue: Store) -> None:
+def test_one_unknown_job_leaves_the_others_unchanged(queue: Store) -> None:
     (job,) = submit(queue, "a")
     assert stoker("cancel", job, "nobody").code == 2
     assert states(queue, job) == ["queued"]
@@ -108,7 +108,7 @@ def test_job_named_twice_is_reported_once(queue: Store) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_thousands_are_chosen_by_their_tag_at_once(kind: str, request: pytest.FixtureRequest) -> None:
+def test_thousands_of_jobs_are_selected_by_tag(kind: str, request: pytest.FixtureRequest) -> None:
     url = str(request.getfixturevalue("postgres_url")) if kind == "postgres" else None
     many = 3000 if url is None or DEEP else 1001
     with init_queue(url) as store:

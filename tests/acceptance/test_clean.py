@@ -37,7 +37,7 @@ def test_only_jobs_that_ended_more_than_a_month_ago_are_deleted(queue: Store) ->
     )
 
 
-def test_age_and_state_can_be_chosen(queue: Store) -> None:
+def test_age_and_state_are_selectable(queue: Store) -> None:
     well, wrong, unwanted = submit(queue, "well", "wrong", "unwanted")
     end(queue, well, "succeeded")
     end(queue, wrong)
@@ -50,7 +50,7 @@ def test_age_and_state_can_be_chosen(queue: Store) -> None:
     assert names(queue) == {"well"}
 
 
-def test_what_an_unfinished_job_comes_after_is_kept(queue: Store) -> None:
+def test_dependency_of_an_unfinished_job_is_kept(queue: Store) -> None:
     (needed,) = submit(queue, "needed")
     submit(queue, "waits", after=(needed,))
     end(queue, needed, "succeeded")
@@ -77,7 +77,7 @@ def test_dry_run_counts_and_deletes_nothing(queue: Store) -> None:
 
 
 @pytest.mark.parametrize("state", ["queued", "held", "running"])
-def test_what_is_unfinished_cannot_even_be_chosen(queue: Store, state: str) -> None:
+def test_unfinished_states_cannot_be_selected(queue: Store, state: str) -> None:
     submit(queue, "a")
     done = stoker("clean", "--older-than", "0s", "--state", state)
     assert (done.code, done.err.count("\n")) == (2, 1)

@@ -47,7 +47,7 @@ def test_bash_completes_verbs_and_options() -> None:
     assert completed("queue", "ch") == ["check"]
 
 
-def test_bash_completes_ids_and_names_of_the_jobs_that_a_verb_can_change(queue: Store) -> None:
+def test_bash_completes_ids_and_names_of_jobs_the_command_can_change(queue: Store) -> None:
     runs, held, waits = submit(queue, "resnet-runs", "resnet-held", "a name; with rm -rf")
     start(queue, runs)
     queue.jobs.hold([held])
@@ -59,7 +59,7 @@ def test_bash_completes_ids_and_names_of_the_jobs_that_a_verb_can_change(queue: 
     assert completed("move", "first", held[:4]) == [held]
 
 
-def test_bash_completes_tags_and_asks_the_queue_that_the_line_names(queue: Store, tmp_path: Path) -> None:
+def test_bash_completes_tags_from_the_queue_on_the_command_line(queue: Store, tmp_path: Path) -> None:
     submit(queue, "a", tags=("sweep-1", "other"))
     assert completed("cancel", "--tag", "sw") == ["sweep-1"]
     assert completed("cancel", "--queue", str(tmp_path / "none.db"), "") == []
@@ -67,17 +67,17 @@ def test_bash_completes_tags_and_asks_the_queue_that_the_line_names(queue: Store
 
 
 @pytest.mark.parametrize("verb", ["show", "logs", "wait", "why"])
-def test_bash_completes_jobs_also_for_the_verbs_that_only_look(queue: Store, verb: str) -> None:
+def test_bash_completes_jobs_for_read_only_commands(queue: Store, verb: str) -> None:
     submit(queue, "resnet")
     assert completed(verb, "res") == ["resnet"]
 
 
-def test_bash_completes_what_a_submitted_job_comes_after(queue: Store) -> None:
+def test_bash_completes_dependencies_of_submit(queue: Store) -> None:
     submit(queue, "resnet")
     assert completed("submit", "--after", "res") == ["resnet"]
 
 
-def test_a_queue_that_cannot_be_read_completes_nothing_and_says_nothing(tmp_path: Path) -> None:
+def test_unreadable_queue_completes_nothing_silently(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("this is not a database, but it is long enough to be looked at as one" * 20)
     assert completed("cancel", "--queue", str(tmp_path / "text"), "") == []
     assert completed("cancel", "--queue", "postgresql://nobody@127.0.0.1:1/none", "") == []
@@ -85,7 +85,7 @@ def test_a_queue_that_cannot_be_read_completes_nothing_and_says_nothing(tmp_path
     assert completed("cancel", "") == []
 
 
-def test_a_database_that_does_not_answer_is_not_waited_for() -> None:
+def test_completion_does_not_wait_for_an_unreachable_database() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         begun = time.monotonic()
@@ -97,11 +97,11 @@ def test_a_database_that_does_not_answer_is_not_waited_for() -> None:
 @pytest.mark.parametrize(
     ("shell", "mark"), [("zsh", "#compdef stoker"), ("fish", "complete --no-files --command stoker")]
 )
-def test_the_scripts_of_other_shells_are_there_too(shell: str, mark: str) -> None:
+def test_scripts_for_other_shells_are_printed(shell: str, mark: str) -> None:
     done = stoker("completion", shell)
     assert (done.code, mark in done.out) == (0, True)
 
 
-def test_an_unknown_shell_is_a_sentence() -> None:
+def test_unknown_shell_is_refused() -> None:
     done = stoker("completion", "tcsh")
     assert (done.code, done.err.count("\n")) == (2, 1)

@@ -52,7 +52,7 @@ def shell(tmp_path: Path) -> Iterator[PageShell]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_of_a_page_do_what_it_says(page: Path, shell: PageShell) -> None:
+def test_commands_of_a_page_print_what_it_shows(page: Path, shell: PageShell) -> None:
     for block in blocks(page):
         if block.note.startswith("not run"):
             continue

@@ -50,7 +50,7 @@ def edited(queue: Store, *words: str) -> Job:
         (["--idle", "off"], "policy", {"idle": False}),
     ],
 )
-def test_an_option_changes_its_field_and_no_other(
+def test_option_changes_only_its_field(
     queue: Store, words: list[str], field: str, value: object, tmp_path: Path
 ) -> None:
     (other,) = submit(queue, "other")
@@ -95,7 +95,7 @@ def test_invalid_command_after_dashes_is_refused(queue: Store, words: list[str],
     assert queue.jobs.get("a").command == "echo a"
 
 
-def test_several_jobs_are_edited_at_once_or_none(queue: Store) -> None:
+def test_several_jobs_are_edited_all_or_none(queue: Store) -> None:
     submit(queue, "a", "b", tags=("t",))
     assert len(stoker("edit", "--tagged", "t", "--gpus", "2").out.splitlines()) == 2
     assert [job.gpus for job in queue.jobs.find()] == [2, 2]
@@ -106,7 +106,7 @@ def test_several_jobs_are_edited_at_once_or_none(queue: Store) -> None:
     assert [job.after for job in queue.jobs.find()] == [(), ()]
 
 
-def test_what_runs_is_left_alone_and_what_ended_can_be_edited_for_a_retry(queue: Store) -> None:
+def test_running_job_is_not_edited_and_ended_job_is_edited_for_a_retry(queue: Store) -> None:
     runs, over = submit(queue, "runs", "over")
     start(queue, runs)
     end(queue, over)
@@ -129,7 +129,7 @@ def test_dry_run_edits_nothing(queue: Store) -> None:
     assert queue.jobs.get("a").gpus == 1
 
 
-def test_without_options_and_without_a_terminal_it_asks_what_is_meant(queue: Store) -> None:
+def test_edit_without_options_or_terminal_is_refused(queue: Store) -> None:
     submit(queue, "a")
     done = stoker("edit", "a")
     assert (done.code, done.err.count("\n")) == (2, 1)
@@ -177,7 +177,7 @@ def left(tmp_path: Path) -> list[Path]:
     return sorted(tmp_path.glob("stoker-*.toml"))
 
 
-def test_the_editor_shows_the_job_and_what_is_changed_in_it_is_applied(queue: Store, tmp_path: Path) -> None:
+def test_changes_made_in_the_editor_are_applied(queue: Store, tmp_path: Path) -> None:
     queue.jobs.submit(
         [
             JobSpec(
@@ -220,9 +220,7 @@ def test_the_editor_shows_the_job_and_what_is_changed_in_it_is_applied(queue: St
         ("text + 'nonsense = 1'", "no rule has a setting 'nonsense'"),
     ],
 )
-def test_a_mistake_in_the_text_is_a_sentence_and_the_text_is_kept(
-    queue: Store, tmp_path: Path, change: str, sentence: str
-) -> None:
+def test_invalid_editor_text_is_reported_and_kept(queue: Store, tmp_path: Path, change: str, sentence: str) -> None:
     submit(queue, "a")
     before = queue.jobs.get("a")
     code, screen = in_terminal(an_editor(tmp_path, change), "a")
@@ -237,7 +235,7 @@ def test_a_mistake_in_the_text_is_a_sentence_and_the_text_is_kept(
     assert queue.jobs.get("a").gpus == 2
 
 
-def test_an_editor_that_fails_changes_nothing(queue: Store, tmp_path: Path) -> None:
+def test_failing_editor_changes_nothing(queue: Store, tmp_path: Path) -> None:
     submit(queue, "a")
     editor = tmp_path / "editor.py"
     editor.write_text("import sys; sys.exit(3)")
@@ -250,7 +248,7 @@ def test_an_editor_that_fails_changes_nothing(queue: Store, tmp_path: Path) -> N
     assert kept.read_text().endswith("# mine")
 
 
-def test_what_runs_is_not_even_opened(queue: Store, tmp_path: Path) -> None:
+def test_running_job_is_not_opened_in_the_editor(queue: Store, tmp_path: Path) -> None:
     (job,) = submit(queue, "a")
     start(queue, job)
     code, screen = in_terminal(an_editor(tmp_path, "text"), "a")

@@ -51,7 +51,7 @@ def lines(tmp_path: Path) -> Iterator[Lines]:
     there.feeders.close()
 
 
-def test_lines_become_jobs_as_the_options_say(lines: Lines) -> None:
+def test_lines_become_jobs_with_the_given_options(lines: Lines) -> None:
     lines.add("python train.py --lr=1e-3 --version={id}", "", "  # a note", "\tpython train.py --bs {batch_size}  ")
     options = ("--gpus", "2", "--memory", "8GiB", "--tag", "night", "--priority", "3", "--retries", "2", "--share")
     done = lines.once(*options, "--time-limit", "1h", "--preemptible", "--directory", "/srv", "--batch-size", "64")
@@ -69,7 +69,7 @@ def test_lines_become_jobs_as_the_options_say(lines: Lines) -> None:
         assert (job.directory, job.batch_size) == ("/srv", 64)
 
 
-def test_a_line_is_taken_when_it_is_written_also_into_a_file_that_was_not_there(lines: Lines) -> None:
+def test_appended_line_is_taken_also_from_a_new_file(lines: Lines) -> None:
     feeder = lines.start_without_file()
     lines.add("one")
     lines.wait_for("one")
@@ -85,7 +85,7 @@ def test_a_line_is_taken_when_it_is_written_also_into_a_file_that_was_not_there(
     assert feeder.taken == ["one", "two", "three", "four"]
 
 
-def test_a_line_wakes_the_feeder(lines: Lines) -> None:
+def test_line_wakes_the_feeder(lines: Lines) -> None:
     """A busy machine may hold it up once; one that is not woken is never in time."""
 
     def is_woken(number: int) -> bool:
@@ -114,7 +114,7 @@ def test_no_edit_of_the_file_makes_a_line_run_again(lines: Lines) -> None:
     assert lines.queue.commands() == ["one", "two"]
 
 
-def test_the_same_line_twice_is_two_jobs(lines: Lines) -> None:
+def test_same_line_twice_is_two_jobs(lines: Lines) -> None:
     lines.add("again", "other")
     lines.once()
     lines.add("again")
@@ -133,7 +133,7 @@ def test_deleted_jobs_are_not_submitted_again(lines: Lines) -> None:
     assert lines.queue.commands() == ["two"]
 
 
-def test_several_feeders_that_are_killed_and_started_again_take_each_line_once(lines: Lines) -> None:
+def test_killed_and_restarted_feeders_take_each_line_once(lines: Lines) -> None:
     commands = [f"python train.py --seed={number}" for number in range(300)]
     first, second = lines.start_without_file(), lines.start_without_file()
     for start in range(0, 300, 20):
@@ -148,7 +148,7 @@ def test_several_feeders_that_are_killed_and_started_again_take_each_line_once(l
     assert lines.queue.counted() == Counter(commands)
 
 
-def test_a_last_line_without_a_newline_is_waited_for_and_then_taken(lines: Lines) -> None:
+def test_last_line_without_a_newline_is_taken_after_a_delay(lines: Lines) -> None:
     """Whoever is held up for too long while writing is not waited for; that is no reason to fail."""
 
     def is_waited_for(number: int) -> bool:
@@ -196,7 +196,7 @@ def test_invalid_lines_are_reported_and_left_out(lines: Lines) -> None:
     assert [sentence.split(" of ")[0] for sentence in told] == [f"stoker: line {number}" for number in (2, 3, 4, 5)]
 
 
-def test_a_file_keeps_its_lines_under_a_name(lines: Lines) -> None:
+def test_file_with_a_name_keeps_its_taken_lines(lines: Lines) -> None:
     lines.add("one")
     lines.once("--as", "experiments")
     lines.path = lines.path.rename(lines.path.with_name("moved.txt"))
@@ -205,7 +205,7 @@ def test_a_file_keeps_its_lines_under_a_name(lines: Lines) -> None:
     assert lines.queue.commands() == ["one", "one"]
 
 
-def test_a_link_to_the_file_is_the_same_file(lines: Lines) -> None:
+def test_symlink_counts_as_the_same_file(lines: Lines) -> None:
     lines.add("one")
     lines.once()
     link = lines.path.with_name("link.txt")
@@ -234,7 +234,7 @@ def test_invalid_options_are_refused(lines: Lines, options: tuple[str, ...], mon
     assert lines.queue.jobs() == []
 
 
-def test_a_directory_is_refused_and_a_file_that_cannot_be_read_is_one_sentence(lines: Lines) -> None:
+def test_directory_and_unreadable_file_are_refused(lines: Lines) -> None:
     lines.path.mkdir()
     done = lines.once()
     assert (done.code, "is a directory" in done.err, done.err.count("\n")) == (2, True, 1)

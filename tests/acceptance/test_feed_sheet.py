@@ -69,7 +69,7 @@ def sheet(tmp_path: Path) -> Iterator[Sheet]:
         there.feeders.close()
 
 
-def test_rows_become_jobs_in_their_order_and_the_counter_is_raised(sheet: Sheet) -> None:
+def test_rows_become_jobs_in_order_and_the_counter_increases(sheet: Sheet) -> None:
     sheet.cells["B1"] = "2"
     sheet.cells["C2"] = "Queue"
     sheet.fill("old", "python train.py --lr=1e-3", "python train.py --lr=1e-4")
@@ -89,7 +89,7 @@ def test_rows_become_jobs_in_their_order_and_the_counter_is_raised(sheet: Sheet)
     assert len(sheet.queue.jobs()) == 2
 
 
-def test_two_feeders_and_a_kill_in_the_middle_make_500_jobs_of_500_rows(sheet: Sheet) -> None:
+def test_two_feeders_and_a_kill_create_500_jobs_from_500_rows(sheet: Sheet) -> None:
     commands = [f"python train.py --seed={number}" for number in range(500)]
     sheet.server.delay = 0.02
     first, second = sheet.start(), sheet.start()
@@ -109,7 +109,7 @@ def test_two_feeders_and_a_kill_in_the_middle_make_500_jobs_of_500_rows(sheet: S
     assert (second.err.strip(), third.err.strip()) == ("", "")
 
 
-def test_a_feeder_that_dies_while_it_writes_takes_nothing_twice(sheet: Sheet) -> None:
+def test_feeder_killed_while_writing_takes_no_row_twice(sheet: Sheet) -> None:
     sheet.fill("one", "two")
     sheet.server.may_write.clear()
     feeder = sheet.start()
@@ -124,7 +124,7 @@ def test_a_feeder_that_dies_while_it_writes_takes_nothing_twice(sheet: Sheet) ->
     assert [sheet.row(row)[2] for row in (3, 4, 5)] == [job.id for job in sheet.queue.jobs()]
 
 
-def test_empty_rows_are_waited_for_at_the_end_and_skipped_before_it(sheet: Sheet) -> None:
+def test_empty_rows_are_skipped_except_at_the_end(sheet: Sheet) -> None:
     feeder = sheet.start()
     wait_for(lambda: sheet.requests("batchGet"), named="a look")
     sheet.fill("one", "", "# a note", "two")
@@ -134,7 +134,7 @@ def test_empty_rows_are_waited_for_at_the_end_and_skipped_before_it(sheet: Sheet
     assert feeder.taken == ["one", "two", "three"] == sheet.queue.commands()
 
 
-def test_state_gpu_id_and_link_are_written_back_also_for_jobs_of_an_earlier_feeder(sheet: Sheet) -> None:
+def test_state_gpu_id_and_link_are_written_back_across_restarts(sheet: Sheet) -> None:
     sheet.fill("good", "bad", "waiting")
     assert sheet.once().code == 0
     with sheet.queue.opened() as store:
@@ -156,7 +156,7 @@ def test_state_gpu_id_and_link_are_written_back_also_for_jobs_of_an_earlier_feed
     assert feeder.end() == 130
 
 
-def test_quota_errors_lost_connections_and_a_google_that_is_down_are_waited_out(sheet: Sheet) -> None:
+def test_quota_errors_and_outages_are_retried(sheet: Sheet) -> None:
     sheet.fill("one")
     feeder = sheet.start()
     wait_for(lambda: sheet.row(3)[0] == "queued", named="the first row")
@@ -176,7 +176,7 @@ def test_quota_errors_lost_connections_and_a_google_that_is_down_are_waited_out(
     assert sheet.queue.commands() == ["one", "two"]
 
 
-def test_a_feeder_that_worked_once_outlives_mistakes_on_the_sheet(sheet: Sheet) -> None:
+def test_running_feeder_survives_invalid_sheet_contents(sheet: Sheet) -> None:
     sheet.fill("one")
     feeder = sheet.start()
     wait_for(lambda: sheet.row(3)[0] == "queued", named="the first row")
@@ -197,13 +197,13 @@ def test_a_feeder_that_worked_once_outlives_mistakes_on_the_sheet(sheet: Sheet) 
         (QUOTA, 1, "Google's quota for reading and writing sheets is used up"),
     ],
 )
-def test_a_refusal_of_google_is_one_sentence(sheet: Sheet, refusal: Refusal, code: int, sentence: str) -> None:
+def test_refusal_by_google_is_reported(sheet: Sheet, refusal: Refusal, code: int, sentence: str) -> None:
     sheet.server.refusals = [refusal]
     done = sheet.once()
     assert (done.code, done.err) == (code, f"stoker: {sentence}\n")
 
 
-def test_wrong_keys_and_credentials_are_one_sentence(sheet: Sheet, tmp_path: Path) -> None:
+def test_invalid_keys_and_credentials_are_reported(sheet: Sheet, tmp_path: Path) -> None:
     def fed(key: str, credentials: Path) -> Finished:
         return stoker(
             *("feed", "sheet", key, "--credentials", str(credentials), "--queue", sheet.queue.url),
@@ -230,7 +230,7 @@ def test_invalid_options_are_refused(sheet: Sheet, options: tuple[str, ...]) -> 
     assert sheet.queue.jobs() == []
 
 
-def test_without_gspread_a_sentence_says_what_brings_it(sheet: Sheet, tmp_path: Path) -> None:
+def test_missing_gspread_is_reported_with_the_extra_to_install(sheet: Sheet, tmp_path: Path) -> None:
     (tmp_path / "gspread.py").write_text("raise ImportError('no gspread', name='gspread')\n")
     done = stoker(
         *("feed", "sheet", KEY, "--credentials", str(sheet.credentials)),

@@ -22,9 +22,9 @@ from tests.support.waiting import wait_for
 UNKNOWN_ERROR = 999
 # A program that does not end when it is asked to, and has started another one that does not either.
 DEAF = """\
-echo "start $$ x" >> "$DIARY"
+echo "start $$ x" >> "$JOURNAL"
 trap '' TERM
-setsid sh -c 'echo "start $$ x" >> "$DIARY"; while :; do sleep 1; done' &
+setsid sh -c 'echo "start $$ x" >> "$JOURNAL"; while :; do sleep 1; done' &
 while :; do sleep 1; done
 """
 
@@ -45,8 +45,8 @@ def assert_nothing_is_left(filling: FillSite) -> None:
 
 
 class TestTheProgram:
-    def test_it_gets_the_callers_environment_its_own_and_its_gpus_by_uuid(self, filling: FillSite) -> None:
-        filling.program("show", 'env > "$DIARY.part"; mv "$DIARY.part" "$DIARY.env"; exec sleep 1000')
+    def test_program_gets_both_environments_and_its_gpus_by_uuid(self, filling: FillSite) -> None:
+        filling.program("show", 'env > "$JOURNAL.part"; mv "$JOURNAL.part" "$JOURNAL.env"; exec sleep 1000')
         config = filling.config(
             "\n".join(
                 (
@@ -59,7 +59,7 @@ class TestTheProgram:
             )
         )
         filling.fill("--config", config, environment={"SHARED": "caller's", "PLAIN": "1", "CUDA_VISIBLE_DEVICES": "0"})
-        shown = Path(f"{filling.diary}.env")
+        shown = Path(f"{filling.journal}.env")
         wait_for(shown.exists, named="its environment")
         found = dict(line.split("=", 1) for line in shown.read_text().splitlines() if "=" in line)
         wanted = {
@@ -72,7 +72,7 @@ class TestTheProgram:
         }
         assert {name: found.get(name) for name in wanted} == wanted
 
-    def test_its_command_may_be_quoted_and_its_output_is_appended(self, filling: FillSite) -> None:
+    def test_command_may_be_quoted_and_output_is_appended(self, filling: FillSite) -> None:
         filling.program("say", 'printf "[%s]\\n" "$PWD" "$@"; exec sleep 1000')
         log = filling.directory / "log"
         log.write_text("before\n")
@@ -81,14 +81,14 @@ class TestTheProgram:
         wait_for(lambda: "[c d]\n" in log.read_text(), named="all of its output")
         assert log.read_text() == f"before\n[{filling.root}]\n[two words]\n[a'b]\n[c d]\n"
 
-    def test_without_a_log_its_output_is_on_the_console(self, filling: FillSite) -> None:
+    def test_output_without_a_log_goes_to_the_console(self, filling: FillSite) -> None:
         filling.program("say", "echo here I am; exec sleep 1000")
         filling.fill("--config", filling.config("cmd = say")).wait_until_it_says("(?m)^here I am$")
 
     @pytest.mark.parametrize(
         ("asked", "shown"), [("idle", "idle"), ("best-effort:6", "best-effort: prio 6")], ids=["idle", "best effort"]
     )
-    def test_it_stands_back_for_processor_and_disk_as_far_as_asked(
+    def test_program_runs_with_the_configured_cpu_and_io_priority(
         self, filling: FillSite, asked: str, shown: str
     ) -> None:
         filling.fill("--config", filling.config(on_both("nice = 7", f"ionice = {asked}")))
@@ -98,19 +98,19 @@ class TestTheProgram:
             said = subprocess.run(["ionice", "-p", str(miner)], capture_output=True, text=True, check=True).stdout
             assert said.strip() == shown
 
-    def test_each_gives_every_gpu_its_own(self, filling: FillSite) -> None:
+    def test_each_starts_one_program_per_gpu(self, filling: FillSite) -> None:
         filling.fill("--config", filling.config(on_both("each = yes")))
         filling.wait_for_start(2)
         assert sorted(filling.started().values()) == sorted(filling.uuids)
 
-    def test_one_that_dies_at_once_is_reported_and_not_started_again_at_once(self, filling: FillSite) -> None:
-        filling.program("miner-run", 'echo "start $$ x" >> "$DIARY"; exit 3')
+    def test_program_that_exits_at_once_is_reported_and_restarted_later(self, filling: FillSite) -> None:
+        filling.program("miner-run", 'echo "start $$ x" >> "$JOURNAL"; exit 3')
         filler = filling.fill("--config", filling.config(on_both(), defaults="backoff = 2m"))
         filler.wait_until_it_says("process-0 on GPUs 0, 1: after [0-9]+s it ended with code 3: tried again in 2m")
         filling.wait_for_why("after [0-9]+s it ended with code 3: tried again in [12]m")
         assert len(filling.started()) == 1
 
-    def test_the_pause_doubles_each_time(self, filling: FillSite) -> None:
+    def test_restart_delay_doubles(self, filling: FillSite) -> None:
         filling.program("miner-run", "exit 3")
         config = filling.config(on_both(), defaults="backoff = 30s")
         filler = filling.fill("--config", config, environment=filling.fast_clock())
@@ -121,32 +121,32 @@ class TestTheProgram:
 
 
 class TestSteppingAside:
-    def test_it_waits_for_idle_for_again_after_another_user_was_there(self, filling: FillSite) -> None:
-        visitor = filling.visit(0)
+    def test_idle_for_starts_again_after_another_user(self, filling: FillSite) -> None:
+        other_user = filling.open_node(0)
         filling.fill("--config", filling.config(on_both("idle_for = 1h")))
-        filling.wait_for_why(f"pid {visitor.pid}")
-        filling.leave(visitor)
+        filling.wait_for_why(f"pid {other_user.pid}")
+        filling.leave(other_user)
         filling.wait_for_why("^idle, and given to process-0 in (1h|59m[0-9]+s)$")
 
-    def test_after_a_visit_it_comes_back_when_things_have_settled(self, filling: FillSite) -> None:
+    def test_program_returns_once_the_gpu_is_idle_again(self, filling: FillSite) -> None:
         config = filling.config(on_both("settle = 80s"))
         filling.fill("--config", config, environment=filling.fast_clock())
         (miner,) = filling.wait_for_start()
-        visitor = filling.visit(1)
+        other_user = filling.open_node(1)
         filling.wait_for_end(miner)
         left = time.monotonic()
-        filling.leave(visitor)
+        filling.leave(other_user)
         filling.wait_for_start(2)
         # Later than a minute after its first start, which is the least in any case.
         assert time.monotonic() - left >= 80 / FAST
         assert filling.slots()[0]["preemptions"] == 1
 
-    def test_after_its_grace_it_is_killed_with_everything_it_started(self, filling: FillSite) -> None:
+    def test_program_is_killed_with_its_descendants_after_its_grace(self, filling: FillSite) -> None:
         filling.program("miner-run", DEAF)
         filler = filling.fill("--config", filling.config(on_both("grace = 1s")))
         processes = filling.wait_for_start(2)
         begun = time.monotonic()
-        filling.visit(0)
+        filling.open_node(0)
         for process in processes:
             filling.wait_for_end(process)
         assert time.monotonic() - begun >= 0.9
@@ -156,12 +156,12 @@ class TestSteppingAside:
         config = filling.config("cmd = miner-run\ngpus = 0", "cmd = miner-run\ngpus = 1", defaults="interval = 0.2s")
         filling.fill("--config", config)
         filling.wait_for_start(2)
-        visitor = filling.openers.run(["sh", "-c", "echo ready; exec sleep 300"])
-        filling.machine.gpus[1].add_process(visitor.pid)
-        filling.wait_for_why(rf"used by \w+'s \S+ \(pid {visitor.pid}\)", slot=1)
+        other_user = filling.node_holders.run(["sh", "-c", "echo ready; exec sleep 300"])
+        filling.machine.gpus[1].add_process(other_user.pid)
+        filling.wait_for_why(rf"used by \w+'s \S+ \(pid {other_user.pid}\)", slot=1)
         assert filling.slots()[0]["state"] == "running"
 
-    def test_outside_its_hours_nothing_runs_and_that_is_said(self, filling: FillSite) -> None:
+    def test_nothing_runs_outside_the_configured_hours_and_the_reason_is_shown(self, filling: FillSite) -> None:
         # Half a day away, so that no midnight of this test's night matters.
         hour = (time.localtime().tm_hour + 12) % 24
         hours = f"[schedule]\nhours = {hour:02}:00-{hour:02}:59"
@@ -170,7 +170,7 @@ class TestSteppingAside:
         assert "nothing runs now: outside the scheduled hours" in filling.stoker("fill", "status").out
         assert not filling.started()
 
-    def test_when_its_hours_end_it_stops(self, filling: FillSite) -> None:
+    def test_program_stops_when_its_hours_end(self, filling: FillSite) -> None:
         filler = _filled_at_the_end_of_the_day(filling)
         (miner,) = filling.wait_for_start()
         filling.wait_for_end(miner)
@@ -178,7 +178,7 @@ class TestSteppingAside:
 
 
 class TestWhatCannotBeSeen:
-    def test_nothing_starts_while_the_driver_does_not_answer(self, filling: FillSite) -> None:
+    def test_nothing_starts_while_the_driver_hangs(self, filling: FillSite) -> None:
         filling.fill("--config", filling.config(on_both("idle_for = 1h"), defaults="interval = 0.1s"))
         filling.wait_for_why("^idle, and given to")
         filling.machine.fault("*", code=UNKNOWN_ERROR)
@@ -188,19 +188,19 @@ class TestWhatCannotBeSeen:
         filling.wait_for_why("^idle, and given to process-0 in (1h|59m[0-9]+s)$")
         assert not filling.started()
 
-    def test_a_driver_that_hangs_for_a_moment_costs_nobody_his_program(self, filling: FillSite) -> None:
+    def test_short_driver_hang_stops_no_program(self, filling: FillSite) -> None:
         config = filling.config(on_both(), defaults="interval = 0.1s")
         filling.fill("--config", config, environment={"STOKER_DEADLINE": "0.3s"})
         (miner,) = filling.wait_for_start()
         filling.machine.fault("*", hang=60)
         filling.machine.wait_until_hanging()
-        visitor = filling.visit(0)
+        other_user = filling.open_node(0)
         filling.wait_for_end(miner)
-        # It was the visitor, whom the nodes show, and not the silence.
-        filling.wait_for_why(f"pid {visitor.pid}")
+        # It was the other_user, whom the nodes show, and not the silence.
+        filling.wait_for_why(f"pid {other_user.pid}")
         assert filling.slots()[0]["preemptions"] == 1
 
-    def test_a_driver_that_stays_away_stops_it_in_the_end(self, filling: FillSite) -> None:
+    def test_long_driver_hang_stops_the_program(self, filling: FillSite) -> None:
         config = filling.config(on_both(), defaults="interval = 0.1s")
         filler = filling.fill("--config", config, environment=filling.fast_clock())
         (miner,) = filling.wait_for_start()
@@ -210,22 +210,22 @@ class TestWhatCannotBeSeen:
 
 
 class TestStatus:
-    def test_before_anything_was_filled_it_says_how_to(self, filling: FillSite) -> None:
+    def test_status_before_the_first_fill_explains_how_to_start(self, filling: FillSite) -> None:
         done = filling.stoker("fill", "status")
         assert (done.code, done.out) == (1, "`stoker fill` has never run here\n")
         assert filling.stoker("fill", "status", "--json").json() == {"running": False, "status": None}
 
-    def test_it_says_per_gpu_what_runs_and_why_or_why_not(self, filling: FillSite) -> None:
-        visitor = filling.visit(1)
+    def test_status_shows_state_and_reason_per_gpu(self, filling: FillSite) -> None:
+        other_user = filling.open_node(1)
         filler = filling.fill("--config", filling.config("cmd = miner-run\ngpus = 0", "cmd = miner-run\ngpus = 1"))
         (miner,) = filling.wait_for_start()
-        filling.wait_for_why(f"pid {visitor.pid}", slot=1)
+        filling.wait_for_why(f"pid {other_user.pid}", slot=1)
         wait_for(lambda: filling.slots()[0]["pid"] == miner, named="the program in the status")
         words = filling.stoker("fill", "status")
         assert words.code == 0
         assert re.search(r"(?m)^0 +process-0 +running +\d+s +0\.0 +0 +the GPU was idle", words.out)
         assert re.search(
-            rf"(?m)^1 +process-1 +waiting +\d+s +0\.0 +0 +used by \w+'s \S+ \(pid {visitor.pid}\)", words.out
+            rf"(?m)^1 +process-1 +waiting +\d+s +0\.0 +0 +used by \w+'s \S+ \(pid {other_user.pid}\)", words.out
         )
         assert "0.0 GPU-hours given to background work, 0 preemptions" in words.out
         told = filling.stoker("fill", "status", "--json").json()
@@ -236,7 +236,7 @@ class TestStatus:
         assert (first["pid"], first["state"], first["gpus"]) == (miner, "running", [filling.uuids[0]])
         assert (second["pid"], second["state"], second["indices"]) == (None, "waiting", [1])
 
-    def test_after_the_end_it_shows_what_was_left(self, filling: FillSite) -> None:
+    def test_status_after_the_end_shows_the_last_state(self, filling: FillSite) -> None:
         filler = filling.fill("--config", filling.config(on_both()))
         filling.wait_for_start()
         assert filler.stop() == 0
@@ -248,7 +248,7 @@ class TestStatus:
         assert told["running"] is False
         assert [(slot["state"], slot["pid"]) for slot in told["status"]["slots"]] == [("waiting", None)]
 
-    def test_what_was_given_is_counted_over_all_starts(self, filling: FillSite) -> None:
+    def test_gpu_time_is_summed_over_all_starts(self, filling: FillSite) -> None:
         config = filling.config(on_both())
         given = 0.0
         for time_of_it in (1, 2):
@@ -259,11 +259,11 @@ class TestStatus:
             assert slot["gpu_hours"] >= given
             if time_of_it == 1:
                 wait_for(lambda: filling.slots()[0]["gpu_hours"] >= 0.0166, named="half a minute of two GPUs")
-            visitor = filling.visit(0)
+            other_user = filling.open_node(0)
             filling.wait_for_end(miner)
-            filling.wait_for_why(f"pid {visitor.pid}")
+            filling.wait_for_why(f"pid {other_user.pid}")
             assert filler.stop() == 0
-            filling.leave(visitor)
+            filling.leave(other_user)
             (slot,) = filling.slots()
             assert slot["preemptions"] == time_of_it
             assert slot["gpu_hours"] > given
@@ -272,7 +272,7 @@ class TestStatus:
 
 class TestTheEnd:
     @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-    def test_nothing_that_it_started_is_left(self, filling: FillSite, how: signal.Signals) -> None:
+    def test_end_of_the_filler_leaves_no_process(self, filling: FillSite, how: signal.Signals) -> None:
         filling.program("miner-run", f"setsid sleep 1000 & {MINER}")
         filler = filling.fill("--config", filling.config(on_both()))
         (miner,) = filling.wait_for_start()
@@ -280,7 +280,7 @@ class TestTheEnd:
         assert filling.asked_to_end() == {miner}
         assert_nothing_is_left(filling)
 
-    def test_ctrl_c_once_more_ends_the_patience_and_a_signal_of_a_program_does_not(self, filling: FillSite) -> None:
+    def test_second_ctrl_c_kills_at_once_and_a_signal_from_a_program_does_not(self, filling: FillSite) -> None:
         filling.program("miner-run", DEAF)
         config = filling.config(on_both("grace = 10m"), defaults="interval_seconds = 1")
         command = ["env", *(f"{name}={value}" for name, value in filling.environment.items())]
@@ -296,7 +296,7 @@ class TestTheEnd:
             assert screen.code() == 0
         assert_nothing_is_left(filling)
 
-    def test_killed_it_takes_its_programs_along_and_the_next_one_starts_anew(self, filling: FillSite) -> None:
+    def test_programs_of_a_killed_filler_end_and_the_next_filler_starts_new_ones(self, filling: FillSite) -> None:
         config = filling.config(on_both())
         filler = filling.fill("--config", config)
         (miner,) = filling.wait_for_start()
@@ -307,7 +307,7 @@ class TestTheEnd:
         (_, second) = filling.wait_for_start(2)
         assert alive(second)
 
-    def test_a_second_one_is_refused(self, filling: FillSite) -> None:
+    def test_second_filler_is_refused(self, filling: FillSite) -> None:
         config = filling.config(on_both())
         first = filling.fill("--config", config)
         (miner,) = filling.wait_for_start()
@@ -326,20 +326,20 @@ class TestTheEnd:
             assert len(again.said.splitlines()) == 1
         assert filling.wait_for_start() == [miner]
 
-    def test_a_console_that_is_gone_costs_nobody_his_program(self, filling: FillSite) -> None:
+    def test_closed_console_stops_no_program(self, filling: FillSite) -> None:
         reader, writer = os.pipe()
         filler = filling.fill("--config", filling.config(on_both()), output=writer)
         os.close(reader)
         os.close(writer)
         (miner,) = filling.wait_for_start()
-        visitor = filling.visit(0)
+        other_user = filling.open_node(0)
         filling.wait_for_end(miner)
-        filling.wait_for_why(f"pid {visitor.pid}")
+        filling.wait_for_why(f"pid {other_user.pid}")
         assert filler.stop() == 0
 
 
 class TestConfiguration:
-    def test_check_says_that_all_is_well_and_starts_nothing(self, filling: FillSite) -> None:
+    def test_check_accepts_a_valid_configuration_and_starts_nothing(self, filling: FillSite) -> None:
         config = filling.config(on_both())
         done = filling.stoker("fill", "--check", "--config", config)
         assert (done.code, done.out, done.err) == (0, f"{config}: 1 program, no mistakes\n", "")
@@ -352,7 +352,7 @@ class TestConfiguration:
         assert f"{config}: process-0 preempt: cuda-checkpoint is not installed" in done.err
         assert f"{config}: whitelist: there is no user 'no-such-user'" in done.err
 
-    def test_it_is_found_in_the_settings_and_then_where_gpu_mon_looks(self, filling: FillSite) -> None:
+    def test_configuration_is_found_in_the_settings_and_then_at_the_gpu_mon_paths(self, filling: FillSite) -> None:
         settings = Path(os.environ["XDG_CONFIG_HOME"]) / "stoker/stoker.toml"
         home = filling.directory / "home"
         filling.environment["HOME"] = str(home)
@@ -416,7 +416,7 @@ class TestConfiguration:
         ],
     )  # fmt: skip
     @pytest.mark.parametrize("options", [(), ("--check",)], ids=["fill", "check"])
-    def test_mistakes_are_reported_all_at_once_and_nothing_starts(
+    def test_all_configuration_errors_are_reported_and_nothing_starts(
         self, filling: FillSite, options: tuple[str, ...], text: str, expected: list[str]
     ) -> None:
         directory = str(filling.directory)
@@ -448,7 +448,7 @@ def _filled_at_the_end_of_the_day(filling: FillSite) -> RunningFiller:
         if filling.started():
             return filler
         assert filler.stop() == 0
-        filling.diary.unlink(missing_ok=True)
+        filling.journal.unlink(missing_ok=True)
     raise AssertionError("nothing was started in any of the days")
 
 

@@ -38,7 +38,7 @@ def said(file: Path) -> list[str]:
     return [line.partition(f"--said {file} ")[2] for line in file.read_text().splitlines()]
 
 
-def test_the_size_alone_is_printed_and_standard_error_says_how_it_was_found() -> None:
+def test_size_is_printed_alone_and_the_search_on_standard_error() -> None:
     done = stoker("fit", *SEEN, "--", *TRAINER)
     assert (done.code, done.out) == (0, "200\n")
     lines = done.err.splitlines()
@@ -47,7 +47,7 @@ def test_the_size_alone_is_printed_and_standard_error_says_how_it_was_found() ->
     assert lines[-1] == "stoker: a batch of 200 takes 22 GiB of the 22 GiB that it may take"
 
 
-def test_json_tells_the_model_the_probes_the_margin_and_the_prediction() -> None:
+def test_json_has_model_probes_margin_and_prediction() -> None:
     answer = stoker("fit", *SEEN, "--json", "--margin", "20%", "--per-gpu", "2", "--", *TRAINER).json()
     assert (answer["size"], answer["margin"], answer["reused"]) == (72, 0.2, None)
     assert answer["model"] == {"fixed": 2 * GIB, "slope": 100 * MIB}
@@ -83,7 +83,7 @@ class Way(NamedTuple):
     ids=["appended", "own argument", "variable", "placeholder", "probe arguments", "accumulation"],
 )
 @pytest.mark.parametrize("shape", ["words", "shell"])
-def test_the_size_goes_in_as_asked(way: Way, shape: str, tmp_path: Path) -> None:
+def test_size_is_passed_as_configured(way: Way, shape: str, tmp_path: Path) -> None:
     file = tmp_path / "said"
     words = (*TRAINER, "--said", str(file), *way.more)
     typed = words if shape == "words" else (shlex.join(words),)
@@ -92,15 +92,13 @@ def test_the_size_goes_in_as_asked(way: Way, shape: str, tmp_path: Path) -> None
     assert answer["probes"][0]["peak"] == (2048 + 8 * 100) * MIB
 
 
-def test_an_effective_batch_is_made_up_of_steps() -> None:
+def test_effective_batch_is_split_into_accumulation_steps() -> None:
     answer = stoker("fit", *SEEN, "--json", "--effective", "512", "--", *TRAINER, "--grad={accumulate}").json()
     assert answer["size"] * answer["accumulate"] == 512
     assert answer["size"] <= 200
 
 
-def test_a_preset_sets_options_and_what_is_typed_beside_it_wins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_override_the_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "stoker.toml"
     config.write_text('[fit.mine]\nmax = 8\nbatch-env = "BATCH"\nmargin = "20%"\nprobe_args = "--quick"\n')
     monkeypatch.setenv("STOKER_CONFIG", str(config))
@@ -110,13 +108,13 @@ def test_a_preset_sets_options_and_what_is_typed_beside_it_wins(
     assert said(file) == ["--quick"]
 
 
-def test_the_preset_for_nanogpt_is_there(tmp_path: Path) -> None:
+def test_nanogpt_preset_exists(tmp_path: Path) -> None:
     file = tmp_path / "said"
     assert stoker("fit", "--preset", "nanogpt", *ONCE, "--", *TRAINER, "--said", str(file)).out == "8\n"
     assert said(file) == ["--batch_size=8 --max_iters=30 --log_interval=1 --eval_iters=2 --wandb_log=False"]
 
 
-def test_what_was_found_is_reused_when_asked_with_its_age(tmp_path: Path) -> None:
+def test_cached_size_is_reused_on_request_with_its_age(tmp_path: Path) -> None:
     file = tmp_path / "said"
 
     def fit(*options: str, seed: int = 1, slope: int = 100) -> Finished:
@@ -137,7 +135,7 @@ def test_what_was_found_is_reused_when_asked_with_its_age(tmp_path: Path) -> Non
     assert len(said(file)) == 6
 
 
-def test_what_is_remembered_is_not_taken_where_it_does_not_fit_now() -> None:
+def test_cached_size_is_not_reused_when_it_does_not_fit() -> None:
     assert stoker("fit", *SEEN, "--", *TRAINER).out == "200\n"
     with subprocess.Popen(["stoker", "sim", "load", "--memory", "8GiB"], stdout=subprocess.PIPE) as neighbour:
         assert neighbour.stdout is not None
@@ -148,14 +146,14 @@ def test_what_is_remembered_is_not_taken_where_it_does_not_fit_now() -> None:
     assert "what is cached needs 22 GiB, and only 14 GiB may be used now" in done.err
 
 
-def test_gpu_chooses_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_option_selects_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_GPUS", "sim:2x24GiB")
     answer = stoker("fit", "--gpu", "1", *ONCE, "--json", "--", *TRAINER).json()
     assert [gpu["index"] for gpu in answer["gpus"]] == [1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
     file = tmp_path / "left"
     words = [stoker_command(), "fit", "--", *TRAINER, "--silent", "--leave", str(file)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as fit:
@@ -204,7 +202,7 @@ TROUBLES = {
 
 
 @pytest.mark.parametrize("trouble", TROUBLES.values(), ids=TROUBLES.keys())
-def test_no_trouble_ends_in_a_wrong_answer(trouble: Trouble) -> None:
+def test_failing_trainer_never_yields_a_wrong_size(trouble: Trouble) -> None:
     if trouble.fault:
         stoker("sim", "fault", *trouble.fault)
     words = [stoker_command(), "fit", *SEEN, *trouble.options, "--", *trouble.command]
@@ -214,7 +212,7 @@ def test_no_trouble_ends_in_a_wrong_answer(trouble: Trouble) -> None:
     assert "internal error" not in done.stderr
 
 
-def test_the_whole_output_of_a_probe_that_failed_is_kept() -> None:
+def test_complete_output_of_a_failed_probe_is_kept() -> None:
     words = [stoker_command(), "fit", "--", *TRAINER, "--crash"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     (directory,) = re.findall(r"the whole output of the probes is in (\S+)", done.stderr)
@@ -242,14 +240,14 @@ def test_the_whole_output_of_a_probe_that_failed_is_kept() -> None:
         (("--prefer", "best", "--", "x"), "'best' is not one of"),
     ],
 )
-def test_invalid_input_is_refused_in_one_message(arguments: tuple[str, ...], sentence: str) -> None:
+def test_invalid_input_is_refused(arguments: tuple[str, ...], sentence: str) -> None:
     refused = stoker("fit", *arguments)
     assert (refused.code, refused.out) == (2, "")
     assert re.fullmatch(r"stoker: [^\n]+\n", refused.err)
     assert sentence in refused.err
 
 
-def test_a_preset_with_a_mistake_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_preset_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "stoker.toml"
     config.write_text("[fit.mine]\nbatch_arguments = 8\n")
     monkeypatch.setenv("STOKER_CONFIG", str(config))
@@ -270,7 +268,7 @@ def fitted_and_run(memory: str, program: str, probe: str, real: str) -> tuple[in
     return answer["predicted"], int(took)
 
 
-def test_what_a_real_program_takes_is_predicted_within_a_tenth() -> None:
+def test_memory_of_a_real_program_is_predicted_within_ten_percent() -> None:
     predicted, took = fitted_and_run("400MiB", numpy_trainer.__file__, "--max_iters=100000", "--max_iters=5")
     assert took == pytest.approx(predicted, rel=0.1)
     # And the answer makes use of what there is.
@@ -308,7 +306,7 @@ NANOGPT = '''
 
 
 @pytest.mark.timeout(400)  # it takes PyTorch seconds to be imported, each time
-def test_what_a_small_gpt_takes_is_predicted_within_a_tenth(tmp_path: Path) -> None:
+def test_memory_of_a_small_gpt_is_predicted_within_ten_percent(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = tmp_path / "train.py"
     program.write_text(textwrap.dedent(NANOGPT))

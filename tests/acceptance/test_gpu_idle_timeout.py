@@ -152,7 +152,7 @@ FIRST_TRANSCRIPT = """
 """  # noqa: E501 - as it was written
 
 
-def test_the_first_transcript_of_the_original_line_by_line_and_second_by_second() -> None:
+def test_output_and_timing_equal_the_first_transcript_of_the_original() -> None:
     done = scripted("-t 50 -s 6 -n 5 -d 3 -x grep foo", [(0, 0)] * 5, before=3)
     # The original falls behind by some hundredths at every sample.
     expected = [(round(at / 6) * 6.0, rest) for at, rest in timed(FIRST_TRANSCRIPT.strip())]
@@ -160,7 +160,7 @@ def test_the_first_transcript_of_the_original_line_by_line_and_second_by_second(
     assert done.code == 1
 
 
-def test_the_determined_example_busy_then_hanging_is_killed_seven_samples_later() -> None:
+def test_determined_example_that_hangs_is_killed_seven_samples_later() -> None:
     busy = [(37, 19), (68, 70), (38, 100), (70, 63), (55, 55)]
     hanging = [(0, 1)] * 7
     done = scripted("-t 20 -s 3 -n 7 -d 1 -x python3 -c input()", busy + hanging, before=1)
@@ -179,7 +179,7 @@ def test_the_determined_example_busy_then_hanging_is_killed_seven_samples_later(
     assert done.code == 1
 
 
-def test_a_real_run_has_the_lines_and_the_timing_of_the_original(nvidia: MockMachine) -> None:
+def test_real_run_has_the_output_and_timing_of_the_original(nvidia: MockMachine) -> None:
     first, second = (gpu.uuid for gpu in nvidia.gpus)
     # A busy machine may hold it up now and then: once in three times it keeps its times.
     tries = (idle_timeout("-t", "50", "-s", "1", "-n", "2", "-d", "2", "-x", "grep", "foo") for _ in range(3))
@@ -200,7 +200,7 @@ def test_a_real_run_has_the_lines_and_the_timing_of_the_original(nvidia: MockMac
     assert done.code == 1
 
 
-def test_a_real_job_that_works_and_then_hangs_is_killed_n_samples_later(nvidia: MockMachine, tmp_path: Path) -> None:
+def test_real_job_that_hangs_is_killed_n_samples_later(nvidia: MockMachine, tmp_path: Path) -> None:
     for gpu in nvidia.gpus:
         gpu.utilization = 60
     ready = tmp_path / "ready"
@@ -284,7 +284,7 @@ def until_said(words: str, **environment: str) -> Ended:
         return Ended(code, job.out, job.err)
 
 
-def test_without_debug_no_reading_is_logged(nvidia: MockMachine) -> None:
+def test_readings_are_logged_only_with_debug(nvidia: MockMachine) -> None:
     done = idle_timeout(*QUICK, "cat")
     assert [line.split(":")[0] for line in done.log] == ["INFO", "ERROR", "ERROR"]
 
@@ -293,14 +293,14 @@ def test_without_debug_no_reading_is_logged(nvidia: MockMachine) -> None:
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143)])
-def test_the_commands_own_code_and_output_pass_through(nvidia: MockMachine, script: str, code: int) -> None:
+def test_exit_code_and_output_of_the_command_pass_through(nvidia: MockMachine, script: str, code: int) -> None:
     done = idle_timeout(*SELDOM, "sh", "-c", f"echo out; {script}")
     assert (done.code, done.out) == (code, "out\n")
     assert len(done.log) == 1
 
 
 @pytest.mark.parametrize("name", ["gpu_idle_timeout", "gpu_sentinel", "gpu_mon"])
-def test_the_script_of_the_same_name_can_be_run_also_as_a_copy(nvidia: MockMachine, name: str, tmp_path: Path) -> None:
+def test_script_of_the_same_name_also_runs_as_a_copy(nvidia: MockMachine, name: str, tmp_path: Path) -> None:
     found = importlib.util.find_spec(name)
     assert found is not None
     assert found.origin is not None
@@ -313,12 +313,12 @@ def test_the_script_of_the_same_name_can_be_run_also_as_a_copy(nvidia: MockMachi
         assert done.returncode == 3
 
 
-def test_a_log_that_cannot_be_written_leaves_the_code_as_it_is(nvidia: MockMachine) -> None:
+def test_unwritable_log_does_not_change_the_exit_code(nvidia: MockMachine) -> None:
     done = subprocess.run(["sh", "-c", 'exec "$@" 2>/dev/full', "sh", *COMMAND, "sh", "-c", "exit 3"], check=False)
     assert done.returncode == 3
 
 
-def test_a_command_that_is_not_there_or_not_executable_is_said_in_a_sentence(nvidia: MockMachine) -> None:
+def test_missing_or_not_executable_command_is_reported(nvidia: MockMachine) -> None:
     assert idle_timeout(*SELDOM, "no-such-command") == Ended(
         127, "", "gpu_idle_timeout: cannot run 'no-such-command': there is no such command\n"
     )
@@ -327,7 +327,7 @@ def test_a_command_that_is_not_there_or_not_executable_is_said_in_a_sentence(nvi
     assert done.err.startswith("gpu_idle_timeout: cannot run '/etc/passwd': ")
 
 
-def test_options_after_the_first_word_of_the_command_are_the_commands(nvidia: MockMachine) -> None:
+def test_options_after_the_command_belong_to_the_command(nvidia: MockMachine) -> None:
     assert idle_timeout("echo", "-x", "-t", "5").out == "-x -t 5\n"
     assert idle_timeout("-s", "9", "--", "echo", "-x", "--", "y").out == "-x -- y\n"
 
@@ -364,13 +364,13 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def test_nothing_that_a_command_started_survives_its_being_killed(nvidia: MockMachine) -> None:
+def test_descendants_of_a_killed_command_are_stopped(nvidia: MockMachine) -> None:
     done = until_idle(nvidia, lambda _job: len(escaped()) == 4, sys.executable, "-c", ESCAPING, "pids")
     assert [pid for pid in escaped() if not is_gone(pid)] == []
     assert done.code == 1
 
 
-def test_nothing_that_a_command_started_survives_its_end(nvidia: MockMachine) -> None:
+def test_descendants_of_an_ended_command_are_stopped(nvidia: MockMachine) -> None:
     done = idle_timeout(*SELDOM, sys.executable, "-c", ESCAPING, "pids", "done")
     assert len(escaped()) == 4
     assert [pid for pid in escaped() if not is_gone(pid)] == []
@@ -378,7 +378,7 @@ def test_nothing_that_a_command_started_survives_its_end(nvidia: MockMachine) ->
     assert "left 3 process(es) behind" in done.log[-1]
 
 
-def test_killed_itself_it_leaves_no_command_behind(nvidia: MockMachine) -> None:
+def test_command_ends_when_the_program_is_killed(nvidia: MockMachine) -> None:
     with running("sh", "-c", "echo $$ > pid; exec sleep 600") as job:
         wait_for(lambda: Path("pid").exists() and Path("pid").read_text().endswith("\n"), named="the command's start")
         pid = int(Path("pid").read_text())
@@ -387,7 +387,7 @@ def test_killed_itself_it_leaves_no_command_behind(nvidia: MockMachine) -> None:
         wait_for(lambda: is_gone(pid), named="the command's end")
 
 
-def test_when_its_reaper_is_killed_the_command_is_too_and_somebody_says_so(nvidia: MockMachine) -> None:
+def test_command_is_killed_and_reported_when_the_reaper_is_killed(nvidia: MockMachine) -> None:
     with running("sh", "-c", "echo $$ $PPID > pids; exec sleep 600") as job:
         wait_for(lambda: Path("pids").exists() and Path("pids").read_text().endswith("\n"), named="the command's start")
         command, reaper = map(int, Path("pids").read_text().split())
@@ -398,7 +398,7 @@ def test_when_its_reaper_is_killed_the_command_is_too_and_somebody_says_so(nvidi
         assert "the process that guards the command was killed from outside" in job.err
 
 
-def test_signals_reach_the_command_and_its_answer_is_the_code(nvidia: MockMachine) -> None:
+def test_signals_reach_the_command_and_its_exit_code_is_returned(nvidia: MockMachine) -> None:
     script = "trap 'echo heard; exit 9' TERM; touch ready; while :; do sleep 0.05; done"
     with running("sh", "-c", script) as job:
         wait_for(Path("ready").exists)
@@ -407,7 +407,7 @@ def test_signals_reach_the_command_and_its_answer_is_the_code(nvidia: MockMachin
         assert job.out == "heard\n"
 
 
-def test_ctrl_c_pressed_twice_is_obeyed_at_once_and_two_interrupts_of_a_program_are_not(nvidia: MockMachine) -> None:
+def test_second_ctrl_c_kills_at_once_and_a_second_sigint_from_a_program_does_not(nvidia: MockMachine) -> None:
     script = "import signal, time; signal.signal(2, lambda *_: print('no', flush=True)); print('ready', flush=True)\n"
     script += "while True: time.sleep(1)"
     with terminal([*COMMAND, sys.executable, "-c", script]) as screen:
@@ -435,7 +435,7 @@ PATIENT = (sys.executable, "-c", WITH_TIME)
 TALKER = "import os, signal, sys, time\ndef end(*_): os.write(1, b'ended politely\\n'); sys.exit()\n"
 
 
-def test_a_signal_may_be_sent_first(nvidia: MockMachine) -> None:
+def test_signal_before_kill_is_configurable(nvidia: MockMachine) -> None:
     program = f"{TALKER}signal.signal(signal.SIGTERM, end)\nos.write(1, b'ready\\n')\ntime.sleep(600)"
     words = ("--signal-name", "SIGTERM", sys.executable, "-c", program)
     done = until_idle(nvidia, lambda job: job.out, *words, program=PATIENT)
@@ -443,7 +443,7 @@ def test_a_signal_may_be_sent_first(nvidia: MockMachine) -> None:
     assert re.fullmatch(r"INFO: gpu_idle_timeout: Sending signal SIGTERM to process \d+", done.log[-1])
 
 
-def test_a_command_that_ignores_the_signal_is_killed_three_seconds_later(nvidia: MockMachine) -> None:
+def test_command_that_ignores_the_signal_is_killed_after_three_seconds(nvidia: MockMachine) -> None:
     words = ("--signal-name", "TERM", "sh", "-c", "trap '' TERM; echo ready; cat")
     done = until_idle(nvidia, lambda job: job.out, *words)
     (asked, _), (killed, said) = timed(done.err)[-2:]
@@ -485,7 +485,7 @@ def test_all_waits_for_every_gpu_and_any_for_one(nvidia: MockMachine) -> None:
 # Unknown is never idle
 
 
-def test_usage_that_is_not_available_never_kills(nvidia: MockMachine) -> None:
+def test_unknown_utilization_never_kills(nvidia: MockMachine) -> None:
     for gpu in nvidia.gpus:
         gpu.gpm_supported = 0
     for function in ("nvmlDeviceGetSamples", "nvmlDeviceGetUtilizationRates"):
@@ -497,14 +497,14 @@ def test_usage_that_is_not_available_never_kills(nvidia: MockMachine) -> None:
     ]
 
 
-def test_no_gpu_at_all_never_kills() -> None:
+def test_missing_gpus_never_kill() -> None:
     done = until_said("usage unknown", STOKER_ROOT=str(Path.cwd()))
     assert done.code == 5
     (line,) = [line for line in done.log if "unknown" in line]
     assert line.startswith("WARNING: gpu_idle_timeout: usage unknown: no GPU was found (nvml: ")
 
 
-def test_a_driver_that_hangs_never_kills_and_delays_nothing_else(nvidia: MockMachine) -> None:
+def test_hanging_driver_never_kills_and_delays_nothing(nvidia: MockMachine) -> None:
     nvidia.fault("nvmlDeviceGetSamples", hang=600)
     # It ends long before the driver answers.
     assert until_said("usage unknown: the driver", STOKER_DEADLINE="300ms").code == 5
@@ -534,7 +534,7 @@ Launches a process and terminates when GPU usage drops below threshhold during s
 """  # noqa: E501 - as it was written
 
 
-def test_the_help_has_the_words_of_the_original_in_their_order() -> None:
+def test_help_has_the_options_of_the_original_in_order() -> None:
     done = idle_timeout("--help", COLUMNS="400")
     assert done.code == 0
     place = 0
@@ -559,7 +559,7 @@ def test_the_help_has_the_words_of_the_original_in_their_order() -> None:
         ("--frequency 3", "argument"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(arguments: str, words: str) -> None:
+def test_invalid_arguments_are_refused(arguments: str, words: str) -> None:
     done = idle_timeout(*arguments.split(), "touch", "started")
     assert done.code == 2
     assert words in done.err.splitlines()[-1]
@@ -616,7 +616,7 @@ def master() -> Iterator[Master]:
     master.server.server_close()
 
 
-def test_without_a_command_it_ends_the_determined_task_around_it_once(nvidia: MockMachine, master: Master) -> None:
+def test_surrounding_determined_task_is_killed_once_without_a_command(nvidia: MockMachine, master: Master) -> None:
     nvidia.gpus[0].utilization = 90
     done = idle_timeout("-t", "50", "-s", "1", "-n", "2", "-d", "1", "-a", "any", "-x", **master.environment)
     assert master.asked == ["/api/v1/notebooks/5c902731/kill"]
@@ -626,9 +626,7 @@ def test_without_a_command_it_ends_the_determined_task_around_it_once(nvidia: Mo
     assert done.log[-1] == f"ERROR: gpu_idle_timeout: {words}"
 
 
-def test_a_task_that_could_not_be_ended_is_tried_again_after_another_window(
-    nvidia: MockMachine, master: Master
-) -> None:
+def test_failed_task_kill_is_retried_after_another_window(nvidia: MockMachine, master: Master) -> None:
     master.refusals = 1
     done = idle_timeout(*QUICK, **master.environment)
     assert master.asked == ["/api/v1/notebooks/5c902731/kill"] * 2
@@ -637,7 +635,7 @@ def test_a_task_that_could_not_be_ended_is_tried_again_after_another_window(
     assert done.code == 1
 
 
-def test_outside_determined_it_says_so_at_once_and_does_nothing(nvidia: MockMachine) -> None:
+def test_missing_determined_environment_is_reported_at_once(nvidia: MockMachine) -> None:
     done = idle_timeout("-t", "50", "-s", "30", "-n", "6", "-d", "2", "-a", "any", "-x")
     assert done.code == 1
     assert done.err.startswith("gpu_idle_timeout: ")

@@ -75,7 +75,7 @@ def busy(machine: MockMachine, percent: int) -> None:
         gpu.utilization = percent
 
 
-def test_it_arms_when_the_gpus_work_and_ends_when_they_stop(nvidia: MockMachine, run: Run) -> None:
+def test_sentinel_arms_on_activity_and_ends_on_idleness(nvidia: MockMachine, run: Run) -> None:
     sentinel = run(*COMMAND, *QUICK)
     sentinel.wait_for_words("Monitoring all GPUs")
     busy(nvidia, 90)
@@ -87,7 +87,7 @@ def test_it_arms_when_the_gpus_work_and_ends_when_they_stop(nvidia: MockMachine,
     assert sentinel.err == ""
 
 
-def test_idle_gpus_that_never_worked_do_not_set_it_off(nvidia: MockMachine, run: Run) -> None:
+def test_gpus_that_never_worked_do_not_trigger(nvidia: MockMachine, run: Run) -> None:
     sentinel = run(*COMMAND, *QUICK)
     sentinel.wait_for_words("Monitoring all GPUs")
     nvidia.reset_calls()
@@ -96,7 +96,7 @@ def test_idle_gpus_that_never_worked_do_not_set_it_off(nvidia: MockMachine, run:
     assert "is armed" not in sentinel.out
 
 
-def test_it_goes_by_the_mean_over_the_chosen_devices(nvidia: MockMachine, run: Run) -> None:
+def test_mean_utilization_of_the_chosen_devices_counts(nvidia: MockMachine, run: Run) -> None:
     nvidia.gpus[0].utilization = 100
     both = run(*COMMAND, *QUICK)
     one = run(*COMMAND, *QUICK, "--gpu_devices", "0")
@@ -107,7 +107,7 @@ def test_it_goes_by_the_mean_over_the_chosen_devices(nvidia: MockMachine, run: R
     both.wait_for_words("GPU Sentinel is armed")
 
 
-def test_the_dash_forms_of_the_options_are_the_same(nvidia: MockMachine, run: Run) -> None:
+def test_options_with_dashes_and_underscores_are_equivalent(nvidia: MockMachine, run: Run) -> None:
     busy(nvidia, 30)
     words = ("--arm-duration", "1", "--arm-threshold", "0.2", "--kill-duration", "1", "--kill-threshold", "0.1")
     sentinel = run(*COMMAND, *words, "--kill-action", "end_process", "--gpu-devices", "0", "1")
@@ -117,7 +117,7 @@ def test_the_dash_forms_of_the_options_are_the_same(nvidia: MockMachine, run: Ru
 
 
 @pytest.mark.parametrize(("action", "words"), [("shutdown", "-h now"), ("reboot", "-r now")])
-def test_shutdown_and_reboot_are_called_once_and_with_the_right_words(
+def test_shutdown_and_reboot_are_called_once_with_the_right_arguments(
     nvidia: MockMachine, run: Run, a_machine_that_can_be_shut_down: Path, action: str, words: str
 ) -> None:
     busy(nvidia, 90)
@@ -130,7 +130,7 @@ def test_shutdown_and_reboot_are_called_once_and_with_the_right_words(
 
 
 @pytest.mark.parametrize("redirection", [">/dev/full 2>/dev/full", ">&- 2>&-"])
-def test_a_log_that_cannot_be_written_does_not_keep_it_from_acting(
+def test_unwritable_log_does_not_prevent_the_action(
     nvidia: MockMachine, a_machine_that_can_be_shut_down: Path, redirection: str
 ) -> None:
     words = ("--arm_duration", "0", "--kill_duration", "1", "--kill_action", "shutdown")
@@ -140,7 +140,7 @@ def test_a_log_that_cannot_be_written_does_not_keep_it_from_acting(
     assert a_machine_that_can_be_shut_down.read_text() == "-h now\n"
 
 
-def test_a_shutdown_that_fails_is_told_and_tried_again(
+def test_failed_shutdown_is_reported_and_retried(
     nvidia: MockMachine, run: Run, a_machine_that_can_be_shut_down: Path
 ) -> None:
     refusal = a_machine_that_can_be_shut_down.with_name("refuse")
@@ -173,7 +173,7 @@ def a_machine_that_can_be_shut_down(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return called
 
 
-def test_a_machine_that_cannot_be_shut_down_is_an_error_at_the_start(
+def test_missing_shutdown_permission_is_an_error_at_startup(
     nvidia: MockMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
@@ -200,13 +200,13 @@ def test_a_machine_that_cannot_be_shut_down_is_an_error_at_the_start(
         (["--gpu_devices", "first"], "'first' is not a whole number"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(arguments: list[str], words: str) -> None:
+def test_invalid_arguments_are_refused(arguments: list[str], words: str) -> None:
     done = refused(*arguments)
     assert done.code == 2
     assert words in done.err.splitlines()[-1]
 
 
-def test_a_gpu_that_is_not_there_is_refused_and_among_others_told(nvidia: MockMachine, run: Run) -> None:
+def test_missing_gpu_is_refused_alone_and_reported_among_others(nvidia: MockMachine, run: Run) -> None:
     done = refused("--gpu_devices", "7")
     assert (done.code, done.err) == (2, "gpu_sentinel: there is no GPU 7 here: this machine has 0, 1\n")
     busy(nvidia, 90)
@@ -215,7 +215,7 @@ def test_a_gpu_that_is_not_there_is_refused_and_among_others_told(nvidia: MockMa
     sentinel.wait_for_words("GPU Sentinel is armed")
 
 
-def test_no_gpu_at_all_is_told_once_and_waited_out(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpus_are_reported_once_and_awaited(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_ROOT", str(tmp_path))
     sentinel = run(*COMMAND, "--arm_duration", "0", "--kill_duration", "1")
     sentinel.wait_for_words("gpu_sentinel: GPU usage is unknown: no GPU was found")
@@ -224,7 +224,7 @@ def test_no_gpu_at_all_is_told_once_and_waited_out(tmp_path: Path, run: Run, mon
     assert sentinel.err.count("unknown") == 1
 
 
-def test_readings_that_are_not_available_never_set_it_off(nvidia: MockMachine, run: Run) -> None:
+def test_unknown_readings_never_trigger(nvidia: MockMachine, run: Run) -> None:
     busy(nvidia, 90)
     sentinel = run(*COMMAND, *QUICK)
     sentinel.wait_for_words("GPU Sentinel is armed")
@@ -238,7 +238,7 @@ def test_readings_that_are_not_available_never_set_it_off(nvidia: MockMachine, r
     assert sentinel.process.poll() is None
 
 
-def test_ctrl_c_ends_it_without_a_word(nvidia: MockMachine, run: Run) -> None:
+def test_ctrl_c_ends_the_sentinel_silently(nvidia: MockMachine, run: Run) -> None:
     sentinel = run(*COMMAND)
     wait_for(lambda: nvidia.calls("nvmlDeviceGetSamples") > 0, named="the first look")
     sentinel.process.send_signal(signal.SIGINT)
@@ -276,7 +276,7 @@ while True:
 """
 
 
-def test_the_example_of_the_original_runs_as_written(nvidia: MockMachine, run: Run) -> None:
+def test_example_of_the_original_runs_as_written(nvidia: MockMachine, run: Run) -> None:
     quicker = EXAMPLE.replace("time.sleep(1)", "time.sleep(0.01); print(sentinel.state.name, flush=True)")
     assert quicker != EXAMPLE
     busy(nvidia, 90)
@@ -292,7 +292,7 @@ def test_the_example_of_the_original_runs_as_written(nvidia: MockMachine, run: R
     assert program.err == ""
 
 
-def test_usage_is_a_fraction_and_one_helper_serves_all_calls(nvidia: MockMachine) -> None:
+def test_usage_is_a_fraction_from_one_helper_for_all_calls(nvidia: MockMachine) -> None:
     nvidia.gpus[0].utilization = 50
     nvidia.gpus[1].utilization = 100
     printed = python(
@@ -304,12 +304,12 @@ def test_usage_is_a_fraction_and_one_helper_serves_all_calls(nvidia: MockMachine
     wait_for(lambda: nvidia.calls("nvmlShutdown") == 1, named="the helper's goodbye")
 
 
-def test_usage_is_nan_where_there_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_without_a_gpu_is_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_ROOT", str(tmp_path))
     assert python("from stoker import get_gpu_usage", "print(get_gpu_usage())") == "nan"
 
 
-def test_usage_may_be_asked_by_threads_and_by_forked_workers(nvidia: MockMachine) -> None:
+def test_usage_works_in_threads_and_forked_workers(nvidia: MockMachine) -> None:
     busy(nvidia, 50)
     printed = python(
         "import os, threading",
@@ -330,7 +330,7 @@ def test_usage_may_be_asked_by_threads_and_by_forked_workers(nvidia: MockMachine
     assert nvidia.calls("nvmlInitWithFlags") == 2  # the program's own helper, and the worker's
 
 
-def test_a_program_that_asked_ends_at_once_though_the_driver_hangs(nvidia: MockMachine) -> None:
+def test_program_that_called_usage_exits_although_the_driver_hangs(nvidia: MockMachine) -> None:
     nvidia.fault("nvmlDeviceGetSamples", hang=600)
     usage, helper = python(
         "import os, psutil; os.environ['STOKER_DEADLINE'] = '300ms'",

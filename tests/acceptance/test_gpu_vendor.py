@@ -21,7 +21,7 @@ from stoker.gpus.model import Gpu, Look, Reading, Unknown, Utilization, plausibl
 from stoker.gpus.source import SourceEntry, register
 from stoker.gpus.visible import Vendor, register_vendor
 
-NOT_TOLD = Unknown("Acme's driver does not report it")
+UNKNOWN = Unknown("Acme's driver does not report it")
 
 
 class AcmeSource:
@@ -34,11 +34,11 @@ class AcmeSource:
     def look(self):
         at = time.monotonic()
         span, self._at = at - self._at, at
-        gpus = tuple(Gpu(f"ACME-{n}", n, "Acme One", "acme", n, 2**34, NOT_TOLD) for n in range(2))
+        gpus = tuple(Gpu(f"ACME-{n}", n, "Acme One", "acme", n, 2**34, UNKNOWN) for n in range(2))
         busy = plausible_fraction(float((self._directory / "busy").read_text()))
         used = Utilization(busy, busy, 0) if known(busy) else busy
         readings = tuple(
-            Reading(gpu.uuid, span, used, 0, 2**34, NOT_TOLD, NOT_TOLD, NOT_TOLD, NOT_TOLD, (), NOT_TOLD)
+            Reading(gpu.uuid, span, used, 0, 2**34, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, (), UNKNOWN)
             for gpu in gpus
         )
         return Look(self.name, at, time.time(), gpus, readings)
@@ -103,7 +103,7 @@ def test_run_stops_a_command_whose_gpus_are_idle(acme: Path) -> None:
     assert done.code == 124, done.err
 
 
-def test_run_leaves_a_command_whose_gpus_are_busy() -> None:
+def test_run_does_not_stop_a_command_whose_gpus_are_busy() -> None:
     done = stoker("run", "--gpus", "1", "--for", "1s", "--after", "0s", "--every", "200ms", "--", "sleep", "2")
     assert done.code == 0, done.err
 
@@ -115,11 +115,11 @@ def filling(acme: Path, nvidia: MockMachine) -> Iterator[FillSite]:
     site.close()
 
 
-def test_background_program_yields_to_whoever_opens_the_device_node(acme: Path, filling: FillSite) -> None:
+def test_background_program_stops_when_another_user_opens_the_device_node(acme: Path, filling: FillSite) -> None:
     (acme / "busy").write_text("0")
-    filling.program("miner-run", 'echo "start $$ $ACME_VISIBLE" >> "$DIARY"; exec sleep 1000')
+    filling.program("miner-run", 'echo "start $$ $ACME_VISIBLE" >> "$JOURNAL"; exec sleep 1000')
     filling.fill("--config", filling.config("cmd = miner-run\ngpus = 1"), environment={"STOKER_GPUS": "auto"})
     (miner,) = filling.wait_for_start()
     assert filling.started() == {miner: "1"}
-    filling.visit(1)
+    filling.open_node(1)
     filling.wait_for_end(miner)

@@ -136,7 +136,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("case", FAULTS, ids=[case.name for case in FAULTS])
-def test_a_fault_is_unknown_with_a_message_never_idle(
+def test_fault_is_reported_as_unknown_and_never_as_idle(
     case: Case, nvidia: MockMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "root").mkdir()
@@ -160,7 +160,7 @@ def test_a_fault_is_unknown_with_a_message_never_idle(
             assert gpu["reason"]
 
 
-def test_gpus_that_nvml_cannot_read_are_listed_from_the_kernel(
+def test_gpus_unreadable_through_nvml_are_listed_from_the_kernel(
     nvidia: MockMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     information = tmp_path / "root/proc/driver/nvidia/gpus/0000:65:00.0/information"
@@ -174,7 +174,7 @@ def test_gpus_that_nvml_cannot_read_are_listed_from_the_kernel(
     assert (gpu["uuid"], gpu["name"], gpu["minor"], gpu["state"]) == ("GPU-aa-bb", "NVIDIA H100", 3, "unknown")
 
 
-def test_the_table_says_what_each_gpu_does_and_for_whom(nvidia: MockMachine) -> None:
+def test_table_shows_state_and_user_of_each_gpu(nvidia: MockMachine) -> None:
     nvidia.gpus[0].utilization = 37
     nvidia.gpus[0].memory_used = 20 * 2**30
     nvidia.gpus[0].add_process(os.getpid(), memory=8 * 2**30)
@@ -188,7 +188,7 @@ def test_the_table_says_what_each_gpu_does_and_for_whom(nvidia: MockMachine) -> 
     assert "the GPU is lost" in second
 
 
-def test_json_has_the_promised_fields(nvidia: MockMachine) -> None:
+def test_json_has_the_documented_fields(nvidia: MockMachine) -> None:
     nvidia.gpus[0].add_process(os.getpid(), memory=1)
     first, _second = stoker("gpus", "--json").json()
     assert first.keys() >= {
@@ -198,7 +198,7 @@ def test_json_has_the_promised_fields(nvidia: MockMachine) -> None:
     assert first["processes"][0].keys() >= {"pid", "name", "user", "memory"}
 
 
-def test_follow_prints_one_json_line_per_look_until_interrupted(nvidia: MockMachine) -> None:
+def test_follow_prints_one_json_line_per_sample_until_interrupted(nvidia: MockMachine) -> None:
     process = subprocess.Popen(
         [stoker_command(), "gpus", "--follow", "--every", "50ms"],
         stdout=subprocess.PIPE,
@@ -215,7 +215,7 @@ def test_follow_prints_one_json_line_per_look_until_interrupted(nvidia: MockMach
     assert (process.returncode, err) == (0, "")
 
 
-def test_a_closed_pipe_is_no_error(nvidia: MockMachine) -> None:
+def test_closed_pipe_is_no_error(nvidia: MockMachine) -> None:
     done = subprocess.run(
         f"{stoker_command()} gpus --follow --every 10ms | head -n 2",
         shell=True,
@@ -227,7 +227,7 @@ def test_a_closed_pipe_is_no_error(nvidia: MockMachine) -> None:
     assert len(done.stdout.splitlines()) == 2
 
 
-def test_watch_draws_on_a_terminal_and_leaves_it_clean(nvidia: MockMachine) -> None:
+def test_watch_draws_on_a_terminal_and_restores_it(nvidia: MockMachine) -> None:
     import pty
 
     pid, terminal = pty.fork()
@@ -248,7 +248,7 @@ def test_watch_draws_on_a_terminal_and_leaves_it_clean(nvidia: MockMachine) -> N
     assert seen.rstrip().endswith((b"\x1b[?1049l\x1b[?25h", b"\x1b[?25h\x1b[?1049l"))
 
 
-def test_explain_says_why_each_source_was_taken_or_left(
+def test_explain_shows_why_each_source_was_selected_or_rejected(
     nvidia: MockMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvidia_smi(f"case $1 in *gpu=*) echo '{ROW}';; esac")(nvidia, tmp_path, monkeypatch)
@@ -271,14 +271,14 @@ def test_explain_says_why_each_source_was_taken_or_left(
         (["--sauce"], "No such option"),
     ],
 )
-def test_bad_input_is_one_sentence_and_code_2(nvidia: MockMachine, arguments: list[str], sentence: str) -> None:
+def test_invalid_input_is_reported_with_code_2(nvidia: MockMachine, arguments: list[str], sentence: str) -> None:
     done = stoker("gpus", *arguments)
     assert (done.code, done.out) == (2, "")
     assert sentence in done.err
     assert done.err.count("\n") == 1
 
 
-def test_settings_come_from_flag_then_variable_then_file(nvidia: MockMachine, tmp_path: Path) -> None:
+def test_settings_come_from_option_then_variable_then_file(nvidia: MockMachine, tmp_path: Path) -> None:
     config = tmp_path / "config/stoker/stoker.toml"
     config.parent.mkdir(parents=True)
     config.write_text('gpus = "sim:3"\n')
@@ -291,19 +291,19 @@ def test_settings_come_from_flag_then_variable_then_file(nvidia: MockMachine, tm
     ("text", "sentence"),
     [("gpus = 4", "gpus"), ("gpu = 'sim:4'", "gpu"), ("gpus = \n", "line 1"), ('gpus = "cuda"', "is not a source")],
 )
-def test_a_mistake_in_the_configuration_is_named(nvidia: MockMachine, tmp_path: Path, text: str, sentence: str) -> None:
+def test_configuration_error_is_reported(nvidia: MockMachine, tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "my.toml").write_text(text)
     done = stoker("--config", str(tmp_path / "my.toml"), "gpus")
     assert done.code == 2
     assert sentence in done.err
 
 
-def test_a_configuration_that_was_named_must_exist(tmp_path: Path) -> None:
+def test_explicit_configuration_file_must_exist(tmp_path: Path) -> None:
     done = stoker("--config", str(tmp_path / "none.toml"), "gpus")
     assert (done.code, "does not exist" in done.err) == (2, True)
 
 
-def test_pids_of_another_namespace_are_not_blamed_on_local_processes(nvidia: MockMachine) -> None:
+def test_pids_of_another_namespace_are_not_matched_to_local_processes(nvidia: MockMachine) -> None:
     if os.geteuid() != 0 and not os.environ.get("CI"):
         pytest.skip("needs root for a pid namespace")
     # Inside the new namespace, pid 1 is `sh`: the driver's pid 1 is the machine's.
@@ -316,7 +316,7 @@ def test_pids_of_another_namespace_are_not_blamed_on_local_processes(nvidia: Moc
     assert stoker("gpus", "--json").json()[0]["processes"][0]["name"] is not None
 
 
-def test_version_and_help() -> None:
+def test_version_and_help_are_printed() -> None:
     assert stoker("--version").out == f"stoker {__version__}\n"
     assert "record" in stoker("--help").out
     assert stoker("frobnicate").code == 2

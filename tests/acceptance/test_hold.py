@@ -5,7 +5,7 @@ from tests.support.command import stoker
 from tests.support.queue_jobs import end, start, states, submit
 
 
-def test_a_held_job_does_not_start_until_it_is_released(queue: Store) -> None:
+def test_held_job_does_not_start_until_it_is_released(queue: Store) -> None:
     job, other = submit(queue, "a", "b")
     assert stoker("hold", "a").out == f"{job} (a): held\n"
     assert [ready.id for ready in queue.attempts.ready()] == [other]
@@ -13,7 +13,7 @@ def test_a_held_job_does_not_start_until_it_is_released(queue: Store) -> None:
     assert [ready.id for ready in queue.attempts.ready()] == [job, other]
 
 
-def test_all_that_wait_are_held_and_all_that_are_held_released(queue: Store) -> None:
+def test_all_waiting_jobs_are_held_and_all_held_jobs_released(queue: Store) -> None:
     runs, one, two = submit(queue, "runs", "one", "two")
     start(queue, runs)
     assert stoker("hold", "--all").out == f"{one} (one): held\n{two} (two): held\n"

@@ -29,7 +29,7 @@ def row(out: str, job: str) -> str:
     return next(line for line in out.splitlines() if line.startswith(job))
 
 
-def test_running_jobs_come_first_then_waiting_ones_in_their_order_then_the_newest_ended(queue: Store) -> None:
+def test_jobs_are_ordered_running_then_waiting_then_newest_ended(queue: Store) -> None:
     ended, *others = submit(queue, "old", "first", "second", "third", "held")
     first, second, third, held = others
     run(queue, ended, "succeeded", 0)
@@ -39,7 +39,7 @@ def test_running_jobs_come_first_then_waiting_ones_in_their_order_then_the_newes
     assert listed() == [second, third, first, held, ended]
 
 
-def test_a_line_says_the_state_and_why_the_gpus_the_time_and_the_exit_code(queue: Store) -> None:
+def test_line_has_state_reason_gpus_time_and_exit_code(queue: Store) -> None:
     running, retried, failed, after, large = submit(queue, "a", "b", "c", "d", "e", retries=1, backoff=600.0)
     be_there(queue, gpus=2)
     start(queue, running, "GPU-1")
@@ -59,7 +59,7 @@ def test_a_line_says_the_state_and_why_the_gpus_the_time_and_the_exit_code(queue
     assert done.out.splitlines()[-1] == "1 running, 3 queued, 1 failed; 1 worker, on gpu-box"
 
 
-def test_the_last_line_says_that_no_worker_is_there_and_that_the_queue_is_paused(queue: Store) -> None:
+def test_last_line_reports_missing_workers_and_a_paused_queue(queue: Store) -> None:
     submit(queue, "a")
     queue.pause()
     last = stoker("list").out.splitlines()[-1]
@@ -69,7 +69,7 @@ def test_the_last_line_says_that_no_worker_is_there_and_that_the_queue_is_paused
     )
 
 
-def test_only_the_newest_few_that_ended_are_shown_and_the_rest_is_counted(queue: Store) -> None:
+def test_only_the_newest_ended_jobs_are_shown_and_the_rest_counted(queue: Store) -> None:
     jobs = submit(queue, *(["x"] * 30))
     for job in jobs[:8]:
         run(queue, job, "succeeded", 0)
@@ -81,7 +81,7 @@ def test_only_the_newest_few_that_ended_are_shown_and_the_rest_is_counted(queue:
     assert listed("--state", "succeeded", "--limit", "3") == jobs[7:4:-1]
 
 
-def test_jobs_are_chosen_by_state_and_tag(queue: Store) -> None:
+def test_jobs_are_filtered_by_state_and_tag(queue: Store) -> None:
     tagged, other = submit(queue, "a", tags=("x",)) + submit(queue, "b", tags=("y",))
     held = submit(queue, "c", tags=("x",), hold=True)[0]
     assert listed("--tag", "x") == [tagged, held]
@@ -90,7 +90,7 @@ def test_jobs_are_chosen_by_state_and_tag(queue: Store) -> None:
     assert "no jobs match" in stoker("list", "--tag", "nobody").out
 
 
-def test_json_is_a_list_of_jobs_each_with_its_reason(queue: Store) -> None:
+def test_json_lists_jobs_with_their_reasons(queue: Store) -> None:
     (job,) = submit(queue, "echo 'a' \"b\" \n🔥", name="n")
     (told,) = stoker("list", "--json").json()
     assert (told["id"], told["command"], told["state"]) == (job, "echo 'a' \"b\" \n🔥", "queued")
@@ -98,19 +98,19 @@ def test_json_is_a_list_of_jobs_each_with_its_reason(queue: Store) -> None:
     assert told["why"]["reason"].startswith("no worker is there")
 
 
-def test_json_says_how_many_come_first(queue: Store) -> None:
+def test_json_has_the_number_of_jobs_ahead(queue: Store) -> None:
     submit(queue, "a", "b", "c")
     be_there(queue)
     told = stoker("list", "--json").json()
     assert ["2 other jobs come first" in job["why"]["reason"] for job in told] == [False, False, True]
 
 
-def test_an_empty_queue_says_how_to_fill_it(queue: Store) -> None:
+def test_empty_queue_explains_how_to_submit(queue: Store) -> None:
     assert stoker("list").out.startswith("no jobs yet: `stoker submit -- COMMAND` makes one\n")
     assert stoker("list", "--json").json() == []
 
 
-def test_a_command_cannot_break_the_table_or_talk_to_the_terminal(queue: Store) -> None:
+def test_command_text_is_escaped_in_the_table(queue: Store) -> None:
     (job,) = submit(queue, "one\ntwo\t\x1b[31mred [bold]x[/bold] 🔥")
     done = stoker("list")
     assert "one two �[31mred [bold]x[/bold] 🔥" in row(done.out, job)
@@ -122,7 +122,7 @@ LONG = "python train.py " + "--option /data/configs/experiment.yaml " * 8
 
 @pytest.mark.parametrize("queue", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("verb", ["list", "runs"])
-def test_on_a_narrow_terminal_ids_and_states_stay_whole_and_in_a_pipe_everything(
+def test_narrow_terminal_keeps_ids_and_states_and_a_pipe_keeps_everything(
     queue: Store, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)  # the terminal's own width counts
@@ -149,7 +149,7 @@ def test_invalid_input_is_refused_in_one_sentence(queue: Store) -> None:
         assert (done.code, len(done.err.splitlines())) == (2, 1)
 
 
-def test_a_queue_that_is_not_there_says_how_to_make_one() -> None:
+def test_missing_queue_explains_how_to_create_one() -> None:
     done = stoker("list")
     assert (done.code, done.out) == (1, "")
     assert "the first `stoker submit` creates it" in done.err

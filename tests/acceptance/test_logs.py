@@ -71,7 +71,7 @@ def test_local_log_is_shown_with_its_older_part(queue: Store) -> None:
     assert stoker("logs", job, "--json").json() == {"job": job, "attempt": 1, "whole": True, "text": "one\ntwo\n100%"}
 
 
-def test_output_that_follows_the_outcome_is_waited_for(queue: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_after_the_outcome_is_shown(queue: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     be_there(queue)
     (job,) = submit(queue, "a")
     attempt = start(queue, job)
@@ -87,7 +87,7 @@ def test_output_that_follows_the_outcome_is_waited_for(queue: Store, monkeypatch
     assert (update.finished, is_tail) == (b"one\ntwo\n", False)
 
 
-def test_tail_of_a_lost_machine_is_shown_and_named_as_such(queue: Store) -> None:
+def test_tail_of_a_lost_machine_is_shown_and_marked(queue: Store) -> None:
     (job,) = submit(queue, "a")
     be_there(queue)
     queue.workers.farewell(WORKER)
@@ -105,7 +105,7 @@ def test_invalid_utf8_passes_through(queue: Store) -> None:
     assert done.stdout == b"\xff\xfe \x1b[31mred\n"
 
 
-def test_the_last_attempt_is_shown_unless_another_is_asked_for(queue: Store) -> None:
+def test_last_attempt_is_the_default(queue: Store) -> None:
     (job,) = submit(queue, "a", retries=1, backoff=0.0)
     for words in ("first", "second"):
         queue.logs.write(run(queue, job, "failed", 1).id, f"{words}\n")
@@ -116,7 +116,7 @@ def test_the_last_attempt_is_shown_unless_another_is_asked_for(queue: Store) -> 
     assert (done.code, done.err) == (2, f"stoker: job {job} has no attempt 3: its last one is 2\n")
 
 
-def test_a_job_that_has_not_started_says_why(queue: Store) -> None:
+def test_reason_is_shown_for_a_job_that_has_not_started(queue: Store) -> None:
     (job,) = submit(queue, "a")
     done = stoker("logs", job)
     assert (done.code, done.out) == (0, "")
@@ -124,7 +124,7 @@ def test_a_job_that_has_not_started_says_why(queue: Store) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["nobody"], [], ["nobody", "-n", "-1"], ["nobody", "--attempt", "0"]])
-def test_bad_arguments_are_one_line_errors(queue: Store, arguments: list[str]) -> None:
+def test_invalid_arguments_are_reported_in_one_line(queue: Store, arguments: list[str]) -> None:
     done = stoker("logs", *arguments)
     assert (done.code, len(done.err.splitlines())) == (2, 1)
 
@@ -237,9 +237,7 @@ def test_copy_is_removed_when_the_pipe_is_closed(queue: Store, sender: LogSender
 # Following
 
 
-def test_following_waits_for_the_start_shows_lines_as_they_come_and_ends_with_the_job(
-    queue: Store, following: Callable[..., Following]
-) -> None:
+def test_follow_waits_for_the_start_and_ends_with_the_job(queue: Store, following: Callable[..., Following]) -> None:
     (job,) = submit(queue, "a")
     follower = following(job, "-f")
     wait_for(lambda: "no worker is there" in follower.err, named="the word on why it waits")
@@ -255,7 +253,7 @@ def test_following_waits_for_the_start_shows_lines_as_they_come_and_ends_with_th
     log.close()
 
 
-def test_following_survives_a_retry_and_says_that_it_waits_for_it(
+def test_follow_continues_across_a_retry_and_reports_the_wait(
     queue: Store, following: Callable[..., Following]
 ) -> None:
     (job,) = submit(queue, "a", retries=1, backoff=600.0)
@@ -275,7 +273,9 @@ def test_following_survives_a_retry_and_says_that_it_waits_for_it(
     assert follower.code() == 0
 
 
-def test_rotation_while_following_loses_and_repeats_no_line(queue: Store, following: Callable[..., Following]) -> None:
+def test_rotation_during_follow_neither_loses_nor_repeats_lines(
+    queue: Store, following: Callable[..., Following]
+) -> None:
     (job,) = submit(queue, "a")
     attempt = start(queue, job)
     log = LogWriter(place_of(attempt) / "output", limit=40_000)
@@ -294,7 +294,7 @@ def test_rotation_while_following_loses_and_repeats_no_line(queue: Store, follow
     log.close()
 
 
-def test_following_a_lost_machine_shows_the_tail(queue: Store, following: Callable[..., Following]) -> None:
+def test_follow_of_a_lost_machine_shows_the_tail(queue: Store, following: Callable[..., Following]) -> None:
     (job,) = submit(queue, "a")
     attempt = start(queue, job)
     follower = following(job, "-f")
@@ -310,7 +310,7 @@ def test_following_a_lost_machine_shows_the_tail(queue: Store, following: Callab
     assert follower.err.count("this is the end of the log") == 1
 
 
-def test_following_begins_with_as_many_lines_as_asked_for(queue: Store, following: Callable[..., Following]) -> None:
+def test_follow_starts_with_the_requested_number_of_lines(queue: Store, following: Callable[..., Following]) -> None:
     (job,) = submit(queue, "a")
     attempt = start(queue, job)
     output = place_of(attempt) / "output"
@@ -324,7 +324,7 @@ def test_following_begins_with_as_many_lines_as_asked_for(queue: Store, followin
     assert follower.out == "three\nfour\nfive\n"
 
 
-def test_following_as_json_gives_one_object_per_line(queue: Store) -> None:
+def test_follow_with_json_prints_one_object_per_line(queue: Store) -> None:
     (job,) = submit(queue, "a")
     (place_of(run(queue, job, "succeeded", 0)) / "output").write_text("one\ntwo")
     done = stoker("logs", job, "-f", "--json")
@@ -334,7 +334,7 @@ def test_following_as_json_gives_one_object_per_line(queue: Store) -> None:
     ]
 
 
-def test_a_job_that_is_cancelled_before_it_starts_ends_the_following(
+def test_follow_ends_when_the_job_is_cancelled_before_its_start(
     queue: Store, following: Callable[..., Following]
 ) -> None:
     (job,) = submit(queue, "a")
@@ -346,7 +346,7 @@ def test_a_job_that_is_cancelled_before_it_starts_ends_the_following(
     assert f"job {job} has printed nothing: cancelled" in follower.err
 
 
-def test_ctrl_c_ends_the_following_cleanly(queue: Store, following: Callable[..., Following]) -> None:
+def test_ctrl_c_ends_follow_cleanly(queue: Store, following: Callable[..., Following]) -> None:
     (job,) = submit(queue, "a")
     (place_of(start(queue, job)) / "output").write_text("one\n")
     follower = following(job, "-f")
@@ -356,7 +356,7 @@ def test_ctrl_c_ends_the_following_cleanly(queue: Store, following: Callable[...
     assert follower.err.strip() == ""
 
 
-def test_a_progress_bar_moves_on_a_terminal(queue: Store) -> None:
+def test_progress_bar_is_updated_on_a_terminal(queue: Store) -> None:
     (job,) = submit(queue, "a")
     attempt = start(queue, job)
     log = output_of(attempt)

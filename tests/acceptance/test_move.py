@@ -34,7 +34,7 @@ def test_moved_jobs_keep_their_order(queue: Store, words: list[str], becomes: st
     assert done.out.count(f"moved {words[0]}") == len(words) - 1
 
 
-def test_a_job_stays_behind_those_of_a_higher_priority(queue: Store) -> None:
+def test_job_stays_behind_jobs_of_higher_priority(queue: Store) -> None:
     submit(queue, "a", priority=1)
     submit(queue, "b", "c")
     assert stoker("move", "first", "c").code == 0
@@ -42,7 +42,7 @@ def test_a_job_stays_behind_those_of_a_higher_priority(queue: Store) -> None:
     assert order(queue) == "acb"
 
 
-def test_what_runs_is_not_moved_and_what_is_held_is(queue: Store) -> None:
+def test_running_job_is_not_moved_and_held_job_is(queue: Store) -> None:
     runs, held, _free = submit(queue, "runs", "held", "free")
     start(queue, runs)
     queue.jobs.hold([held])
@@ -58,7 +58,7 @@ def test_dry_run_moves_nothing(queue: Store) -> None:
     assert order(queue) == "ab"
 
 
-def test_the_place_comes_before_the_jobs(queue: Store) -> None:
+def test_place_precedes_the_jobs_on_the_command_line(queue: Store) -> None:
     submit(queue, "a", "b")
     done = stoker("move", "b", "first")
     assert (done.code, done.err.count("\n")) == (2, 1)
@@ -76,7 +76,7 @@ def test_the_place_comes_before_the_jobs(queue: Store) -> None:
         (["after", "a", "b"], "abcde"),
     ],
 )
-def test_jobs_go_beside_another_and_keep_their_order(queue: Store, words: list[str], becomes: str) -> None:
+def test_jobs_move_next_to_another_and_keep_their_order(queue: Store, words: list[str], becomes: str) -> None:
     other = dict(zip("abcde", submit(queue, *"abcde"), strict=True))[words[1]]
     done = stoker("move", *words)
     assert done.code == 0, done.err
@@ -84,14 +84,14 @@ def test_jobs_go_beside_another_and_keep_their_order(queue: Store, words: list[s
     assert done.out.count(f"moved {words[0]} {other}") == len(words) - 2
 
 
-def test_beside_an_urgent_job_one_becomes_as_urgent(queue: Store) -> None:
+def test_job_moved_next_to_another_takes_its_priority(queue: Store) -> None:
     submit(queue, "u", priority=5)
     _a, b = submit(queue, "a", "b")
     assert stoker("move", "before", "u", b[:7]).code == 0
     assert (order(queue), queue.jobs.get(b).priority) == ("bua", 5)
 
 
-def test_all_of_a_tag_go_around_the_one_that_is_named(queue: Store) -> None:
+def test_jobs_of_a_tag_move_next_to_a_job_of_the_same_tag(queue: Store) -> None:
     submit(queue, "a", "b")
     c, d, e = submit(queue, *"cde", tags=("night",))
     queue.jobs.move([d], "last")
@@ -101,7 +101,7 @@ def test_all_of_a_tag_go_around_the_one_that_is_named(queue: Store) -> None:
     assert order(queue) == "abced"
 
 
-def test_what_waits_no_more_is_no_place_to_move_to(queue: Store) -> None:
+def test_moving_next_to_a_job_that_is_not_waiting_is_refused(queue: Store) -> None:
     runs, _a = submit(queue, "runs", "a")
     start(queue, runs)
     for words in (["before", "runs", "a"], ["after", "runs", "a", "--dry-run"]):

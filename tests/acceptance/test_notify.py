@@ -53,7 +53,7 @@ def test_failed_job_is_notified_until_the_verb_is_stopped(queue: Store, tmp_path
     assert re.fullmatch(r"\d\d:\d\d:\d\d notifying 1 URL of: failed, stopped, .*\n", said)
 
 
-def test_a_test_says_which_url_failed_and_shows_none() -> None:
+def test_test_message_names_the_failed_service_without_its_url() -> None:
     with Receiver().listening() as good, Receiver(Answer(401)).listening() as bad:
         urls = f'["{hook_url(good)}", "{hook_url(bad)}", "nonsense://s3cret"]'
         configure(f"[notify]\nurls = {urls}\n")
@@ -80,7 +80,7 @@ def test_a_test_says_which_url_failed_and_shows_none() -> None:
         ('[notify]\nurls = "json://s3cret"\n', r"stoker\.toml: \[notify\] urls: expected"),
     ],
 )
-def test_a_mistake_in_the_settings_is_one_sentence(text: str, sentence: str) -> None:
+def test_invalid_settings_are_reported(text: str, sentence: str) -> None:
     configure(text)
     done = stoker("notify")
     assert done.code == 2

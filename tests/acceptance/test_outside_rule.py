@@ -84,7 +84,7 @@ def test_run_is_stopped_and_its_report_names_the_cause() -> None:
     assert "# Stopped: its memory stayed in use" in shown
 
 
-def test_watch_acts_on_it() -> None:
+def test_watch_acts_on_the_registered_rule() -> None:
     with subprocess.Popen(LOAD, stdout=subprocess.PIPE, text=True) as load:
         assert load.stdout is not None
         assert "busy 90%" in load.stdout.readline()
@@ -93,7 +93,7 @@ def test_watch_acts_on_it() -> None:
     assert (done.returncode, done.stdout) == (124, "full: the memory stayed in use\n"), done.stderr
 
 
-def test_replay_shows_when_it_would_have_acted(tmp_path: Path) -> None:
+def test_replay_shows_when_the_registered_rule_would_have_acted(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     with contextlib.closing(RecordingWriter(trace)) as writer:
         for minute in range(9):
@@ -104,7 +104,7 @@ def test_replay_shows_when_it_would_have_acted(tmp_path: Path) -> None:
     ]
 
 
-def test_queued_job_is_stopped_and_shown_where_the_rule_is_not_known(site: WorkSite) -> None:
+def test_queued_job_is_stopped_and_shown_without_the_rule_installed(site: WorkSite) -> None:
     job = site.submit(" ".join(LOAD), gpus=1, policy={"full_window": 0.4, "every": 0.1})
     site.work(prefix=(sys.executable, "-c", PROGRAM))
     found = site.wait_until(job, "failed")

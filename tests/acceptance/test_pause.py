@@ -42,7 +42,7 @@ def test_worker_is_paused_by_host_or_id(queue: Store) -> None:
     assert queue.attempts.claim(other, "worker-1", [], 60.0) is not None
 
 
-def test_unknown_or_ambiguous_worker_is_refused_in_one_sentence(queue: Store) -> None:
+def test_unknown_or_ambiguous_worker_is_refused(queue: Store) -> None:
     assert "none was ever started" in stoker("pause", "--worker", "alpha").err
     queue.workers.heartbeat("worker-1", "alpha", View())
     queue.workers.heartbeat("worker-2", "beta", View())

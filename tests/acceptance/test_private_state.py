@@ -49,7 +49,7 @@ def open_to_others(place: Path) -> dict[str, str]:
     ],
     ids=lambda words: words[0],
 )
-def test_everything_is_private_whatever_command_comes_first(account: Path, first: tuple[str, ...]) -> None:
+def test_every_file_is_private_after_any_first_command(account: Path, first: tuple[str, ...]) -> None:
     done = stoker(*first)
     assert done.code == 0, done.err
     assert (account / ".local/state/stoker").is_dir()
@@ -58,7 +58,7 @@ def test_everything_is_private_whatever_command_comes_first(account: Path, first
         assert done.out == "0000\n"
 
 
-def test_a_job_of_the_queue_keeps_the_umask_and_its_record_is_private(account: Path) -> None:
+def test_queued_job_keeps_the_umask_and_its_record_is_private(account: Path) -> None:
     job = stoker("submit", "--json", "--gpus", "0", f"umask; touch {account}/result").json()[0]["id"]
     assert stoker("work", "--until-empty").code == 0
     assert stoker("logs", job).out == "0000\n"
@@ -71,7 +71,7 @@ def test_a_job_of_the_queue_keeps_the_umask_and_its_record_is_private(account: P
     assert mode_of(home) == 0o700
 
 
-def test_the_write_ahead_log_of_a_queue_is_private_too(tmp_path: Path) -> None:
+def test_write_ahead_log_is_private(tmp_path: Path) -> None:
     with init_queue(str(tmp_path / "new" / "queue.db")):
         assert {path.name for path in (tmp_path / "new").iterdir()} == {"queue.db", "queue.db-wal", "queue.db-shm"}
         assert open_to_others(tmp_path) == {}
@@ -87,7 +87,7 @@ def test_permissions_are_restricted_and_reported_once(tmp_path: Path) -> None:
     assert stoker("list").err == ""
 
 
-def test_a_directory_with_other_things_in_it_keeps_its_mode(tmp_path: Path) -> None:
+def test_directory_with_other_files_keeps_its_mode(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch(0o644)
     (tmp_path / "runs").mkdir(0o755)
     tmp_path.chmod(0o755)
@@ -95,16 +95,14 @@ def test_a_directory_with_other_things_in_it_keeps_its_mode(tmp_path: Path) -> N
     assert (mode_of(tmp_path), mode_of(tmp_path / "runs"), mode_of(tmp_path / "thesis.tex")) == (0o755, 0o700, 0o644)
 
 
-def test_a_directory_that_is_everybodys_keeps_its_mode(tmp_path: Path) -> None:
+def test_shared_directory_keeps_its_mode(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     assert tighten_home(tmp_path) is None
     assert mode_of(tmp_path) == 0o1777
 
 
 @pytest.mark.parametrize(("mode", "after"), [(0o660, 0o660), (0o644, 0o600)])
-def test_a_queue_elsewhere_is_shared_only_with_whom_it_was_opened_for_writing(
-    tmp_path: Path, mode: int, after: int
-) -> None:
+def test_queue_outside_the_home_stays_shared_only_with_its_writers(tmp_path: Path, mode: int, after: int) -> None:
     place = tmp_path / "queue.db"
     init_queue(str(place)).close()
     place.chmod(mode)

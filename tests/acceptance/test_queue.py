@@ -12,7 +12,7 @@ from tests.support.command import stoker, stoker_command
 from tests.support.queue_jobs import end, start, submit
 
 
-def test_a_queue_is_created_and_creating_it_again_does_no_harm(tmp_path: Path) -> None:
+def test_creating_a_queue_is_idempotent(tmp_path: Path) -> None:
     file = tmp_path / "a place" / "queue.db"
     created = stoker("queue", "init", "--queue", str(file))
     assert (created.code, created.out) == (0, f"the queue {file} is ready (SQLite, version {VERSION})\n")
@@ -29,9 +29,7 @@ def test_a_queue_is_created_and_creating_it_again_does_no_harm(tmp_path: Path) -
 
 @pytest.mark.parametrize(("directory", "file"), [(0o700, 0o600), (0o755, 0o600), (0o755, 0o644)])
 @pytest.mark.parametrize("verb", [("list",), ("submit", "true")])
-def test_a_queue_of_another_user_is_refused_in_a_sentence(
-    tmp_path: Path, directory: int, file: int, verb: tuple[str, ...]
-) -> None:
+def test_queue_of_another_user_is_refused(tmp_path: Path, directory: int, file: int, verb: tuple[str, ...]) -> None:
     queue = tmp_path / "theirs" / "queue.db"
     init_queue(str(queue)).close()
     # Root may do everything; without these capabilities it is a user like any other.
@@ -48,7 +46,7 @@ def test_a_queue_of_another_user_is_refused_in_a_sentence(
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_queue_is_created_in_postgresql_without_showing_the_password(postgres_url: str) -> None:
+def test_queue_is_created_in_postgresql_without_showing_the_password(postgres_url: str) -> None:
     created = stoker("queue", "init", "--queue", postgres_url)
     assert created.code == 0, created.err
     assert f"(PostgreSQL, version {VERSION})" in created.out
@@ -58,14 +56,14 @@ def test_a_queue_is_created_in_postgresql_without_showing_the_password(postgres_
 
 
 @pytest.mark.parametrize("verb", ["check"])
-def test_where_there_is_no_queue_none_is_made(tmp_path: Path, verb: str) -> None:
+def test_check_does_not_create_a_missing_queue(tmp_path: Path, verb: str) -> None:
     file = tmp_path / "queue.db"
     done = stoker("queue", verb, "--queue", str(file))
     assert (done.code, done.err) == (1, f"stoker: there is no queue at {file}: the first `stoker submit` creates it\n")
     assert not file.exists()
 
 
-def test_a_check_says_what_is_in_the_queue_and_who_works_on_it(queue: Store) -> None:
+def test_check_shows_jobs_and_workers(queue: Store) -> None:
     _a, _b, over = submit(queue, "a", "b", "over")
     end(queue, over)
     queue.pause()
@@ -101,7 +99,7 @@ def test_a_check_says_what_is_in_the_queue_and_who_works_on_it(queue: Store) -> 
     ],
 )
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_a_check_that_finds_something_wrong_ends_with_one(
+def test_check_with_problems_exits_with_code_1(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str, harm: str, says: str
 ) -> None:
     url = str(request.getfixturevalue("postgres_url")) if kind == "postgres" else str(tmp_path / "queue.db")
@@ -119,7 +117,7 @@ def test_a_check_that_finds_something_wrong_ends_with_one(
     assert (told.code, len(told.json()["problems"])) == (1, 1)
 
 
-def test_a_check_finds_a_damaged_index(tmp_path: Path) -> None:
+def test_check_finds_a_damaged_index(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
     with init_queue(str(path)) as store:
         store.jobs.submit([JobSpec(command=f"echo {number} {'x' * 200}") for number in range(500)])

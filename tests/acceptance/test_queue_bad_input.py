@@ -269,8 +269,8 @@ CASES = {
     "no queue": Case(typed("cancel", "x", "--queue", "/nowhere/queue.db"), 1, "the first `stoker submit` creates it"),
     "no address": Case(typed("cancel", "x", "--queue", "gopher://x"), 2, "is not the address of a queue"),
     "another SQLite database": Case(other_database, 1, "is a database, but not a queue of Stoker's"),
-    "a text file": Case(on_file(b"dear diary\n" * 500, "cancel", "x"), 1, "is not a queue, nor any SQLite file"),
-    "a text file to submit to": Case(on_file(b"dear diary\n" * 500, "submit", "true"), 1, "is not a queue"),
+    "a text file": Case(on_file(b"dear journal\n" * 500, "cancel", "x"), 1, "is not a queue, nor any SQLite file"),
+    "a text file to submit to": Case(on_file(b"dear journal\n" * 500, "submit", "true"), 1, "is not a queue"),
     "a directory": Case(typed("cancel", "x", "--queue", "/"), 1, "the queue / cannot be used"),
     "a corrupt file": Case(corrupt, 1, "is damaged"),
     "a full disk": Case(full_disk, 1, "its disk is full"),
@@ -314,9 +314,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_bad_input_is_one_sentence_and_changes_nothing_and_odd_input_is_taken_as_it_is(
-    case: Case, world: World
-) -> None:
+def test_invalid_input_is_refused_and_unusual_input_is_accepted(case: Case, world: World) -> None:
     words = case.words(world)
     before = world.seen()
     done = stoker(*words)

@@ -11,7 +11,7 @@ from tests.support.mock_nvml import MockMachine
 from tests.support.waiting import wait_for
 
 
-def test_readings_are_recorded_for_as_long_as_asked(nvidia: MockMachine, tmp_path: Path) -> None:
+def test_readings_are_recorded_for_the_given_duration(nvidia: MockMachine, tmp_path: Path) -> None:
     nvidia.gpus[1].utilization = 66
     looks: list[Look] = []
     for attempt in range(3):  # a busy machine may let it miss some beats, but not each time
@@ -28,7 +28,7 @@ def test_readings_are_recorded_for_as_long_as_asked(nvidia: MockMachine, tmp_pat
         assert look.readings[1].utilization.peak == 0.66
 
 
-def test_a_recording_goes_on_where_a_killed_one_stopped(nvidia: MockMachine, tmp_path: Path) -> None:
+def test_recording_continues_after_a_kill(nvidia: MockMachine, tmp_path: Path) -> None:
     path = tmp_path / "r"
     recorder = subprocess.Popen([stoker_command(), "record", str(path), "--every", "20ms"], stderr=subprocess.DEVNULL)
     wait_for(lambda: path.exists() and path.read_bytes().count(b"\n") > 5)
@@ -42,7 +42,7 @@ def test_a_recording_goes_on_where_a_killed_one_stopped(nvidia: MockMachine, tmp
     assert times == sorted(times)
 
 
-def test_ctrl_c_ends_it_well(nvidia: MockMachine, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_recording_cleanly(nvidia: MockMachine, tmp_path: Path) -> None:
     path = tmp_path / "r"
     recorder = subprocess.Popen(
         [stoker_command(), "record", str(path), "--every", "20ms"], stderr=subprocess.PIPE, text=True
@@ -54,7 +54,7 @@ def test_ctrl_c_ends_it_well(nvidia: MockMachine, tmp_path: Path) -> None:
     assert "recorded" in err
 
 
-def test_what_cannot_be_written_is_a_sentence(nvidia: MockMachine, tmp_path: Path) -> None:
+def test_unwritable_file_is_reported(nvidia: MockMachine, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine\n")
     other = stoker("record", str(tmp_path / "notes.txt"), "--for", "1s")
     assert (other.code, "is not a recording" in other.err) == (2, True)

@@ -40,7 +40,7 @@ def night(tmp_path: Path) -> Path:
     return record(tmp_path / "night.readings", (60, [0.9, 0.8]), (300, [0.0, 0.0]), (60, [0.9, 0.8]))
 
 
-def test_it_says_when_the_rule_would_have_fired_and_what_that_would_have_saved(night: Path) -> None:
+def test_replay_shows_when_the_rule_would_have_fired_and_the_time_saved(night: Path) -> None:
     done = stoker("replay", str(night), environment={"TZ": "UTC"})
     assert done.code == 0
     assert done.err == ""
@@ -58,13 +58,13 @@ def test_it_says_when_the_rule_would_have_fired_and_what_that_would_have_saved(n
     )
 
 
-def test_times_are_those_of_the_reader(night: Path) -> None:
+def test_times_are_in_the_local_time_zone(night: Path) -> None:
     done = stoker("replay", str(night), environment={"TZ": "Asia/Tokyo"})
     assert "  1. Tue 2026-11-10 10:29:00  GPU 0" in done.out
     assert "15:59:00 JST (6h59m)" in done.out
 
 
-def test_another_rule_gives_another_answer(night: Path) -> None:
+def test_different_rule_gives_a_different_result(night: Path) -> None:
     assert "would not have fired; 10.0 of 14.0 GPU-hours were idle" in stoker("replay", str(night), "--for", "6h").out
     late = stoker("replay", str(night), "--after", "4h", environment={"TZ": "UTC"})
     assert "04:30:00  GPU 0 and GPU 1" in late.out
@@ -75,7 +75,7 @@ def test_another_rule_gives_another_answer(night: Path) -> None:
     assert "armed once a GPU was at 95% or more" in armed.out
 
 
-def test_everything_is_there_as_json(night: Path) -> None:
+def test_json_has_the_whole_result(night: Path) -> None:
     answer = stoker("replay", str(night), "--json", "--require", "any").json()
     assert answer["policy"]["require"] == "any"
     assert answer["policy"]["after"] == 0.0
@@ -129,7 +129,7 @@ def test_damaged_lines_are_reported_and_the_rest_is_used(night: Path) -> None:
     assert "would have fired once" in done.out
 
 
-def test_the_rhythm_of_the_recording_is_no_gap_whatever_it_is(tmp_path: Path) -> None:
+def test_recording_interval_does_not_count_as_a_gap(tmp_path: Path) -> None:
     slow = record(tmp_path / "slow", (60, [0.0]), every=300.0)
     assert "a look every 5m" in (done := stoker("replay", str(slow))).out
     assert "would have fired once" in done.out
@@ -146,7 +146,7 @@ def test_the_rhythm_of_the_recording_is_no_gap_whatever_it_is(tmp_path: Path) ->
     assert "Not recorded" not in lenient.out
 
 
-def test_the_page_is_one_file_that_needs_no_other(night: Path, tmp_path: Path) -> None:
+def test_page_is_self_contained(night: Path, tmp_path: Path) -> None:
     page = tmp_path / "night.html"
     done = stoker("replay", str(night), "--html", str(page))
     assert done.code == 0
@@ -160,7 +160,7 @@ def test_the_page_is_one_file_that_needs_no_other(night: Path, tmp_path: Path) -
     assert "$" not in text
 
 
-def test_what_was_just_recorded_can_be_replayed(nvidia: MockMachine, tmp_path: Path) -> None:
+def test_new_recording_can_be_replayed(nvidia: MockMachine, tmp_path: Path) -> None:
     trace = tmp_path / "r"
     recorder = subprocess.Popen([stoker_command(), "record", str(trace), "--every", "20ms"], stderr=subprocess.DEVNULL)
     # However long they take, these are more than enough for the window.
@@ -193,7 +193,7 @@ def test_what_was_just_recorded_can_be_replayed(nvidia: MockMachine, tmp_path: P
         (("night", "--html", "night"), "--html night is the recording itself"),
     ],
 )
-def test_mistakes_are_one_sentence(
+def test_invalid_input_is_reported(
     arguments: tuple[str, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -209,7 +209,7 @@ def test_mistakes_are_one_sentence(
     assert night.read_bytes() == before
 
 
-def test_a_page_that_cannot_be_written_is_one_sentence(night: Path, tmp_path: Path) -> None:
+def test_unwritable_page_is_reported(night: Path, tmp_path: Path) -> None:
     nowhere = stoker("replay", str(night), "--html", str(tmp_path / "no" / "page.html"))
     assert (nowhere.code, nowhere.err.count("\n")) == (1, 1)
     assert "cannot write to" in nowhere.err

@@ -6,7 +6,7 @@ from tests.support.command import stoker
 from tests.support.queue_jobs import end, start, states, submit
 
 
-def test_a_job_that_ended_is_queued_again_however_it_ended(queue: Store) -> None:
+def test_ended_job_of_any_outcome_is_queued_again(queue: Store) -> None:
     failed, well, unwanted = submit(queue, "failed", "well", "unwanted")
     end(queue, failed)
     end(queue, well, "succeeded")
@@ -17,7 +17,7 @@ def test_a_job_that_ended_is_queued_again_however_it_ended(queue: Store) -> None
     assert states(queue, failed, well, unwanted) == ["queued"] * 3
 
 
-def test_a_tag_means_what_went_wrong_and_not_what_went_well(queue: Store) -> None:
+def test_tag_selects_unsuccessful_jobs_only(queue: Store) -> None:
     failed, well, waits = submit(queue, "failed", "well", "waits", tags=("sweep",))
     end(queue, failed)
     end(queue, well, "succeeded")
@@ -26,7 +26,7 @@ def test_a_tag_means_what_went_wrong_and_not_what_went_well(queue: Store) -> Non
     assert stoker("retry", "--tag", "sweep", "--state", "succeeded").out == f"{well} (well): queued again\n"
 
 
-def test_a_sweep_is_meant_by_its_name(queue: Store) -> None:
+def test_sweep_is_selected_by_name(queue: Store) -> None:
     stoker("submit", "--name", "bert", "--sweep", "seed=1..3", "--", "true")
     other, near = submit(queue, "other", "bertha seed=1")
     first, second, third = (queue.jobs.get(f"bert seed={number}").id for number in (1, 2, 3))
@@ -67,7 +67,7 @@ def test_jobs_that_have_not_ended_are_reported_and_unchanged(queue: Store) -> No
     ]
 
 
-def test_a_job_that_waits_for_its_next_try_starts_at_once(queue: Store) -> None:
+def test_job_waiting_for_its_retry_starts_at_once(queue: Store) -> None:
     (job,) = submit(queue, "a", retries=3, backoff=3000.0)
     end(queue, job)
     assert not queue.attempts.ready()

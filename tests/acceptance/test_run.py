@@ -90,7 +90,7 @@ def is_gone(pid: int) -> bool:
         (["/"], 126),
     ],
 )
-def test_the_code_is_the_commands_own_as_with_gnu_timeout(command: list[str], code: int) -> None:
+def test_exit_code_follows_gnu_timeout(command: list[str], code: int) -> None:
     done = run("--", *command)
     assert done.code == code, done.err
     expected = subprocess.run(["timeout", "60", *command], capture_output=True, check=False).returncode
@@ -99,12 +99,12 @@ def test_the_code_is_the_commands_own_as_with_gnu_timeout(command: list[str], co
 
 @pytest.mark.parametrize("redirection", [">&-", "<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
 @pytest.mark.parametrize(("command", "code"), [("sh -c 'exit 3'", 3), ("no-such-command", 127)])
-def test_streams_that_cannot_be_written_leave_the_code_as_it_is(redirection: str, command: str, code: int) -> None:
+def test_unwritable_streams_do_not_change_the_exit_code(redirection: str, command: str, code: int) -> None:
     line = f"{stoker_command()} run -- {command} {redirection}"
     assert subprocess.run(["sh", "-c", line], timeout=60, check=False).returncode == code
 
 
-def test_input_output_and_arguments_pass_through_untouched() -> None:
+def test_input_output_and_arguments_pass_through_unchanged() -> None:
     script = "import sys; d = sys.stdin.buffer.read(); sys.stdout.buffer.write(d); sys.stderr.write(repr(sys.argv[1:]))"
     done = subprocess.run(
         [stoker_command(), "run", "--", sys.executable, "-c", script, "--for", "a b", "--", "-x", ""],
@@ -116,7 +116,7 @@ def test_input_output_and_arguments_pass_through_untouched() -> None:
     assert done.stderr.decode() == "['--for', 'a b', '--', '-x', '']"
 
 
-def test_bytes_that_are_no_utf_8_in_arguments_and_directory_pass_through_and_are_told_of(
+def test_invalid_utf8_in_arguments_and_directory_passes_through_and_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / os.fsdecode(b"caf\xe9")
@@ -135,28 +135,28 @@ def test_bytes_that_are_no_utf_8_in_arguments_and_directory_pass_through_and_are
     assert r"caf\udce9" in refused.err
 
 
-def test_what_the_command_leaves_behind_is_stopped_when_it_ends() -> None:
+def test_leftover_processes_are_stopped_when_the_command_ends() -> None:
     done = run("--", "sh", "-c", "setsid nohup sleep 300 >/dev/null 2>&1 & echo $!; exit 4")
     assert done.code == 4
     assert is_gone(int(done.out))
     assert "left 1 process(es) behind: they are stopped" in done.err
 
 
-def test_a_directory_that_was_removed_is_no_reason_not_to_run(tmp_path: Path) -> None:
+def test_command_runs_in_a_removed_directory(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     script = f"cd {gone} && rmdir {gone} && exec {stoker_command()} run -- sh -c 'exit 8'"
     assert subprocess.run(["sh", "-c", script], capture_output=True, check=False).returncode == 8
 
 
-def test_a_run_within_a_run_is_a_run_of_its_own() -> None:
+def test_nested_run_is_a_separate_run() -> None:
     done = run("--", "stoker", "run", "--", "sh", "-c", "echo $STOKER_RUN; exit 5")
     assert done.code == 5
     inner, outer = sorted(stoker("runs", "--json").json(), key=lambda found: len(found["command"]))
     assert done.out.strip() == inner["id"] != outer["id"]
 
 
-def test_the_job_has_the_terminal_as_if_it_had_been_typed(tmp_path: Path) -> None:
+def test_job_uses_the_terminal_as_if_started_from_the_shell(tmp_path: Path) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         script = "import sys, os; print(sys.stdin.isatty(), os.tcgetpgrp(0) == os.getpgrp()); print('got', input())"
@@ -209,7 +209,7 @@ time.sleep(600)
     ],
     ids=["run, a signal", "run, a limit", "gpu_idle_timeout"],
 )
-def test_the_terminal_of_a_stopped_repl_is_as_it_was(command: tuple[str, ...], code: int) -> None:
+def test_terminal_is_restored_after_a_repl_is_stopped(command: tuple[str, ...], code: int) -> None:
     with terminal(list(command)) as screen:
         screen.until("raw")
         assert screen.modes_now() != screen.modes
@@ -219,14 +219,14 @@ def test_the_terminal_of_a_stopped_repl_is_as_it_was(command: tuple[str, ...], c
         assert screen.modes_now() == screen.modes
 
 
-def test_what_a_command_does_to_the_terminal_on_purpose_stays() -> None:
+def test_terminal_settings_made_by_the_command_are_kept() -> None:
     with terminal([stoker_command(), "run", "--", "stty", "-echo"]) as screen:
         assert screen.code() == 0
         assert screen.modes_now() != screen.modes
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1])
-def test_a_signal_to_stoker_reaches_the_job_once(number: signal.Signals, tmp_path: Path) -> None:
+def test_signal_to_stoker_reaches_the_job_once(number: signal.Signals, tmp_path: Path) -> None:
     script = (
         "import signal, sys, time\n"
         f"signal.signal({int(number)}, lambda *_: (print('got it', flush=True), setattr(sys, 'got', True)))\n"
@@ -244,7 +244,7 @@ def test_a_signal_to_stoker_reaches_the_job_once(number: signal.Signals, tmp_pat
     assert (process.returncode, out) == (5, "got it\n")
 
 
-def test_ctrl_c_on_a_terminal_is_delivered_once_and_a_second_one_is_obeyed_at_once() -> None:
+def test_ctrl_c_is_delivered_once_and_a_second_one_kills_at_once() -> None:
     script = (
         "import signal, time\n"
         "signal.signal(signal.SIGINT, lambda *_: print('interrupt', flush=True))\n"
@@ -271,7 +271,7 @@ def test_ctrl_c_on_a_terminal_is_delivered_once_and_a_second_one_is_obeyed_at_on
     assert b"Ctrl-C was pressed twice" in seen
 
 
-def test_interrupts_of_programs_are_passed_on_however_many_there_are() -> None:
+def test_every_sigint_from_a_program_is_forwarded() -> None:
     # At first it signals the process group in which Stoker is too.
     script = (
         "import os, signal, sys\n"
@@ -295,7 +295,7 @@ def test_interrupts_of_programs_are_passed_on_however_many_there_are() -> None:
     assert process.returncode == 7
 
 
-def test_job_control_works_as_if_the_command_had_been_typed() -> None:
+def test_job_control_works_as_if_started_from_the_shell() -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ["PS1"] = "prompt> "
@@ -325,7 +325,7 @@ def _await(terminal: int, text: bytes) -> bytes:
 # Stopping
 
 
-def test_a_job_whose_gpus_go_idle_is_stopped_with_its_children_and_explained(tmp_path: Path) -> None:
+def test_idle_job_is_stopped_with_its_children_and_explained(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     done = run(*ONCE_AT_WORK, "--", "sh", "-c", f"(setsid sleep 300 & echo $! > {pids}); {shlex.join(WORK_THEN_IDLE)}")
     assert done.code == 124, done.err
@@ -339,7 +339,7 @@ def test_a_job_whose_gpus_go_idle_is_stopped_with_its_children_and_explained(tmp
     assert is_gone(int(pids.read_text()))
 
 
-def test_a_training_that_saves_when_asked_to_end_still_has_its_workers(tmp_path: Path) -> None:
+def test_training_that_saves_on_sigterm_still_has_its_workers(tmp_path: Path) -> None:
     script = f"""
 import signal, subprocess, sys, time
 from stoker.gpus.sim import SimulatedProcess
@@ -356,22 +356,22 @@ time.sleep(300)
     assert (tmp_path / "saved").read_text() == "whole"
 
 
-def test_a_job_that_works_is_left_alone() -> None:
+def test_busy_job_is_not_stopped() -> None:
     done = run(*ONCE_AT_WORK, "--", *job_at_work("--utilization 90%", 1.5))
     assert done.code == 0, done.err
 
 
-def test_short_bursts_between_looks_are_work() -> None:
+def test_short_bursts_between_samples_count_as_activity() -> None:
     options = ("--after", "0s", "--every", "1s", "--for", "1500ms", "--below", "5%", "--arm-above", "20%")
     done = run(*options, "--", *job_at_work("--phase 'burst 80% 0.3s/1s'", 3.5))
     assert done.code == 0, done.err
 
 
-def test_the_idle_exit_code_can_be_chosen() -> None:
+def test_idle_exit_code_is_configurable() -> None:
     assert run(*QUICK, "--idle-exit-code", "99", "--", "sleep", "60").code == 99
 
 
-def test_a_dry_run_says_when_and_does_nothing() -> None:
+def test_dry_run_reports_the_time_and_does_nothing() -> None:
     options = (*QUICK, "--dry-run", "--warn-at", "10%")
     code, said = run_until_said(*options, words="would stop the job now", more="sleep 0.5; exit 3")
     assert code == 3
@@ -379,13 +379,13 @@ def test_a_dry_run_says_when_and_does_nothing() -> None:
     assert said.count("would stop the job now") == 1
 
 
-def test_a_time_limit_stops_a_busy_job() -> None:
+def test_time_limit_stops_a_busy_job() -> None:
     done = run("--max-time", "800ms", "--", *LOAD, "--utilization", "90%")
     assert done.code == 124
     assert newest_run()["ending"] == "time limit"
 
 
-def test_a_warning_comes_before_the_stop() -> None:
+def test_warning_precedes_the_stop() -> None:
     # A supervisor that was held up for most of the window sees only that it is over.
     tries = (run(*ONCE_AT_WORK, "--warn-at", "10%", "--", *WORK_THEN_IDLE).err for _ in range(3))
     said = next(said for said in tries if "unless it works or is snoozed" in said)
@@ -393,7 +393,7 @@ def test_a_warning_comes_before_the_stop() -> None:
     assert "stayed below 5% for 0.6s" in said[warning:]
 
 
-def test_nothing_is_done_before_real_activity_when_arming_is_asked_for(tmp_path: Path) -> None:
+def test_armed_rule_does_nothing_before_activity(tmp_path: Path) -> None:
     armed = ("--arm-above", "50%", "--arm-for", "300ms")
     never = run(*QUICK, *armed, "--", "sleep", "1.5")
     assert never.code == 0
@@ -405,7 +405,7 @@ def test_nothing_is_done_before_real_activity_when_arming_is_asked_for(tmp_path:
     assert after.wait(timeout=60) == 124
 
 
-def test_the_start_up_delay_holds() -> None:
+def test_startup_delay_is_respected() -> None:
     options = [word if word != "0s" else "60s" for word in QUICK]
     assert run(*options, "--", "sleep", "1.5").code == 0
 
@@ -418,7 +418,7 @@ def test_the_start_up_delay_holds() -> None:
     [["lost"], ["unsupported", "utilization"], ["absurd", "utilization"], ["hang", "60"], ["absent"]],
     ids=" ".join,
 )
-def test_a_gpu_that_cannot_be_read_stops_nothing(fault: list[str]) -> None:
+def test_unreadable_gpu_stops_nothing(fault: list[str]) -> None:
     assert stoker("sim", "fault", *fault).code == 0
     done = run(*QUICK, "--deadline", "200ms", "--", "sleep", "1.8")
     stoker("sim", "fault", "--clear")
@@ -426,7 +426,7 @@ def test_a_gpu_that_cannot_be_read_stops_nothing(fault: list[str]) -> None:
     assert done.seconds < 40  # not as long as the driver hangs
 
 
-def test_a_hung_driver_delays_neither_signals_nor_the_end_of_the_job(
+def test_hanging_driver_delays_neither_signals_nor_the_end_of_the_job(
     nvidia: MockMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STOKER_GPUS", "nvml")
@@ -437,7 +437,7 @@ def test_a_hung_driver_delays_neither_signals_nor_the_end_of_the_job(
     assert process.wait(timeout=60) == 143  # long before the driver answers or is given up
 
 
-def test_without_any_gpu_the_command_runs_and_that_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_command_without_any_gpu_runs_and_it_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("STOKER_GPUS", "auto")
     monkeypatch.setenv("STOKER_ROOT", str(tmp_path))
     # It goes on for longer than the window afterwards, and is let.
@@ -473,24 +473,24 @@ def somebody_else(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         load.wait()
 
 
-def test_another_persons_load_on_the_same_gpu_does_not_save_an_idle_job(somebody_else: None) -> None:
+def test_load_of_another_user_does_not_keep_an_idle_job_running(somebody_else: None) -> None:
     done = run(*QUICK, "--", *LOAD, "--phase", "busy 4% 300ms", "--phase", "idle 60s")
     assert done.code == 124, done.err
 
 
-def test_another_persons_idle_gpu_does_not_doom_a_busy_job() -> None:
+def test_idle_gpu_of_another_user_does_not_stop_a_busy_job() -> None:
     done = run(*ONCE_AT_WORK, "--require", "any", "--", *job_at_work("--utilization 80%", 1.5))
     assert done.code == 0, done.err  # GPU 1 is idle, but the job does not use it
 
 
-def test_with_mine_only_gpus_that_the_job_uses_can_doom_it() -> None:
+def test_mine_considers_only_gpus_used_by_the_job() -> None:
     never = run(*QUICK, "--gpus", "mine", "--", "sleep", "1.5")
     assert never.code == 0, never.err
     used = run(*QUICK, "--gpus", "mine", "--", *WORK_THEN_IDLE)
     assert used.code == 124, used.err
 
 
-def test_a_chosen_gpu_is_judged_whoever_uses_it() -> None:
+def test_chosen_gpu_counts_for_every_user() -> None:
     with subprocess.Popen([*LOAD, "--utilization", "90%"], stdout=subprocess.PIPE, text=True) as load:
         assert load.stdout is not None
         assert "busy 90%" in load.stdout.readline()
@@ -503,13 +503,13 @@ def test_a_chosen_gpu_is_judged_whoever_uses_it() -> None:
 # Snooze
 
 
-def test_a_job_can_say_that_it_will_be_quiet_on_purpose() -> None:
+def test_job_can_snooze_its_own_run() -> None:
     quiet = shlex.join([*LOAD, "--phase", "busy 90% 300ms", "--phase", "idle 1500ms"])
     done = run(*ONCE_AT_WORK, "--", "sh", "-c", f"stoker snooze 10m && {quiet}")
     assert done.code == 0, done.err
 
 
-def test_after_a_snooze_the_window_begins_anew_and_the_run_is_stopped(tmp_path: Path) -> None:
+def test_window_restarts_after_a_snooze_and_the_run_is_stopped(tmp_path: Path) -> None:
     job = f"date +%s.%N > before; stoker snooze 2s; {shlex.join(WORK_THEN_IDLE)}"
     done = run(*ONCE_AT_WORK, "--for", "1500ms", "--", "sh", "-c", job)
     assert done.code == 124
@@ -519,7 +519,7 @@ def test_after_a_snooze_the_window_begins_anew_and_the_run_is_stopped(tmp_path: 
     assert status.ended > float((tmp_path / "before").read_text()) + 2 + 1.5
 
 
-def test_a_snooze_is_shown_wherever_the_run_is_shown() -> None:
+def test_snooze_is_shown_with_the_run() -> None:
     job = f"stoker snooze 10m; {shlex.join(WORK_THEN_IDLE)}"
     process = subprocess.Popen([stoker_command(), "run", *ONCE_AT_WORK, "--", "sh", "-c", job])
     found = wait_for(lambda: [r for r in stoker("runs", "--json").json() if r["snoozed_until"]])[0]
@@ -532,7 +532,7 @@ def test_a_snooze_is_shown_wherever_the_run_is_shown() -> None:
 # When Stoker itself dies
 
 
-def test_killing_stoker_does_not_leave_the_job_unwatched(tmp_path: Path) -> None:
+def test_killed_supervisor_does_not_leave_the_job_running(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     process = subprocess.Popen(
         [stoker_command(), "run", "--", "sh", "-c", f"setsid sleep 300 & echo $! $$ > {pids}; wait"]
@@ -549,7 +549,7 @@ def test_killing_stoker_does_not_leave_the_job_unwatched(tmp_path: Path) -> None
 # Settings
 
 
-def test_the_rule_comes_from_flag_then_variable_then_file(tmp_path: Path) -> None:
+def test_rule_comes_from_option_then_variable_then_file(tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text('[run]\nafter = "0s"\nevery = "100ms"\nfor = "600ms"\nidle-exit-code = 77\n')
     configured = stoker("--config", str(tmp_path / "my.toml"), "run", "--", "sleep", "60")
     assert configured.code == 77, configured.err
@@ -571,9 +571,7 @@ def test_the_rule_comes_from_flag_then_variable_then_file(tmp_path: Path) -> Non
         ("run = 5", "run"),
     ],
 )
-def test_a_mistake_in_the_configured_rule_is_named_before_anything_starts(
-    text: str, sentence: str, tmp_path: Path
-) -> None:
+def test_invalid_configured_rule_is_reported_before_the_start(text: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text(text)
     done = stoker("--config", str(tmp_path / "my.toml"), "run", "--", "touch", str(tmp_path / "started"))
     assert (done.code, sentence in done.err) == (125, True), done.err
@@ -604,9 +602,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), BAD, ids=[" ".join(words) or "nothing" for words, _ in BAD])
-def test_bad_input_is_one_sentence_and_125_and_starts_nothing(
-    arguments: list[str], sentence: str, tmp_path: Path
-) -> None:
+def test_invalid_input_exits_with_125_and_starts_nothing(arguments: list[str], sentence: str, tmp_path: Path) -> None:
     trace = tmp_path / "started"
     done = run(*[word.replace("true", f"touch {trace}") for word in arguments])
     assert (done.code, done.out) == (125, "")
@@ -616,7 +612,7 @@ def test_bad_input_is_one_sentence_and_125_and_starts_nothing(
     assert stoker("runs", "--json").json() == []
 
 
-def test_without_a_place_for_its_record_the_command_runs_and_is_watched_all_the_same(tmp_path: Path) -> None:
+def test_command_without_a_writable_record_runs_and_is_watched(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     nowhere = {"STOKER_HOME": str(tmp_path / "file")}
     done = stoker("run", "--", "sh", "-c", "echo ${STOKER_RUN-none}; exit 7", environment=nowhere)
@@ -629,7 +625,7 @@ def test_without_a_place_for_its_record_the_command_runs_and_is_watched_all_the_
     assert idle.err.count("record") == done.err.count("record")
 
 
-def test_a_home_that_is_another_users_is_no_reason_not_to_run(tmp_path: Path) -> None:
+def test_command_runs_with_a_home_of_another_user(tmp_path: Path) -> None:
     """As under `sudo -u nobody`: neither settings nor records can be had from there."""
     home = tmp_path / "home"
     home.mkdir(mode=0o000)
@@ -657,7 +653,7 @@ def test_a_home_that_is_another_users_is_no_reason_not_to_run(tmp_path: Path) ->
     assert "without a record" in done.stderr
 
 
-def test_a_disk_that_fills_up_costs_the_record_not_the_job(tmp_path: Path) -> None:
+def test_full_disk_loses_the_record_but_not_the_job(tmp_path: Path) -> None:
     if os.geteuid() != 0 and not os.environ.get("CI"):
         pytest.skip("needs root for a small disk")
     disk = tmp_path / "disk"
@@ -675,7 +671,7 @@ def test_a_disk_that_fills_up_costs_the_record_not_the_job(tmp_path: Path) -> No
         subprocess.run(["umount", "--lazy", str(disk)], check=True)  # whatever still leaves it
 
 
-def test_runs_and_show_tell_what_became_of_it() -> None:
+def test_runs_and_show_report_the_outcome() -> None:
     assert "no runs yet" in stoker("runs").out
     run("--", "sh", "-c", "exit 4")
     listing = stoker("runs").out

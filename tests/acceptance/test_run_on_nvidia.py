@@ -36,9 +36,7 @@ def start(
     return run, int(wait_for(lambda: place.read_text() if place.exists() else None))
 
 
-def test_memory_that_the_driver_does_not_take_back_is_told_with_who_holds_it(
-    nvidia: MockMachine, tmp_path: Path
-) -> None:
+def test_memory_not_released_is_reported_with_its_holder(nvidia: MockMachine, tmp_path: Path) -> None:
     run, job = start(nvidia, tmp_path, program=(sys.executable, "-c", IMPATIENT))
     nvidia.gpus[1].add_process(job, memory=2**30)
     nvidia.gpus[1].utilization = 0
@@ -50,7 +48,7 @@ def test_memory_that_the_driver_does_not_take_back_is_told_with_who_holds_it(
     assert summary["used"] == [nvidia.gpus[1].uuid]
 
 
-def test_the_end_waits_until_the_memory_is_back(nvidia: MockMachine, tmp_path: Path) -> None:
+def test_run_ends_once_the_memory_is_released(nvidia: MockMachine, tmp_path: Path) -> None:
     run, job = start(nvidia, tmp_path)
     nvidia.gpus[0].add_process(job, memory=2**30)
     nvidia.gpus[0].utilization = 0
@@ -70,7 +68,7 @@ def test_the_end_waits_until_the_memory_is_back(nvidia: MockMachine, tmp_path: P
     assert stoker("show", "--json").json()["left"] == []
 
 
-def test_work_of_others_on_another_gpu_does_not_save_a_job_that_went_idle(nvidia: MockMachine, tmp_path: Path) -> None:
+def test_load_of_others_on_another_gpu_does_not_keep_an_idle_job_running(nvidia: MockMachine, tmp_path: Path) -> None:
     run, job = start(nvidia, tmp_path)
     nvidia.gpus[0].add_process(job, memory=2**30, sm=70)
     wait_for(lambda: stoker("show", "--json").json()["used"] == [nvidia.gpus[0].uuid])

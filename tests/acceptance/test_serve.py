@@ -26,7 +26,7 @@ from tests.support.waiting import wait_for
 PATIENCE = 60.0
 
 
-def test_the_link_lets_a_device_in_once_and_for_all(tmp_path: Path) -> None:
+def test_link_logs_a_device_in_permanently(tmp_path: Path) -> None:
     with page_site("serve", "--port", "0") as site, httpx.Client(base_url=site.address, timeout=PATIENCE) as browser:
         assert browser.get("/", headers={"Accept": "text/html"}).status_code == 401
         entered = browser.post("/login", data={"token": site.token}, headers={"Origin": site.address})
@@ -39,7 +39,7 @@ def test_the_link_lets_a_device_in_once_and_for_all(tmp_path: Path) -> None:
         assert again.token == site.token
 
 
-def test_it_is_only_on_loopback_unless_somebody_said_otherwise() -> None:
+def test_server_listens_on_loopback_by_default() -> None:
     with page_site("serve", "--port", "0") as site:
         assert site.address.startswith("http://127.0.0.1:")
         site.hear("Only this machine can reach it")
@@ -49,13 +49,13 @@ def test_it_is_only_on_loopback_unless_somebody_said_otherwise() -> None:
         assert [one.laddr for one in own if one.status == psutil.CONN_LISTEN] == [("127.0.0.1", port)]
 
 
-def test_a_qr_code_is_printed_when_a_phone_can_come(tmp_path: Path) -> None:
+def test_qr_code_is_printed_when_the_address_is_reachable(tmp_path: Path) -> None:
     """Not into a file: there the link is enough."""
     with page_site("serve", "--port", "0", "--url", "https://stoker.example.org") as site:
         assert site.address == "https://stoker.example.org"
 
 
-def test_what_is_submitted_elsewhere_is_on_the_page_within_a_second(tmp_path: Path) -> None:
+def test_job_submitted_elsewhere_is_on_the_page_within_a_second(tmp_path: Path) -> None:
     with page_site("serve", "--port", "0") as site, site.client() as client, client.stream("GET", "/live") as live:
         lines = live.iter_lines()
         for line in lines:
@@ -73,7 +73,7 @@ def _seconds_until_shown(store: Store, name: str, lines: Iterator[str]) -> float
     return time.monotonic() - begun
 
 
-def test_it_speaks_tls(tmp_path: Path) -> None:
+def test_server_supports_tls(tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
@@ -94,7 +94,7 @@ def test_it_speaks_tls(tmp_path: Path) -> None:
         assert entered.headers["Set-Cookie"].startswith("__Host-")
 
 
-def test_it_waits_for_a_queue_that_is_away_and_says_so(tmp_path: Path) -> None:
+def test_server_waits_for_an_unreachable_queue_and_reports_it(tmp_path: Path) -> None:
     with page_site("serve", "--port", "0") as site, site.client() as client:
         wait_for(lambda: client.get("/healthz").status_code == 200)
         queue = next((tmp_path / "stoker-home").glob("*.db"))
@@ -104,7 +104,7 @@ def test_it_waits_for_a_queue_that_is_away_and_says_so(tmp_path: Path) -> None:
         wait_for(lambda: client.get("/api/v1/jobs").status_code == 200)
 
 
-def test_a_signal_ends_it_although_pages_listen() -> None:
+def test_signal_ends_the_server_despite_open_event_streams() -> None:
     with page_site("serve", "--port", "0") as site, site.client() as client, client.stream("GET", "/live") as live:
         assert live.status_code == 200
         assert site.end() == 0
@@ -125,7 +125,7 @@ def test_a_signal_ends_it_although_pages_listen() -> None:
         (["--queue", "postgresql://nobody@127.0.0.1:1/none"], "127.0.0.1"),
     ],
 )
-def test_bad_input_is_one_sentence_and_nothing_listens(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+def test_invalid_input_is_reported_and_nothing_listens(arguments: list[str], sentence: str, tmp_path: Path) -> None:
     done = stoker("serve", *arguments)
     assert not (tmp_path / "stoker-home" / "queue.db").exists()
     assert done.code != 0
@@ -143,7 +143,7 @@ def test_port_in_use_is_reported() -> None:
     assert "choose another --port" in done.err
 
 
-def test_the_file_may_say_where_it_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listen_address_can_come_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "stoker.toml"
     config.write_text('[web]\nport = 0\nurl = "https://stoker.example.org/"\n')
     with page_site("--config", str(config), "serve") as site:
@@ -159,7 +159,7 @@ def test_the_file_may_say_where_it_listens(tmp_path: Path, monkeypatch: pytest.M
         assert sentence in done.err
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after `pip install stoker`, without the extra."""
     program = "import sys; sys.modules['fastapi'] = None; from stoker.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", program, "serve", "--port", "0"]
@@ -169,7 +169,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_log_that_began_anew_is_its_owners_alone_too(tmp_path: Path) -> None:
+def test_rotated_log_is_private(tmp_path: Path) -> None:
     path = tmp_path / "access.log"
     before = os.umask(0o022)
     try:
@@ -184,7 +184,7 @@ def test_a_log_that_began_anew_is_its_owners_alone_too(tmp_path: Path) -> None:
     )
 
 
-def test_a_log_on_a_full_disk_says_nothing_on_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_on_a_full_disk_prints_nothing_on_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     log = PrivateLog(Path("/dev/full"), "%(message)s")
     log.handle(logging.makeLogRecord({"msg": "a line"}))
     with contextlib.suppress(OSError):  # what could not be written cannot be written now either
@@ -192,7 +192,7 @@ def test_a_log_on_a_full_disk_says_nothing_on_the_terminal(capfd: pytest.Capture
     assert capfd.readouterr() == ("", "")
 
 
-def test_strangers_cannot_write_on_the_terminal(tmp_path: Path) -> None:
+def test_requests_cannot_inject_terminal_escapes(tmp_path: Path) -> None:
     with page_site("serve", "--port", "0") as site:
         host, _, port = site.address.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port)), PATIENCE) as stranger:

@@ -11,7 +11,7 @@ from tests.support.attempts import be_there, place_of, run, start, submit
 from tests.support.command import stoker
 
 
-def test_a_job_is_shown_with_what_was_asked_for_and_each_attempt(queue: Store) -> None:
+def test_job_is_shown_with_its_options_and_attempts(queue: Store) -> None:
     be_there(queue)
     (needed,) = submit(queue, "before")
     run(queue, needed, "succeeded", 0)
@@ -64,7 +64,7 @@ def test_a_job_is_shown_with_what_was_asked_for_and_each_attempt(queue: Store) -
         assert words in done.out, words
 
 
-def test_output_and_report_are_shown_when_they_are_on_this_machine(queue: Store) -> None:
+def test_local_log_and_report_are_shown(queue: Store) -> None:
     (job,) = submit(queue, "a")
     attempt = run(queue, job, "failed", 1)
     place = place_of(attempt)
@@ -78,7 +78,7 @@ def test_output_and_report_are_shown_when_they_are_on_this_machine(queue: Store)
     assert (told["log"], told["report"]) == (str(place / "output"), str(place / "report.md"))
 
 
-def test_the_report_of_a_job_that_ran_elsewhere_is_shown(queue: Store) -> None:
+def test_report_of_a_remote_job_is_shown(queue: Store) -> None:
     (job,) = submit(queue, "a")
     attempt = run(queue, job, "failed", 1)
     assert stoker("show", job, "--json").json()["details"] is None
@@ -94,7 +94,7 @@ def test_the_report_of_a_job_that_ran_elsewhere_is_shown(queue: Store) -> None:
     assert stoker("show", job).out.endswith("\n# From here\n")
 
 
-def test_how_the_batch_size_was_found_is_shown(queue: Store) -> None:
+def test_batch_size_search_is_shown(queue: Store) -> None:
     (job,) = submit(queue, "a")
     attempt = start(queue, job)
     assert "fit  " not in stoker("show", job).out
@@ -122,14 +122,14 @@ def test_how_the_batch_size_was_found_is_shown(queue: Store) -> None:
     assert stoker("show", job).code == 0
 
 
-def test_who_submitted_a_job_is_shown(queue: Store) -> None:
+def test_submitter_is_shown(queue: Store) -> None:
     (job,) = submit(queue, "a", submitter="alice", origin="sheet row 7")
     assert ", by alice, from sheet row 7\n" in stoker("show", job).out
     assert stoker("show", job, "--json").json()["job"]["submitter"] == "alice"
     assert [one["submitter"] for one in stoker("list", "--json").json()] == ["alice"]
 
 
-def test_a_job_that_waits_says_why(queue: Store) -> None:
+def test_waiting_job_has_a_reason(queue: Store) -> None:
     (job,) = submit(queue, "a")
     assert "why          no worker is there, and none ever was" in stoker("show", job[:7]).out
 
@@ -146,7 +146,7 @@ def test_json_has_the_job_its_attempts_and_the_reason(queue: Store) -> None:
     assert told["why"]["kind"] == "ended"
 
 
-def test_a_job_cannot_talk_to_the_terminal(queue: Store) -> None:
+def test_terminal_escapes_of_a_job_are_not_printed(queue: Store) -> None:
     (job,) = submit(queue, "echo \x1b]0;title\x07")
     assert "\x1b" not in stoker("show", job).out
 
@@ -162,7 +162,7 @@ def a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(stoker("show", "--json").json()["id"])
 
 
-def test_a_run_is_shown_whatever_is_with_the_queue(a_run: str, tmp_path: Path) -> None:
+def test_run_is_shown_whatever_the_state_of_the_queue(a_run: str, tmp_path: Path) -> None:
     (tmp_path / "not-a-queue").write_text("something else")
     for url in ("", str(tmp_path / "not-a-queue"), "postgresql://nobody@127.0.0.1:1/nowhere"):
         for text in (a_run, a_run[:6]):
@@ -178,20 +178,20 @@ def test_job_and_run_are_distinguished(a_run: str, queue: Store) -> None:
     assert stoker("show").out.startswith(f"run          {a_run}\n")
 
 
-def test_what_is_neither_a_job_nor_a_run_is_refused_in_one_sentence(queue: Store) -> None:
+def test_unknown_id_is_refused(queue: Store) -> None:
     done = stoker("show", "nobody")
     assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
     assert "there is no job 'nobody'" in done.err
     assert "there is no run 'nobody' here" in done.err
 
 
-def test_what_is_no_run_says_that_the_queue_could_not_be_asked() -> None:
+def test_unknown_run_reports_an_unreachable_queue() -> None:
     done = stoker("show", "nobody", environment={"STOKER_QUEUE": "postgresql://nobody@127.0.0.1:1/nowhere"})
     assert (done.code, len(done.err.splitlines())) == (2, 1)
     assert "cannot be reached" in done.err
 
 
-def test_secrets_are_shown_to_nobody_and_the_job_keeps_them(queue: Store) -> None:
+def test_secrets_are_masked_and_the_job_keeps_them(queue: Store) -> None:
     environment = {"WANDB_API_KEY": "hunter2", "A": "1"}
     (job,) = queue.jobs.submit(
         [JobSpec(command="HF_TOKEN=hunter2 python x.py", directory="/tmp", environment=environment)]

@@ -63,7 +63,7 @@ def announced(process: "subprocess.Popen[str]") -> str:
     return process.stdout.readline().strip()
 
 
-def test_a_load_says_what_it_is_and_is_seen_by_those_who_read_gpus(load: Load) -> None:
+def test_load_describes_itself_and_is_visible_to_readers(load: Load) -> None:
     process = load("--gpu", "1", "--memory", "8GiB", "--utilization", "70%")
     assert announced(process) == f"pid {process.pid} holds 8.0 GiB on GPU 1: busy 70%"
     idle, busy = json.loads(stoker("gpus", "--json").out)
@@ -73,7 +73,7 @@ def test_a_load_says_what_it_is_and_is_seen_by_those_who_read_gpus(load: Load) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_signal_ends_a_load_at_once_and_frees_its_memory(load: Load, number: signal.Signals) -> None:
+def test_signal_ends_a_load_at_once_and_frees_its_memory(load: Load, number: signal.Signals) -> None:
     process = load("--memory", "8GiB")
     announced(process)
     assert held() == [8 * GIB, 0]
@@ -84,20 +84,20 @@ def test_a_signal_ends_a_load_at_once_and_frees_its_memory(load: Load, number: s
     assert process.stderr.read() == ""
 
 
-def test_a_load_ends_by_itself_when_its_time_is_over(load: Load) -> None:
+def test_load_ends_after_its_duration(load: Load) -> None:
     process = load("--for", "0.2s")
     assert announced(process).endswith("for 0.2s")
     assert process.wait(timeout=60) == 0
     assert held() == [0, 0]
 
 
-def test_a_load_ends_after_its_last_phase(load: Load) -> None:
+def test_load_ends_after_its_last_phase(load: Load) -> None:
     process = load("--phase", "busy 90% 0.1s", "--phase", "idle 0.1s")
     assert announced(process).endswith("busy 90% 0.1s, idle 0.1s")
     assert process.wait(timeout=60) == 0
 
 
-def test_a_repeated_load_does_not_end_with_its_last_phase(load: Load) -> None:
+def test_repeated_load_does_not_end_with_its_last_phase(load: Load) -> None:
     process = load("--phase", "busy 90% 0.02s", "--phase", "grow 1GiB 2GiB 0.02s", "--repeat")
     announced(process)
     for _ in range(2):
@@ -106,7 +106,7 @@ def test_a_repeated_load_does_not_end_with_its_last_phase(load: Load) -> None:
         assert GIB <= there["held"] <= 2 * GIB
 
 
-def test_one_load_may_occupy_several_gpus(load: Load) -> None:
+def test_load_can_use_several_gpus(load: Load) -> None:
     announced(load("--gpu", "0", "--gpu", "1", "--memory", "3GiB"))
     assert held() == [3 * GIB, 3 * GIB]
 
@@ -118,7 +118,7 @@ def test_gpus_are_counted_within_cuda_visible_devices(load: Load) -> None:
     assert refused.wait(timeout=60) == 2
 
 
-def test_a_load_that_does_not_fit_fails_as_cuda_does(load: Load) -> None:
+def test_load_that_does_not_fit_fails_like_cuda(load: Load) -> None:
     announced(load("--memory", "20GiB"))
     failed = stoker("sim", "load", "--memory", "8GiB")
     assert (failed.code, failed.out) == (1, "")
@@ -129,14 +129,14 @@ def test_a_load_that_does_not_fit_fails_as_cuda_does(load: Load) -> None:
     assert held() == [20 * GIB, 0]
 
 
-def test_a_load_that_grows_too_large_fails_while_it_runs() -> None:
+def test_load_that_grows_too_large_fails_while_running() -> None:
     failed = stoker("sim", "load", "--phase", "grow 20GiB 30GiB 0.3s")
     assert failed.code == 1
     assert "holds 20 GiB on GPU 0" in failed.out
     assert "CUDA out of memory" in failed.err
 
 
-def test_a_load_costs_no_processor_time_while_it_waits(load: Load) -> None:
+def test_waiting_load_uses_no_cpu(load: Load) -> None:
     process = load("--phase", "busy 90% 0.01s", "--phase", "idle 0.01s", "--repeat")
     announced(process)
 
@@ -161,13 +161,13 @@ def test_faults_are_added_shown_and_removed() -> None:
     assert [gpu["state"] for gpu in json.loads(stoker("gpus", "--json").out)] == ["idle", "idle"]
 
 
-def test_a_fault_may_end_by_itself() -> None:
+def test_fault_can_expire() -> None:
     stoker("sim", "fault", "absent", "--for", "0.5s")
     wait_for(lambda: stoker("gpus").code == 0, named="the end of the fault")
     assert status()["faults"] == []
 
 
-def test_status_shows_the_machine_for_people(load: Load, tmp_path: Path) -> None:
+def test_status_shows_the_machine_as_a_table(load: Load, tmp_path: Path) -> None:
     process = load("--memory", "8GiB")
     announced(process)
     stoker("sim", "fault", "hang", "30s")
@@ -180,7 +180,7 @@ def test_status_shows_the_machine_for_people(load: Load, tmp_path: Path) -> None
     ]
 
 
-def test_the_machine_may_be_named_and_is_said_when_it_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_machine_name_is_optional_and_printed_when_omitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     named = stoker("sim", "--machine", f"sim:3x1GiB@{tmp_path}", "status")
     assert named.out.startswith(f"sim:3x1GiB in {tmp_path}/3x1GiB\n")
     assert named.err == ""
@@ -214,13 +214,13 @@ def test_the_machine_may_be_named_and_is_said_when_it_is_not(monkeypatch: pytest
         ["fault", "lost", "power", "--clear"],
     ],
 )
-def test_invalid_input_is_refused_in_one_message(arguments: list[str]) -> None:
+def test_invalid_input_is_refused(arguments: list[str]) -> None:
     refused = stoker("sim", *arguments)
     assert (refused.code, refused.out) == (2, "")
     assert re.fullmatch(r"stoker: [^\n]+\n", refused.err)
 
 
-def test_a_training_prints_a_bar_and_a_loss_that_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_prints_a_progress_bar_and_a_falling_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_GPUS", "sim:2")
     done = stoker("sim", "train", "--epochs", "2", "--steps", "20", "--step", "1ms")
     assert (done.code, done.err) == (0, "")
@@ -233,7 +233,7 @@ def test_a_training_prints_a_bar_and_a_loss_that_falls(monkeypatch: pytest.Monke
     ("options", "said"),
     [(["--fail-at", "3"], "RuntimeError: the loss is nan at step 3"), (["--batch-size", "400"], "CUDA out of memory")],
 )
-def test_a_training_fails_as_trainings_do(options: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_fails_with_realistic_errors(options: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_GPUS", "sim:1x24GiB")
     done = stoker("sim", "train", "--step", "1ms", *options)
     assert done.code != 0
@@ -261,7 +261,7 @@ def test_every_command_of_the_guide_runs(command: str, monkeypatch: pytest.Monke
     assert process.returncode in (0, -signal.SIGTERM)
 
 
-def test_the_trainer_of_the_guide_finds_the_batch_size_that_fits() -> None:
+def test_trainer_of_the_guide_finds_a_fitting_batch_size() -> None:
     (program,) = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "training with batches of 32"

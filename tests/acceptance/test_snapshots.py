@@ -125,7 +125,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_verb_prints_what_its_snapshot_says(
+def test_command_output_equals_its_snapshot(
     verb: str,
     site: Store,
     tmp_path: Path,
@@ -140,7 +140,7 @@ def test_verb_prints_what_its_snapshot_says(
     assert_same("\n".join(texts), SNAPSHOTS / f"{verb}.txt", update=request.config.getoption("--update-snapshots"))
 
 
-def test_general_help_is_as_its_snapshot(
+def test_general_help_equals_its_snapshot(
     tmp_path: Path,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
@@ -150,7 +150,7 @@ def test_general_help_is_as_its_snapshot(
     assert_same(text, SNAPSHOTS / "stoker.txt", update=request.config.getoption("--update-snapshots"))
 
 
-def test_every_snapshot_is_of_a_verb() -> None:
+def test_every_snapshot_belongs_to_a_command() -> None:
     assert {path.stem for path in SNAPSHOTS.glob("*")} == {"stoker", *VERBS}
 
 

@@ -59,7 +59,7 @@ def names_of(attempt: Attempt) -> tuple[str, str, str]:
     return attempt.job, attempt.job[:6], "resnet"
 
 
-def test_a_job_on_another_machine_is_snoozed_through_the_queue(queue: Store, elsewhere: Attempt) -> None:
+def test_remote_job_is_snoozed_through_the_queue(queue: Store, elsewhere: Attempt) -> None:
     for name in names_of(elsewhere):
         done = stoker("snooze", "30m", name)
         assert done.code == 0, done.err
@@ -76,7 +76,7 @@ def test_worker_records_who_snoozed_the_job(queue: Store, elsewhere: Attempt) ->
     assert queue.attempts.requests(WORKER).snoozed[elsewhere.id].by == "alice"
 
 
-def test_a_job_on_this_machine_is_snoozed_in_its_record(queue: Store, elsewhere: Attempt, here: Record) -> None:
+def test_local_job_is_snoozed_in_its_record(queue: Store, elsewhere: Attempt, here: Record) -> None:
     for name in (*names_of(elsewhere), here.id):
         done = stoker("snooze", "30m", name)
         assert done.code == 0, done.err
@@ -88,7 +88,7 @@ def test_a_job_on_this_machine_is_snoozed_in_its_record(queue: Store, elsewhere:
     assert queue.attempts.requests(WORKER).snoozed == {}
 
 
-def test_a_retry_elsewhere_is_meant_when_the_attempt_here_is_over(
+def test_remote_retry_is_snoozed_when_the_local_attempt_has_ended(
     queue: Store, elsewhere: Attempt, here: Record
 ) -> None:
     here.write_status(Status(state="ended"))
@@ -99,7 +99,7 @@ def test_a_retry_elsewhere_is_meant_when_the_attempt_here_is_over(
     assert here.snooze() is None
 
 
-def test_what_does_not_run_has_nothing_to_snooze(queue: Store, elsewhere: Attempt) -> None:
+def test_job_that_does_not_run_cannot_be_snoozed(queue: Store, elsewhere: Attempt) -> None:
     (waits,) = submit(queue, "waits")
     queue.attempts.finish(elsewhere.id, "failed", 1)
     for job in (waits, elsewhere.job):
@@ -108,7 +108,7 @@ def test_what_does_not_run_has_nothing_to_snooze(queue: Store, elsewhere: Attemp
         assert done.err == f"stoker: job {job} is not running: there is nothing to snooze\n"
 
 
-def test_what_is_neither_a_run_nor_a_job_is_refused_in_one_sentence(queue: Store) -> None:
+def test_unknown_id_is_refused(queue: Store) -> None:
     submit(queue, "a", "b", name="twins")
     for name, words in (
         ("nobody", ["there is no run 'nobody' here", "there is no job 'nobody'"]),
@@ -119,7 +119,7 @@ def test_what_is_neither_a_run_nor_a_job_is_refused_in_one_sentence(queue: Store
         assert all(word in done.err for word in words)
 
 
-def test_the_job_of_a_name_is_meant_and_not_what_begins_so_on_this_machine(queue: Store) -> None:
+def test_job_name_takes_precedence_over_a_local_run_prefix(queue: Store) -> None:
     mine = running(Records(state_home(), "attempts").create("a1b2c3d4-1"))
     (job,) = submit(queue, "train", name="a")
     attempt = start(queue, job)
@@ -133,7 +133,7 @@ def test_the_job_of_a_name_is_meant_and_not_what_begins_so_on_this_machine(queue
     assert mine.snooze() is None
 
 
-def test_who_names_a_queue_means_a_job_of_that_one(queue: Store, tmp_path: Path) -> None:
+def test_queue_option_selects_jobs_of_that_queue(queue: Store, tmp_path: Path) -> None:
     other = str(tmp_path / "other.db")
     init_queue(other).close()
     mine = running(Records(state_home(), "attempts").create("a1b2c3d4-1"))
@@ -145,7 +145,7 @@ def test_who_names_a_queue_means_a_job_of_that_one(queue: Store, tmp_path: Path)
     assert queue.attempts.snoozes() == {}
 
 
-def test_what_the_queue_does_not_know_is_looked_for_on_this_machine() -> None:
+def test_id_unknown_to_the_queue_is_looked_up_locally() -> None:
     """Also without a queue; and two of whom either may be meant are left as they are."""
     mine = running(Records(state_home()).create("a1b2c3d4"))
     done = stoker("snooze", "30m", "a1")
@@ -160,7 +160,7 @@ def test_what_the_queue_does_not_know_is_looked_for_on_this_machine() -> None:
     assert twin.snooze() is None
 
 
-def test_without_a_queue_that_is_said_too() -> None:
+def test_missing_queue_is_reported() -> None:
     done = stoker("snooze", "5m", "nobody", environment={"STOKER_QUEUE": "postgresql://nobody@127.0.0.1:1/nowhere"})
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "there is no run 'nobody' here" in done.err

@@ -88,7 +88,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
     return Repository(Path.cwd())
 
 
-def test_it_prints_the_id_and_nothing_else(tmp_path: Path) -> None:
+def test_submit_prints_only_the_id(tmp_path: Path) -> None:
     done = submit("--", "python", "train.py", "--lr=1")
     assert (done.code, done.err) == (0, "")
     assert ID.fullmatch(done.out.removesuffix("\n"))
@@ -99,7 +99,7 @@ def test_it_prints_the_id_and_nothing_else(tmp_path: Path) -> None:
     assert (found.gpus, found.state, found.environment, found.policy) == (1, "queued", {}, {})
 
 
-def test_one_word_is_for_the_shell_and_several_are_not() -> None:
+def test_single_argument_runs_in_a_shell_and_several_do_not() -> None:
     assert job("echo a | wc -c")["command"] == "echo a | wc -c"
     assert job("--", "echo", "a | wc -c")["command"] == ["echo", "a | wc -c"]
     assert job("python", "t.py", "--name", "x")["command"] == ["python", "t.py", "--name", "x"]
@@ -136,11 +136,11 @@ def test_every_option_reaches_the_job() -> None:
     assert {name: found[name] for name in expected} == expected
 
 
-def test_a_job_can_be_exempt_from_the_idle_rule() -> None:
+def test_job_can_be_exempt_from_the_idle_rule() -> None:
     assert job("--idle", "off", "true")["policy"] == {"idle": False}
 
 
-def test_the_python_that_is_active_stays_the_jobs_python() -> None:
+def test_active_python_environment_is_used_by_the_job() -> None:
     active = {"VIRTUAL_ENV": "/venv", "PATH": f"/venv/bin:{os.environ['PATH']}", "PYTHONPATH": "/lib/mine"}
     found = job("true", environment=active)["environment"]
     assert found == active | {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
@@ -151,7 +151,7 @@ def test_the_python_that_is_active_stays_the_jobs_python() -> None:
     assert conda["PATH"] == os.environ["PATH"]
 
 
-def test_a_sweep_is_one_job_for_each_combination() -> None:
+def test_sweep_creates_one_job_per_combination() -> None:
     jobs = submitted("--name", "base", "--sweep", "lr=1e-3,1e-4", "--sweep", "seed=1..2", "train {lr}")
     assert [(job["command"], job["name"]) for job in jobs] == [
         ("train 1e-3 --seed=1", "base lr=1e-3 seed=1"),
@@ -163,12 +163,12 @@ def test_a_sweep_is_one_job_for_each_combination() -> None:
     assert positions == sorted(positions)
 
 
-def test_a_sweep_over_the_batch_size_needs_no_other_batch_size() -> None:
+def test_sweep_over_the_batch_size_needs_no_other_batch_size() -> None:
     jobs = submitted("--sweep", "batch_size=16,32", "train {batch_size}")
     assert [job["command"] for job in jobs] == ["train 16", "train 32"]
 
 
-def test_a_file_gives_one_job_per_line(tmp_path: Path) -> None:
+def test_file_creates_one_job_per_line(tmp_path: Path) -> None:
     file = tmp_path / "gpu_queue.txt"
     file.write_bytes(
         b"\xef\xbb\xbfpython a.py\r\n\n# not this one\n   # nor this\n"
@@ -182,7 +182,7 @@ def test_a_file_gives_one_job_per_line(tmp_path: Path) -> None:
                                                     "python b.py | tee 'b c'.log --seed=1"]  # fmt: skip
 
 
-def test_standard_input_gives_one_job_per_line() -> None:
+def test_standard_input_creates_one_job_per_line() -> None:
     done = fed("echo 1\necho 'ü 🔥'\n".encode(), "--from", "-")
     assert done.returncode == 0
     with open_queue() as queue:
@@ -202,7 +202,7 @@ def test_dry_run_prints_the_commands_and_creates_no_queue() -> None:
     assert how_many() == 1
 
 
-def test_the_queue_may_be_named_by_flag_environment_and_file(tmp_path: Path) -> None:
+def test_queue_comes_from_option_environment_or_file(tmp_path: Path) -> None:
     for number, (flags, environment) in enumerate(
         [
             (("--queue", str(tmp_path / "q0")), {}),
@@ -217,11 +217,11 @@ def test_the_queue_may_be_named_by_flag_environment_and_file(tmp_path: Path) -> 
             assert queue.jobs.get(done.out.strip()).command == "true"
 
 
-def test_who_submitted_it_is_kept() -> None:
+def test_submitter_is_stored() -> None:
     assert job("true", environment={"LOGNAME": "alice"})["submitter"] == "alice"
 
 
-def test_the_commit_is_kept_and_whether_files_differ_from_it(repository: Repository) -> None:
+def test_commit_and_uncommitted_changes_are_stored(repository: Repository) -> None:
     assert (found := job("true"))["commit"] is None
     assert found["dirty"] is None
     commit = repository.commit()
@@ -234,7 +234,7 @@ def test_the_commit_is_kept_and_whether_files_differ_from_it(repository: Reposit
     assert job("--directory", "/", "true")["commit"] is None
 
 
-def test_only_what_is_committed_can_be_pinned(repository: Repository) -> None:
+def test_only_committed_code_can_be_pinned(repository: Repository) -> None:
     assert "a pinned job needs a commit to run: the git repository of" in submit("--pin", "true").err
     commit = repository.commit()
     found = job("--pin", "true")
@@ -249,7 +249,7 @@ def test_only_what_is_committed_can_be_pinned(repository: Repository) -> None:
     assert (elsewhere.code, "not in a git repository" in elsewhere.err) == (2, True)
 
 
-def test_without_git_a_job_has_no_commit_and_one_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
+def test_missing_or_hanging_git_leaves_the_job_without_a_commit(tmp_path: Path) -> None:
     programs = StandIns(tmp_path / "bin")
     assert job("true", environment={"PATH": programs.path})["commit"] is None
     git = tmp_path / "bin" / "git"
@@ -259,7 +259,7 @@ def test_without_git_a_job_has_no_commit_and_one_that_hangs_is_not_waited_for(tm
     assert job("true", environment={"PATH": programs.path})["commit"] is None
 
 
-def test_a_job_starts_where_the_shell_says_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_starts_in_the_logical_directory_of_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "place")
     assert job("true", environment={"PWD": str(link)})["directory"] == str(link)
@@ -317,7 +317,7 @@ WORD = 128 * 1024 - 1
     ],
     ids=["quotes", "newlines", "emoji", "control letters", "100 kB", "dash", "sign"],
 )
-def test_odd_commands_are_kept_letter_by_letter(command: str) -> None:
+def test_unusual_commands_are_stored_unchanged(command: str) -> None:
     assert job("--", command)["command"] == command
     assert job("--", "words", command)["command"] == ["words", command]
 
@@ -393,14 +393,14 @@ def test_invalid_input_is_refused_in_one_sentence(arguments: tuple[str, ...], sa
     ],
     ids=["bytes", "NUL", "1 MiB", "one byte too long", "batch size", "nothing"],
 )
-def test_one_bad_line_refuses_them_all(lines: bytes, says: str) -> None:
+def test_one_invalid_line_rejects_all_lines(lines: bytes, says: str) -> None:
     done = fed(lines, "--from", "-")
     assert (done.returncode, done.stdout) == (2, b"")
     assert says in done.stderr.decode()
     assert how_many() == 0
 
 
-def test_the_longest_command_that_can_be_started_is_taken() -> None:
+def test_longest_possible_command_is_accepted() -> None:
     """One word of as much as Linux gives a program, which `sh -c` really runs."""
     text = b": " + b"x" * (WORD - 2)
     subprocess.run(["sh", "-c", text], check=True)
@@ -410,19 +410,19 @@ def test_the_longest_command_that_can_be_started_is_taken() -> None:
         assert queue.jobs.get(done.stdout.decode().strip()).command == text.decode()
 
 
-def test_words_that_are_too_long_together_are_refused() -> None:
+def test_arguments_above_the_total_limit_are_refused() -> None:
     done = submit("--", "echo", *(["x" * 100_000] * 11))
     assert (done.code, "at most 1,048,576 can be started" in done.err) == (2, True)
 
 
-def test_an_ambiguous_name_is_refused() -> None:
+def test_ambiguous_name_is_refused() -> None:
     for _ in range(2):
         submit("--name", "twin", "true")
     refused = submit("--after", "twin", "true")
     assert (refused.code, "'twin' fits several jobs" in refused.err) == (2, True)
 
 
-def test_what_is_submitted_wakes_who_waits(tmp_path: Path) -> None:
+def test_submit_wakes_listeners(tmp_path: Path) -> None:
     with init_queue() as queue:
         queue.jobs.submit([JobSpec(command="true")])
         changes = queue.listen()

@@ -27,7 +27,7 @@ def test_run_acts_in_order_after_the_stop_and_keeps_its_exit_code(tmp_path: Path
 
 
 @pytest.mark.usefixtures("machine")
-def test_nothing_is_done_when_the_command_ends_by_itself(tmp_path: Path) -> None:
+def test_actions_do_not_run_when_the_command_ends_by_itself(tmp_path: Path) -> None:
     assert stoker("run", *SOON, "--then", f"exec 'touch {tmp_path}/acted'", "--", "true").code == 0
     assert stoker("run", *SOON, "--dry-run", "--then", f"exec 'touch {tmp_path}/acted'", "--", "sleep", "1").code == 0
     assert not (tmp_path / "acted").exists()
@@ -38,13 +38,13 @@ def test_nothing_is_done_when_the_command_ends_by_itself(tmp_path: Path) -> None
     ("action", "reason"),
     [("fly", "'fly' is not an action: use 'stop PID'"), ("exec 'no-such-program'", "there is no no-such-program here")],
 )
-def test_action_that_cannot_work_is_refused_before_the_start(tmp_path: Path, action: str, reason: str) -> None:
+def test_invalid_action_is_refused_before_the_start(tmp_path: Path, action: str, reason: str) -> None:
     done = stoker("run", "--then", action, "--", "touch", f"{tmp_path}/started")
     assert (done.code, reason in done.err) == (125, True), done.err
     assert not (tmp_path / "started").exists()
 
 
-def test_queued_job_acts_after_a_rule_has_stopped_it(site: WorkSite, tmp_path: Path) -> None:
+def test_actions_run_after_a_rule_stops_a_queued_job(site: WorkSite, tmp_path: Path) -> None:
     done = site.stoker(
         "submit", "--for", "300ms", "--every", "100ms", "--idle-after", "0",
         "--then", "exec", f"echo $STOKER_EVENT > {tmp_path}/acted", "--", "sleep", "600",

@@ -17,7 +17,7 @@ def keys(tmp_path: Path) -> Keys:
     return Keys(tmp_path / "stoker-home")
 
 
-def test_before_the_first_start_there_are_none(keys: Keys) -> None:
+def test_list_is_empty_before_the_first_start(keys: Keys) -> None:
     answer = stoker("tokens")
     assert answer.code == 0
     assert answer.out.startswith("no tokens yet")
@@ -25,7 +25,7 @@ def test_before_the_first_start_there_are_none(keys: Keys) -> None:
     assert stoker("tokens", "--json").json() == []
 
 
-def test_a_token_is_made_listed_and_its_link_printed_again(keys: Keys) -> None:
+def test_token_is_created_listed_and_its_link_printed_again(keys: Keys) -> None:
     made = stoker("tokens", "add", "--viewer", "--name", "anna", "--url", "https://stoker.example.org/")
     assert made.code == 0
     (token,) = keys.tokens()
@@ -48,7 +48,7 @@ def test_a_token_is_made_listed_and_its_link_printed_again(keys: Keys) -> None:
     assert again["link"].endswith(f"/login#{token.secret}")
 
 
-def test_without_a_name_tokens_are_called_by_their_role(keys: Keys) -> None:
+def test_unnamed_tokens_are_named_after_their_role(keys: Keys) -> None:
     for _ in range(2):
         told = stoker("tokens", "add", "--json").json()
         assert told["role"] == "operator"
@@ -56,18 +56,18 @@ def test_without_a_name_tokens_are_called_by_their_role(keys: Keys) -> None:
     assert [token.name for token in keys.tokens()] == ["operator", "operator-2"]
 
 
-def test_json_may_be_asked_for_before_the_verb_too(keys: Keys) -> None:
+def test_json_option_works_before_the_subcommand(keys: Keys) -> None:
     told = stoker("tokens", "--json", "add", "--name", "anna").json()
     assert told["name"] == "anna"
     assert stoker("tokens", "--json", "revoke", "anna").json()["id"] == told["id"]
 
 
-def test_a_link_leads_to_where_the_page_started_last(keys: Keys) -> None:
+def test_link_has_the_address_of_the_last_start(keys: Keys) -> None:
     keys.remember_address("http://192.0.2.7:9000")
     assert stoker("tokens", "link").out == f"http://192.0.2.7:9000/login#{keys.first().secret}\n"
 
 
-def test_revoking_ends_the_token_and_its_devices(keys: Keys) -> None:
+def test_revoking_removes_the_token_and_its_devices(keys: Keys) -> None:
     token = keys.first()
     entered = keys.enter(token.secret)
     assert entered is not None
@@ -79,7 +79,7 @@ def test_revoking_ends_the_token_and_its_devices(keys: Keys) -> None:
     assert again.err == f"stoker: there is no token {token.id!r}: `stoker tokens` lists those that there are\n"
 
 
-def test_a_file_that_others_can_read_is_one_sentence(keys: Keys) -> None:
+def test_file_readable_by_others_is_refused(keys: Keys) -> None:
     keys.first()
     keys.path.chmod(0o644)
     answer = stoker("tokens")
@@ -88,12 +88,12 @@ def test_a_file_that_others_can_read_is_one_sentence(keys: Keys) -> None:
     assert f"run `chmod 600 {keys.path}`" in answer.err
 
 
-def test_the_help_says_that_an_operator_can_run_commands() -> None:
+def test_help_states_that_an_operator_can_run_commands() -> None:
     assert "run any command as this user" in " ".join(stoker("tokens", "--help").out.split())
 
 
 @pytest.mark.parametrize(("columns", "has_code"), [("120", True), ("30", False)])
-def test_on_a_terminal_that_is_wide_enough_there_is_a_qr_code(keys: Keys, columns: str, has_code: bool) -> None:
+def test_qr_code_is_printed_on_a_wide_terminal(keys: Keys, columns: str, has_code: bool) -> None:
     keys.first()
     own, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": columns, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}

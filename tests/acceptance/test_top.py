@@ -53,7 +53,7 @@ def test_jobs_are_selected_and_acted_on_by_keys(queue: Store) -> None:
     assert left_clean(top)
 
 
-def test_a_running_job_is_asked_about_once_before_it_is_stopped(queue: Store) -> None:
+def test_stopping_a_running_job_needs_confirmation(queue: Store) -> None:
     be_there(queue)
     (job,) = submit(queue, "train")
     attempt = start(queue, job)
@@ -71,7 +71,7 @@ def test_a_running_job_is_asked_about_once_before_it_is_stopped(queue: Store) ->
         assert top.code() == 0
 
 
-def test_details_and_the_log_of_a_job_are_shown_and_left_again(queue: Store) -> None:
+def test_details_and_log_of_a_job_open_and_close(queue: Store) -> None:
     be_there(queue)
     (job,) = submit(queue, "train")
     attempt = start(queue, job)
@@ -93,7 +93,7 @@ def test_details_and_the_log_of_a_job_are_shown_and_left_again(queue: Store) -> 
     assert left_clean(top)
 
 
-def test_a_larger_window_is_used(queue: Store) -> None:
+def test_resized_terminal_is_used(queue: Store) -> None:
     with terminal(TOP) as top:
         drawn = top.until("q quit")
         assert "p pause" not in top.drawn
@@ -104,9 +104,7 @@ def test_a_larger_window_is_used(queue: Store) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_the_terminal_is_given_back_when_it_is_ended_from_outside(
-    queue: Store, number: signal.Signals, code: int
-) -> None:
+def test_terminal_is_restored_after_sigterm(queue: Store, number: signal.Signals, code: int) -> None:
     with terminal(TOP) as top:
         top.until("q quit")
         os.kill(top.pid, number)
@@ -114,7 +112,7 @@ def test_the_terminal_is_given_back_when_it_is_ended_from_outside(
     assert left_clean(top)
 
 
-def test_a_mistake_of_ours_gives_the_terminal_back_too(queue: Store) -> None:
+def test_terminal_is_restored_after_an_internal_error(queue: Store) -> None:
     program = (
         "import stoker.cli.top.session as session, sys; from stoker.cli.app import run\n"
         "def fail(*_): raise ValueError('boom')\n"
@@ -129,7 +127,7 @@ def test_a_mistake_of_ours_gives_the_terminal_back_too(queue: Store) -> None:
     assert top.drawn.index("?1049l") < top.drawn.index("internal error")
 
 
-def test_it_can_be_stopped_and_brought_back_by_the_shell(queue: Store) -> None:
+def test_top_can_be_suspended_and_resumed(queue: Store) -> None:
     echoes = "stty -a | grep -o '.echo '"
     script = f"set -m; {stoker_command()} top; {echoes}; echo as''leep; fg; echo code $?; {echoes}"
     with terminal(["bash", "-c", script]) as top:
@@ -146,13 +144,13 @@ def test_it_can_be_stopped_and_brought_back_by_the_shell(queue: Store) -> None:
     assert top.text.rstrip().endswith(" echo")
 
 
-def test_without_a_terminal_it_says_what_to_do_instead(queue: Store) -> None:
+def test_missing_terminal_is_reported_with_an_alternative(queue: Store) -> None:
     done = stoker("top")
     assert (done.code, done.out) == (2, "")
     assert done.err == ("stoker: top needs a terminal: --once prints it once as text, --json as JSON\n")
 
 
-def test_it_can_be_printed_once_as_text_or_json(queue: Store) -> None:
+def test_top_prints_once_as_text_or_json(queue: Store) -> None:
     be_there(queue)
     job, failed = submit(queue, "alpha", "x" * 150)
     end(queue, failed)

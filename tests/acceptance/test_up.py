@@ -15,7 +15,7 @@ from tests.support.page_site import page_site
 from tests.support.waiting import wait_for
 
 
-def test_a_job_from_the_page_runs_here(tmp_path: Path) -> None:
+def test_job_submitted_on_the_page_runs(tmp_path: Path) -> None:
     with page_site("up", "--port", "0", STOKER_GPUS=f"sim:1@{tmp_path}/gpus") as site, site.client() as client:
         made = client.post("/api/v1/jobs", json={"command": "echo hello from GPU", "directory": str(tmp_path)})
         assert made.status_code == 201, made.text
@@ -31,7 +31,7 @@ def test_a_job_from_the_page_runs_here(tmp_path: Path) -> None:
     wait_for(lambda: not any(map(is_alive, worker)), named="the end of the worker")
 
 
-def test_without_gpus_it_is_a_demo_and_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+def test_machine_without_gpus_gets_a_labelled_demo_that_leaves_nothing(tmp_path: Path) -> None:
     # Somebody who is told of real work: of this they are not, and so it matters to nobody how.
     config = tmp_path / "stoker.toml"
     config.write_text('[notify]\nurls = ["nonsense://"]\n')
@@ -48,9 +48,7 @@ def test_without_gpus_it_is_a_demo_and_says_so_and_leaves_nothing(tmp_path: Path
     wait_for(lambda: not _mentioning(str(home)), named="the end of its last process")
 
 
-def test_a_database_with_a_password_serves_a_fresh_account_and_nobody_sees_the_password(
-    tmp_path: Path, postgres_url: str
-) -> None:
+def test_database_password_is_used_and_never_shown(tmp_path: Path, postgres_url: str) -> None:
     init_queue(postgres_url).close()
     password = re.search(r":([^:@]+)@", postgres_url)
     assert password is not None
@@ -66,14 +64,14 @@ def test_a_database_with_a_password_serves_a_fresh_account_and_nobody_sees_the_p
         assert site.end() == 0
 
 
-def test_a_demo_on_a_queue_of_real_work_is_refused(tmp_path: Path) -> None:
+def test_demo_on_a_queue_with_real_jobs_is_refused(tmp_path: Path) -> None:
     done = stoker("up", "--demo", "--port", "0", "--queue", str(tmp_path / "queue.db"))
     assert done.code == 2
     assert done.err == "stoker: --demo uses a separate queue: leave out --demo, or --queue\n"
 
 
 @pytest.mark.parametrize("where", ["environment", "file"])
-def test_who_named_a_queue_gets_no_demo_instead(tmp_path: Path, where: str) -> None:
+def test_explicit_queue_never_starts_a_demo(tmp_path: Path, where: str) -> None:
     queue = "postgresql://nobody@127.0.0.1:1/none"
     config = tmp_path / "stoker.toml"
     config.write_text(f'queue = "{queue}"\n' if where == "file" else "")

@@ -50,7 +50,7 @@ def waiting() -> Iterator[Callable[..., Waiting]]:
         process.communicate()
 
 
-def test_it_ends_when_the_last_job_has_succeeded(queue: Store, waiting: Callable[..., Waiting]) -> None:
+def test_wait_ends_when_the_last_job_has_succeeded(queue: Store, waiting: Callable[..., Waiting]) -> None:
     first, second = submit(queue, "a", "b")
     wait = waiting(first, second)
     assert "no worker is there" in wait.said()  # so it waits
@@ -60,7 +60,7 @@ def test_it_ends_when_the_last_job_has_succeeded(queue: Store, waiting: Callable
     assert wait.ended() == (0, "", "")
 
 
-def test_jobs_that_did_not_succeed_are_named_with_code_1(queue: Store) -> None:
+def test_unsuccessful_jobs_are_listed_with_code_1(queue: Store) -> None:
     good, bad, unwanted = submit(queue, "a", "b", "c", tags=("sweep",))
     run(queue, good, "succeeded", 0)
     run(queue, bad, "failed", 9)
@@ -73,7 +73,7 @@ def test_jobs_that_did_not_succeed_are_named_with_code_1(queue: Store) -> None:
     assert stoker("wait", bad).err == f"stoker: the job did not succeed: {bad} failed with code 9\n"
 
 
-def test_a_retry_is_waited_for(queue: Store, waiting: Callable[..., Waiting]) -> None:
+def test_wait_includes_retries(queue: Store, waiting: Callable[..., Waiting]) -> None:
     (job,) = submit(queue, "a", retries=1, backoff=0.0)
     wait = waiting(job)
     wait.said()
@@ -82,7 +82,7 @@ def test_a_retry_is_waited_for(queue: Store, waiting: Callable[..., Waiting]) ->
     assert wait.ended()[0] == 0
 
 
-def test_the_time_limit_ends_it_with_code_124_and_names_who_is_left(queue: Store) -> None:
+def test_timeout_exits_with_124_and_lists_unfinished_jobs(queue: Store) -> None:
     slow, done_behind_it = submit(queue, "a", "b")
     start(queue, slow)
     run(queue, done_behind_it, "succeeded", 0)
@@ -90,7 +90,7 @@ def test_the_time_limit_ends_it_with_code_124_and_names_who_is_left(queue: Store
     assert (done.code, done.err) == (124, f"stoker: 1 of 2 jobs had not ended after 0.2s: {slow} (running)\n")
 
 
-def test_all_means_those_that_have_not_ended(queue: Store, waiting: Callable[..., Waiting]) -> None:
+def test_all_selects_unfinished_jobs(queue: Store, waiting: Callable[..., Waiting]) -> None:
     old, new = submit(queue, "a", "b")
     run(queue, old, "failed", 1)
     wait = waiting("--all", "--json")
@@ -113,7 +113,7 @@ def test_job_that_cannot_start_is_reported_and_waited_for(queue: Store, waiting:
     assert wait.ended()[0] == 1
 
 
-def test_ctrl_c_ends_it_cleanly(queue: Store, waiting: Callable[..., Waiting]) -> None:
+def test_ctrl_c_ends_wait_cleanly(queue: Store, waiting: Callable[..., Waiting]) -> None:
     wait = waiting(*submit(queue, "a"))
     wait.said()
     wait.process.send_signal(signal.SIGINT)
@@ -128,7 +128,7 @@ def test_invalid_input_is_refused_in_one_sentence(queue: Store) -> None:
         assert (done.code, len(done.err.splitlines())) == (2, 1), arguments
 
 
-def test_many_jobs_are_waited_for_while_others_end_them(queue: Store, waiting: Callable[..., Waiting]) -> None:
+def test_wait_handles_many_jobs_that_end_concurrently(queue: Store, waiting: Callable[..., Waiting]) -> None:
     jobs = submit(queue, *(["x"] * 40))
     url = os.environ.get("STOKER_QUEUE")
 

@@ -87,7 +87,7 @@ def watching(tmp_path: Path) -> Iterator[Watching]:
     there.clear()
 
 
-def test_a_dry_run_says_what_it_would_do_and_does_nothing(nvidia: MockMachine, machine: Machine) -> None:
+def test_dry_run_reports_the_actions_and_does_nothing(nvidia: MockMachine, machine: Machine) -> None:
     machine.boot_systemd()
     machine.programs.add("systemctl")
     done = stoker("watch", *SOON, "--then", "shutdown", "--dry-run", environment=machine.environment)
@@ -110,7 +110,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(nvidia: MockMachine, m
         ("reboot", False, "shutdown -r now"),
     ],
 )
-def test_an_idle_machine_is_ended_once(
+def test_idle_machine_is_shut_down_once(
     nvidia: MockMachine, machine: Machine, action: str, systemd: bool, call: str
 ) -> None:
     if systemd:
@@ -141,7 +141,7 @@ def as_somebody_else(*arguments: str, environment: Mapping[str, str]) -> Finishe
     return Finished(done.returncode, done.stdout, done.stderr, time.monotonic() - begun)
 
 
-def test_a_permission_that_is_missing_is_an_error_at_the_start(nvidia: MockMachine, machine: Machine) -> None:
+def test_missing_permission_is_an_error_at_startup(nvidia: MockMachine, machine: Machine) -> None:
     machine.boot_systemd()
     machine.programs.add("systemctl")
     machine.programs.add("busctl", "echo 's \"challenge\"'")
@@ -154,9 +154,7 @@ def test_a_permission_that_is_missing_is_an_error_at_the_start(nvidia: MockMachi
     assert not any(call.startswith("systemctl") for call in machine.programs.calls)
 
 
-def test_actions_are_done_in_order_and_one_failure_does_not_stop_the_others(
-    nvidia: MockMachine, tmp_path: Path
-) -> None:
+def test_actions_run_in_order_and_continue_after_a_failure(nvidia: MockMachine, tmp_path: Path) -> None:
     log = tmp_path / "log"
     done = stoker(
         "watch", *SOON, "--warn-at", "off",
@@ -171,7 +169,7 @@ def test_actions_are_done_in_order_and_one_failure_does_not_stop_the_others(
     assert told == ["stoker: failed: the command of exec ended with code 3"]
 
 
-def test_a_command_that_takes_too_long_is_ended_and_the_rest_is_done(nvidia: MockMachine) -> None:
+def test_command_past_its_timeout_is_killed_and_later_actions_run(nvidia: MockMachine) -> None:
     with Receiver().listening() as receiver:
         then = ("--then", "exec", "sleep 300 & wait", "--then", f"notify json://127.0.0.1:{receiver.port}/")
         done = stoker("watch", *SOON, "--warn-at", "off", *then, "--exec-timeout", "300ms", timeout=120)
@@ -184,18 +182,18 @@ def test_a_command_that_takes_too_long_is_ended_and_the_rest_is_done(nvidia: Moc
 @pytest.mark.parametrize(
     ("options", "code"), [((), 124), (("--idle-exit-code", "7"), 7), (("--idle-exit-code", "0"), 0)]
 )
-def test_exit_ends_the_watcher_and_its_code_says_why(nvidia: MockMachine, options: tuple[str, ...], code: int) -> None:
+def test_exit_action_ends_the_watcher_with_its_code(nvidia: MockMachine, options: tuple[str, ...], code: int) -> None:
     assert stoker("watch", *SOON, "--then", "exit", *options).code == code
 
 
-def test_facts_reach_the_command(nvidia: MockMachine) -> None:
+def test_facts_are_passed_to_the_command(nvidia: MockMachine) -> None:
     nvidia.gpus[1].utilization = 80
     done = stoker("watch", *SOON, "--require", "any", "--then", "exec", "echo $STOKER_GPUS_IDLE,$STOKER_HOST")
     assert done.code == 124
     assert done.out == f"{nvidia.gpus[0].uuid},{socket.gethostname()}\n"
 
 
-def test_a_busy_gpu_is_left_alone_until_it_is_idle(nvidia: MockMachine, watching: Watching, tmp_path: Path) -> None:
+def test_busy_gpu_triggers_nothing_until_idle(nvidia: MockMachine, watching: Watching, tmp_path: Path) -> None:
     nvidia.gpus[1].utilization = 90
     process = watching.start(*SOON, "--then", f"exec touch {tmp_path}/acted")
     watching.wait_until_said("watching GPU 0, GPU 1")
@@ -226,7 +224,7 @@ def test_gpus_that_never_worked_do_not_arm(nvidia: MockMachine, watching: Watchi
     assert process.wait(60) == 124
 
 
-def test_a_process_is_stopped_with_its_tree(nvidia: MockMachine, tmp_path: Path) -> None:
+def test_process_is_stopped_with_its_tree(nvidia: MockMachine, tmp_path: Path) -> None:
     job = subprocess.Popen(["sh", "-c", f"setsid sleep 300 & echo $! > {tmp_path}/child; wait"])
     try:
         wait_for(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip())
@@ -242,7 +240,7 @@ def test_a_process_is_stopped_with_its_tree(nvidia: MockMachine, tmp_path: Path)
         job.wait()
 
 
-def test_with_repeat_it_acts_once_per_idle_stretch(nvidia: MockMachine, watching: Watching, tmp_path: Path) -> None:
+def test_repeat_acts_once_per_idle_period(nvidia: MockMachine, watching: Watching, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.touch()
     process = watching.start(*SOON, "--repeat", "--then", f"exec echo idle >> {log}")
@@ -257,7 +255,7 @@ def test_with_repeat_it_acts_once_per_idle_stretch(nvidia: MockMachine, watching
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
-def test_a_signal_ends_it_and_nothing_is_left(
+def test_signal_ends_the_watcher_and_leaves_no_process(
     nvidia: MockMachine, watching: Watching, number: signal.Signals, code: int
 ) -> None:
     process = watching.start(*NEVER, "--then", "exit")
@@ -269,9 +267,7 @@ def test_a_signal_ends_it_and_nothing_is_left(
     wait_for(lambda: not any(is_alive(helper) for helper in helpers), named="the end of the helper")
 
 
-def test_a_command_under_way_does_not_outlive_the_watcher(
-    nvidia: MockMachine, watching: Watching, tmp_path: Path
-) -> None:
+def test_running_command_ends_with_the_watcher(nvidia: MockMachine, watching: Watching, tmp_path: Path) -> None:
     process = watching.start(*SOON, "--then", f"exec echo $$ > {tmp_path}/pid; sleep 300", "--exec-timeout", "5m")
     file = tmp_path / "pid"
     shell = identify(int(wait_for(lambda: file.read_text().strip() if file.exists() else None)))
@@ -281,7 +277,7 @@ def test_a_command_under_way_does_not_outlive_the_watcher(
     assert not is_alive(shell)
 
 
-def test_signals_that_were_ignored_stay_ignored(nvidia: MockMachine, watching: Watching) -> None:
+def test_ignored_signals_stay_ignored(nvidia: MockMachine, watching: Watching) -> None:
     """As with nohup, and as a shell starts what it puts into the background."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -295,7 +291,7 @@ def test_signals_that_were_ignored_stay_ignored(nvidia: MockMachine, watching: W
     assert process.poll() is None
 
 
-def test_a_log_that_nobody_reads_does_not_keep_it_from_acting(nvidia: MockMachine, tmp_path: Path) -> None:
+def test_blocked_log_does_not_prevent_the_action(nvidia: MockMachine, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [stoker_command(), "watch", *SOON, "--then", f"exec touch {tmp_path}/acted"]
@@ -306,7 +302,7 @@ def test_a_log_that_nobody_reads_does_not_keep_it_from_acting(nvidia: MockMachin
     assert (tmp_path / "acted").exists()
 
 
-def test_a_driver_that_does_not_answer_is_never_idle(nvidia: MockMachine, watching: Watching) -> None:
+def test_hanging_driver_is_never_idle(nvidia: MockMachine, watching: Watching) -> None:
     nvidia.gpus[0].utilization = 90
     process = watching.start(*SOON, "--then", "exit", "--deadline", "300ms", "--warn-at", "off")
     watching.wait_until_said("watching GPU")
@@ -319,9 +315,7 @@ def test_a_driver_that_does_not_answer_is_never_idle(nvidia: MockMachine, watchi
     assert process.wait(60) == 124
 
 
-def test_systemd_hears_of_it_also_while_the_driver_hangs(
-    nvidia: MockMachine, watching: Watching, tmp_path: Path
-) -> None:
+def test_systemd_is_notified_while_the_driver_hangs(nvidia: MockMachine, watching: Watching, tmp_path: Path) -> None:
     manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     manager.bind(str(tmp_path / "notify"))
     manager.settimeout(60)
@@ -343,7 +337,7 @@ def test_systemd_hears_of_it_also_while_the_driver_hangs(
         assert process.wait(60) == 143
 
 
-def test_signs_of_life_go_on_while_an_action_takes_its_time(
+def test_watchdog_messages_continue_during_a_slow_action(
     nvidia: MockMachine, watching: Watching, tmp_path: Path
 ) -> None:
     manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -361,7 +355,7 @@ def test_signs_of_life_go_on_while_an_action_takes_its_time(
         assert process.wait(60) == 124
 
 
-def test_people_are_warned_and_then_told(nvidia: MockMachine, watching: Watching) -> None:
+def test_warning_and_notification_are_sent(nvidia: MockMachine, watching: Watching) -> None:
     with Receiver().listening() as receiver:
         then = ("--then", f"notify json://127.0.0.1:{receiver.port}/s3cret", "--then", "exit")
         process = watching.start(*NEVER, "--warn-at", "0.001%", *then)
@@ -377,7 +371,7 @@ def test_people_are_warned_and_then_told(nvidia: MockMachine, watching: Watching
     assert "s3cret" not in done.err
 
 
-def test_a_message_that_fails_is_told_and_the_rest_is_done(nvidia: MockMachine, tmp_path: Path) -> None:
+def test_failed_message_is_reported_and_later_actions_run(nvidia: MockMachine, tmp_path: Path) -> None:
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
         closed = f"json://127.0.0.1:{deaf.getsockname()[1]}/s3cret"
@@ -389,7 +383,7 @@ def test_a_message_that_fails_is_told_and_the_rest_is_done(nvidia: MockMachine, 
     assert (tmp_path / "acted").exists()
 
 
-def test_as_a_start_up_hook_it_ends_the_determined_task(nvidia: MockMachine) -> None:
+def test_startup_hook_kills_the_determined_task(nvidia: MockMachine) -> None:
     with Receiver().listening() as master:
         environment = {
             **os.environ,
@@ -406,13 +400,13 @@ def test_as_a_start_up_hook_it_ends_the_determined_task(nvidia: MockMachine) -> 
         assert [asked.path for asked in master.asked] == ["/api/v1/me", "/api/v1/trials/42/kill"]
 
 
-def test_outside_determined_it_says_so_at_once(nvidia: MockMachine) -> None:
+def test_missing_determined_environment_is_reported_at_once(nvidia: MockMachine) -> None:
     done = stoker("watch", "--then", "determined", environment={"DET_TASK_TYPE": "", "DET_TASK_ID": ""})
     assert done.code == 125
     assert "this is not the inside of a Determined task" in done.err
 
 
-def test_a_unit_is_printed_for_the_same_command_line(tmp_path: Path) -> None:
+def test_unit_is_printed_for_the_same_command_line(tmp_path: Path) -> None:
     words = ["--below", "5%", "--then", "exec echo $STOKER_REASON", "--then", "shutdown"]
     environment = {"STOKER_GPUS": "nvml", "PATH": "/nowhere"}
     done = stoker("watch", *words, "--print-unit", environment=environment)
@@ -425,7 +419,7 @@ def test_a_unit_is_printed_for_the_same_command_line(tmp_path: Path) -> None:
     assert "Description=Stoker: all GPUs below 5%% for 30m, then exec, then shutdown" in lines
 
 
-def test_a_unit_runs_the_rule_of_variables_and_configuration_that_its_description_states(tmp_path: Path) -> None:
+def test_unit_has_the_rule_from_variables_and_configuration(tmp_path: Path) -> None:
     file = tmp_path / "watch"
     file.write_text(
         'gpus = "sim:3"\n[watch]\nfor = 1200\nbelow = 0.07\nwarn-at = "off"\nrepeat = true\nidle-exit-code = 3\n'
@@ -444,13 +438,13 @@ def test_a_unit_runs_the_rule_of_variables_and_configuration_that_its_descriptio
     assert all(option in " ".join(words) for option in options)
 
 
-def test_a_unit_with_a_secret_says_so() -> None:
+def test_unit_with_a_secret_has_a_warning() -> None:
     done = stoker("watch", "--then", "notify ntfy://topic", "--print-unit")
     assert done.code == 0
     assert "let only root read the file" in done.err
 
 
-def test_a_machine_without_gpus_is_a_sentence(tmp_path: Path) -> None:
+def test_machine_without_gpus_is_refused(tmp_path: Path) -> None:
     done = stoker("watch", "--then", "exit", "--source", "drm", environment={"STOKER_ROOT": str(tmp_path)})
     assert done.code == 125
     assert done.err.startswith("stoker: there is no GPU to watch: ")
@@ -476,14 +470,14 @@ def test_a_machine_without_gpus_is_a_sentence(tmp_path: Path) -> None:
         (("--then", "notify nonsense://x"), "is not a URL that apprise understands"),
     ],
 )
-def test_bad_input_is_one_sentence_and_code_2(nvidia: MockMachine, arguments: tuple[str, ...], sentence: str) -> None:
+def test_invalid_input_is_reported_with_code_2(nvidia: MockMachine, arguments: tuple[str, ...], sentence: str) -> None:
     done = stoker("watch", *arguments)
     assert done.code == 2
     assert sentence in done.err
     assert done.err.count("\n") == 1
 
 
-def test_a_process_that_is_not_there_is_an_error_at_the_start(nvidia: MockMachine) -> None:
+def test_missing_process_is_an_error_at_startup(nvidia: MockMachine) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     done = stoker("watch", "--then", f"stop {gone.pid}")

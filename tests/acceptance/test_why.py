@@ -12,7 +12,7 @@ def why(job: str) -> str:
     return done.out.strip()
 
 
-def test_a_job_that_waits_for_gpus_says_what_its_worker_says(queue: Store) -> None:
+def test_job_waiting_for_gpus_has_the_reason_of_its_worker(queue: Store) -> None:
     (job,) = submit(queue, "train", gpus=2)
     said = "waits for 2 GPUs with 20 GiB: GPU 0 is used by alice's python (pid 4242), GPU 1 frees in at most 3 h"
     be_there(queue, waiting={job: said})
@@ -20,7 +20,7 @@ def test_a_job_that_waits_for_gpus_says_what_its_worker_says(queue: Store) -> No
     assert why(job[:6]) == why(job)
 
 
-def test_the_reason_follows_what_happens_to_a_job(queue: Store) -> None:
+def test_reason_changes_with_the_job_state(queue: Store) -> None:
     first, second = submit(queue, "a", "b", name="")
     queue.jobs.edit(second, {"name": "later", "after": (first,)})
     assert "no worker is there, and none ever was" in why(first)
@@ -39,7 +39,7 @@ def test_the_reason_follows_what_happens_to_a_job(queue: Store) -> None:
     assert f"`stoker release {second}`" in why("later")
 
 
-def test_a_job_behind_others_says_how_many(queue: Store) -> None:
+def test_job_behind_others_has_their_number(queue: Store) -> None:
     jobs = submit(queue, *"abcd")
     be_there(queue)
     assert "3 other jobs come first" in why(jobs[-1])
@@ -58,7 +58,7 @@ def test_json_has_the_kind_of_the_reason(queue: Store) -> None:
     assert (told["job"], told["state"], told["why"]["kind"]) == (job, "succeeded", "ended")
 
 
-def test_a_job_that_is_not_there_and_a_prefix_of_several_are_refused_in_one_sentence(queue: Store) -> None:
+def test_unknown_job_and_ambiguous_prefix_are_refused(queue: Store) -> None:
     submit(queue, *("x" * 40))
     shared = next(letter for letter in "0123456789abcdef" if len(stoker_jobs(queue, letter)) > 1)
     for text, words in (("nobody", "there is no job 'nobody'"), (shared, "fits several jobs")):

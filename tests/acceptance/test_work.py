@@ -30,26 +30,26 @@ def ran_in_order(site: WorkSite) -> list[str]:
     return (site.directory / "order").read_text().split()
 
 
-def test_jobs_run_by_priority_and_then_by_age(site: WorkSite) -> None:
+def test_jobs_run_by_priority_then_age(site: WorkSite) -> None:
     for name, priority in [("a", 0), ("b", 0), ("c", 5), ("d", -1), ("e", 5)]:
         site.submit(f"echo {name} >> order", priority=priority)
     site.work_until_empty("--cpu-jobs", "1")
     assert ran_in_order(site) == ["c", "e", "a", "b", "d"]
 
 
-def test_every_free_gpu_takes_the_next_job(site: WorkSite) -> None:
-    jobs = [site.submit(site.until("gate"), gpus=1) for _ in range(3)]
+def test_each_free_gpu_runs_the_next_job(site: WorkSite) -> None:
+    jobs = [site.submit(site.until("flag"), gpus=1) for _ in range(3)]
     site.work()
     for job in jobs[:2]:
         site.wait_until(job, "running")
     assert {site.last_attempt(job).gpus for job in jobs[:2]} == {(site.uuid(0),), (site.uuid(1),)}
     held = f"GPU 0 is held by job {jobs[0]}, GPU 1 is held by job {jobs[1]}"
     site.wait_for_why(jobs[2], f"waits for a GPU.*{held}")
-    site.open_gate("gate")
+    site.create_flag("flag")
     site.wait_until(jobs[2], "succeeded")
 
 
-def test_job_sees_its_gpus_by_their_full_uuids_and_one_without_sees_none(site: WorkSite) -> None:
+def test_job_sees_its_gpus_by_uuid_and_a_job_without_gpus_sees_none(site: WorkSite) -> None:
     show = 'echo "[$CUDA_VISIBLE_DEVICES]"'
     one, two, none = (site.submit(show, gpus=gpus) for gpus in (1, 2, 0))
     site.work_until_empty()
@@ -58,7 +58,7 @@ def test_job_sees_its_gpus_by_their_full_uuids_and_one_without_sees_none(site: W
     assert site.output(none).read_text() == "[]\n"
 
 
-def test_job_of_two_gpus_is_not_starved_by_small_ones(site: WorkSite) -> None:
+def test_two_gpu_job_is_not_starved_by_smaller_jobs(site: WorkSite) -> None:
     first = site.submit(site.until("first"), gpus=1)
     large = site.submit(site.until("large"), gpus=2)
     small = site.submit("true", gpus=1)
@@ -70,19 +70,19 @@ def test_job_of_two_gpus_is_not_starved_by_small_ones(site: WorkSite) -> None:
     wait_for(lambda: re.search(f"nobody; {kept}", site.stoker("gpus").out), named="the same in `stoker gpus`")
     assert re.search(f"{large} +queued, has 1 of 2 GPUs", site.stoker("list").out)
     assert re.search(f" 1 .* {kept}, ", site.stoker("top", "--once").out)
-    site.open_gate("first")
+    site.create_flag("first")
     site.wait_until(large, "running")
     assert site.job(small).state == "queued"
     wait_for(lambda: "kept" not in site.stoker("gpus").out, named="the same in `stoker gpus`")
-    site.open_gate("large")
+    site.create_flag("large")
     site.wait_until(small, "succeeded")
 
 
-def test_gpus_are_kept_for_a_job_on_one_machine_and_the_other_goes_on(site: WorkSite, tmp_path: Path) -> None:
+def test_gpus_are_reserved_on_one_machine_and_the_other_continues(site: WorkSite, tmp_path: Path) -> None:
     site.environment["STOKER_QUEUE"] = str(site.home / "queue.db")
     for machine in ("one", "two"):
         site.work(home=tmp_path / machine, environment={"STOKER_SIM_DIR": str(tmp_path / machine / "sim")})
-    jobs = [site.submit(site.until(f"gate{number}"), gpus=1) for number in range(4)]
+    jobs = [site.submit(site.until(f"flag{number}"), gpus=1) for number in range(4)]
     for job in jobs:
         site.wait_until(job, "running")
     large = site.submit("true", gpus=2)
@@ -91,7 +91,7 @@ def test_gpus_are_kept_for_a_job_on_one_machine_and_the_other_goes_on(site: Work
         on.setdefault(site.last_attempt(job).worker, []).append(number)
     assert sorted(map(len, on.values())) == [2, 2]
     for first, _second in on.values():
-        site.open_gate(f"gate{first}")
+        site.create_flag(f"flag{first}")
     site.wait_for_why(large, "GPUs are kept for it on .*2 GPUs, has 1")
     small = [site.submit("true", gpus=1) for _ in range(3)]
     for job in small:
@@ -99,7 +99,7 @@ def test_gpus_are_kept_for_a_job_on_one_machine_and_the_other_goes_on(site: Work
     kept = site.job(large).kept
     assert kept is not None
     assert {site.last_attempt(job).worker for job in small} == set(on) - {kept.worker}
-    site.open_gate(f"gate{on[kept.worker][1]}")
+    site.create_flag(f"flag{on[kept.worker][1]}")
     site.wait_until(large, "succeeded")
     assert site.last_attempt(large).worker == kept.worker
     assert site.job(large).kept is None
@@ -125,8 +125,8 @@ class TestFree:
         foreigner.kill()
         site.wait_until(job, "succeeded")
 
-    def test_only_the_gpus_that_were_named_are_used(self, site: WorkSite) -> None:
-        jobs = [site.submit(site.until("gate"), gpus=1) for _ in range(2)]
+    def test_only_the_named_gpus_are_used(self, site: WorkSite) -> None:
+        jobs = [site.submit(site.until("flag"), gpus=1) for _ in range(2)]
         site.work("--gpus", "1")
         site.wait_until(jobs[0], "running")
         why = site.wait_for_why(jobs[1], "GPU 1 is held by")
@@ -152,7 +152,7 @@ class TestFree:
             desktop.kill()
             desktop.wait()
 
-    def test_nothing_is_started_while_the_driver_hangs_and_all_goes_on_after_it(self, site: WorkSite) -> None:
+    def test_nothing_starts_while_the_driver_hangs_and_jobs_start_afterwards(self, site: WorkSite) -> None:
         site.stoker("sim", "fault", "hang")
         site.work("--deadline", "0.5s")
         job, other = site.submit("true", gpus=1), site.submit("true")
@@ -162,9 +162,9 @@ class TestFree:
         site.stoker("sim", "fault", "--clear")
         site.wait_until(job, "succeeded")
 
-    def test_gpu_that_is_lost_is_not_used_and_the_other_is(self, site: WorkSite) -> None:
+    def test_lost_gpu_is_not_used_and_the_other_is(self, site: WorkSite) -> None:
         site.stoker("sim", "fault", "lost", "--gpu", "0")
-        jobs = [site.submit(site.until("gate"), gpus=1) for _ in range(2)]
+        jobs = [site.submit(site.until("flag"), gpus=1) for _ in range(2)]
         site.work()
         site.wait_until(jobs[0], "running")
         assert site.last_attempt(jobs[0]).gpus == (site.uuid(1),)
@@ -178,31 +178,29 @@ class TestFree:
         unread = r"the GPUs of this machine cannot be read \(the library libnvidia-ml.so.1 is not installed"
         site.wait_for_why(needy, f"waits for a GPU.*{unread}")
 
-    def test_nothing_is_started_on_gpus_that_were_seen_once_and_cannot_be_read_now(self, site: WorkSite) -> None:
-        first = site.submit(site.until("gate"), gpus=2)
+    def test_nothing_starts_on_gpus_that_became_unreadable(self, site: WorkSite) -> None:
+        first = site.submit(site.until("flag"), gpus=2)
         site.work()
         site.wait_until(first, "running")
         site.stoker("sim", "fault", "absent")
         second = site.submit("true", gpus=1)
         site.wait_for_why(second, "cannot be read")
-        site.open_gate("gate")
+        site.create_flag("flag")
         site.wait_until(first, "succeeded")
         site.wait_for_why(second, "cannot be read")
         assert not site.store.attempts.of(second)
         site.stoker("sim", "fault", "--clear")
         site.wait_until(second, "succeeded")
 
-    def test_nothing_is_started_on_gpus_of_a_driver_that_was_unloaded(
-        self, site: WorkSite, nvidia: MockMachine
-    ) -> None:
-        first = site.submit(site.until("gate"), gpus=2)
+    def test_nothing_starts_after_the_driver_is_unloaded(self, site: WorkSite, nvidia: MockMachine) -> None:
+        first = site.submit(site.until("flag"), gpus=2)
         worker = site.work("--source", "nvml")
         site.wait_until(first, "running")
         nvidia.fault("nvmlInitWithFlags", code=DRIVER_NOT_LOADED)
         os.kill(_reader_of(worker.process.pid), signal.SIGKILL)
         second = site.submit("true", gpus=1)
         site.wait_for_why(second, "the NVIDIA driver is not loaded")
-        site.open_gate("gate")
+        site.create_flag("flag")
         site.wait_until(first, "succeeded")
         site.wait_for_why(second, "the NVIDIA driver is not loaded")
         assert not site.store.attempts.of(second)
@@ -237,38 +235,38 @@ def _desktop(site: WorkSite, utilization: float) -> "subprocess.Popen[bytes]":
 
 
 class TestSharing:
-    def test_jobs_pack_by_the_memory_they_ask_for_and_never_over(self, site: WorkSite) -> None:
+    def test_jobs_share_a_gpu_within_its_memory(self, site: WorkSite) -> None:
         """They use nothing yet: a job that is still loading holds what it asked for."""
-        jobs = [site.submit(site.until(f"gate{n}"), gpus=1, share=True, memory=10 * GIB) for n in range(3)]
+        jobs = [site.submit(site.until(f"flag{n}"), gpus=1, share=True, memory=10 * GIB) for n in range(3)]
         site.work("--gpus", "0")
         for job in jobs[:2]:
             site.wait_until(job, "running")
         site.wait_for_why(jobs[2], f"GPU 0 has 3.5 GiB left beside jobs {jobs[0]} and {jobs[1]}")
-        site.open_gate("gate0")
+        site.create_flag("gate0")
         site.wait_until(jobs[2], "running")
         assert site.job(jobs[1]).state == "running"
 
-    def test_job_that_uses_more_than_it_asked_for_holds_what_it_uses(self, site: WorkSite) -> None:
+    def test_memory_above_the_request_counts_as_used(self, site: WorkSite) -> None:
         greedy = site.submit("exec stoker sim load --memory 16GiB --for 600s", gpus=1, share=True, memory=4 * GIB)
         site.work("--gpus", "0")
         second = site.submit("true", gpus=1, share=True, memory=20 * GIB)
         site.wait_for_why(second, f"GPU 0 has 7.5 GiB left beside job {greedy}")
 
-    def test_job_that_does_not_share_has_its_gpu_alone(self, site: WorkSite) -> None:
-        alone = site.submit(site.until("gate"), gpus=1)
+    def test_job_without_sharing_has_its_gpu_exclusively(self, site: WorkSite) -> None:
+        alone = site.submit(site.until("flag"), gpus=1)
         sharing = site.submit("true", gpus=1, share=True, memory=GIB)
         site.work("--gpus", "0")
         site.wait_until(alone, "running")
         site.wait_for_why(sharing, f"GPU 0 is held by job {alone}")
 
     def test_slots_per_gpu_limits_the_jobs_on_one_gpu(self, site: WorkSite) -> None:
-        jobs = [site.submit(site.until(f"gate{n}"), gpus=1) for n in range(3)]
+        jobs = [site.submit(site.until(f"flag{n}"), gpus=1) for n in range(3)]
         site.work("--gpus", "0", "--slots-per-gpu", "2")
         for job in jobs[:2]:
             site.wait_until(job, "running")
         site.wait_for_why(jobs[2], "waits for a GPU: GPU 0")
         assert site.job(jobs[2]).state == "queued"
-        site.open_gate("gate1")
+        site.create_flag("gate1")
         site.wait_until(jobs[2], "running")
 
 
@@ -276,11 +274,11 @@ class TestPreemption:
     # Says that it was asked to end, and how far it was.
     POLITE = "trap 'echo asked >> asked; exit 0' TERM; touch started-{id}; while :; do sleep 0.05; done"
 
-    def test_newest_preemptible_job_gives_way_and_goes_back_to_the_queue(self, site: WorkSite) -> None:
+    def test_newest_preemptible_job_is_preempted_and_requeued(self, site: WorkSite) -> None:
         site.work()
         older = self.start(site)
         newer = self.start(site)
-        normal = site.submit(site.until("gate"), gpus=1)
+        normal = site.submit(site.until("flag"), gpus=1)
         site.wait_until(normal, "running")
         assert site.last_attempt(normal).gpus == site.store.attempts.of(newer)[0].gpus
         assert (site.directory / "asked").read_text() == "asked\n"
@@ -288,14 +286,14 @@ class TestPreemption:
         assert (back.state, back.retries_left, back.exit_code) == ("queued", 1, None)
         assert [attempt.outcome for attempt in site.store.attempts.of(newer)] == ["preempted"]
         assert site.job(older).state == "running"
-        site.open_gate("gate")
+        site.create_flag("flag")
         site.wait_until(newer, "running")
         assert site.last_attempt(newer).number == 2
 
-    def test_no_more_jobs_give_way_than_are_needed(self, site: WorkSite) -> None:
+    def test_no_more_jobs_are_preempted_than_needed(self, site: WorkSite) -> None:
         site.work()
         jobs = [self.start(site), self.start(site)]
-        site.submit(site.until("gate"), gpus=0)
+        site.submit(site.until("flag"), gpus=0)
         large = site.submit("true", gpus=2)
         site.wait_until(large, "succeeded")
         for job in jobs:
@@ -345,20 +343,20 @@ class TestSteering:
         _was_rung_for(starts_when_released)
 
     @pytest.mark.parametrize("whom", ["queue", "worker"])
-    def test_paused_queue_or_worker_starts_nothing_and_what_runs_goes_on(self, site: WorkSite, whom: str) -> None:
+    def test_paused_queue_or_worker_starts_nothing_and_running_jobs_continue(self, site: WorkSite, whom: str) -> None:
         site.work()
-        gates = iter(range(TRIES))
+        flags = iter(range(TRIES))
 
         def starts_when_resumed() -> float:
-            gate = f"gate{next(gates)}"
-            running = site.submit(site.until(gate))
+            flag = f"flag{next(flags)}"
+            running = site.submit(site.until(flag))
             site.wait_until(running, "running")
             (worker,) = wait_for(site.store.workers.all)
             options = () if whom == "queue" else ("--worker", worker.host)
             assert site.stoker("pause", *options).code == 0
             job = site.submit("true")
             site.wait_for_why(job, "paused")
-            site.open_gate(gate)
+            site.create_flag(flag)
             site.wait_until(running, "succeeded")
             assert site.job(job).state == "queued"
             if whom == "queue":
@@ -369,7 +367,7 @@ class TestSteering:
 
         _was_rung_for(starts_when_resumed)
 
-    def test_jobs_come_after_others(self, site: WorkSite) -> None:
+    def test_jobs_wait_for_their_dependencies(self, site: WorkSite) -> None:
         good, bad = site.submit("sleep 0.3; echo good >> order"), site.submit("sleep 0.3; exit 3")
         after_good = site.submit("echo after >> order", after=(good,))
         after_bad = site.submit("echo never >> order", after=(bad,))
@@ -394,9 +392,7 @@ class TestTheWorkerItself:
             (("--source", "sim:x"), "sim:x"),
         ],
     )
-    def test_invalid_options_are_refused_in_one_sentence(
-        self, site: WorkSite, options: tuple[str, ...], sentence: str
-    ) -> None:
+    def test_invalid_options_are_refused(self, site: WorkSite, options: tuple[str, ...], sentence: str) -> None:
         done = site.stoker("work", *options)
         assert done.code == 2
         assert sentence in done.err
@@ -404,7 +400,7 @@ class TestTheWorkerItself:
         wait_for(lambda: not site.processes(), deadline=PATIENCE, named="the end of its processes")
 
     @pytest.mark.parametrize("grace", ["0.1s", "30s", "10m"])
-    def test_lease_that_is_suggested_is_one_that_works(self, site: WorkSite, grace: str) -> None:
+    def test_suggested_lease_is_accepted(self, site: WorkSite, grace: str) -> None:
         refused = site.stoker("work", "--lease", "1s", "--grace", grace)
         suggested = re.search(r"use at least (\S+)", refused.err)
         assert suggested is not None, refused.err
@@ -416,7 +412,7 @@ class TestTheWorkerItself:
         assert done.code == 1
         assert f"another worker (pid {first.process.pid}) runs in" in done.err
 
-    def test_until_empty_ends_and_leaves_no_process_behind(self, site: WorkSite) -> None:
+    def test_until_empty_ends_and_leaves_no_process(self, site: WorkSite) -> None:
         jobs = [site.submit("true", gpus=number % 2) for number in range(8)]
         never = site.submit("true", gpus=3)
         done = site.work_until_empty()
@@ -425,27 +421,27 @@ class TestTheWorkerItself:
         assert site.job(never).state == "queued"
         assert "nothing is left that could start here" in done.out
 
-    def test_ctrl_c_ends_the_worker_and_not_the_jobs_and_the_next_one_finds_them(self, site: WorkSite) -> None:
-        job = site.submit(f"{site.until('gate')}; exit 7")
+    def test_ctrl_c_ends_the_worker_but_not_its_jobs_and_the_next_worker_adopts_them(self, site: WorkSite) -> None:
+        job = site.submit(f"{site.until('flag')}; exit 7")
         worker = site.work()
         site.wait_until(job, "running")
         worker.process.send_signal(signal.SIGINT)
         assert worker.process.wait(timeout=PATIENCE) == 0
         assert "1 job goes on: the next `stoker work` here finds it again" in worker.said
         site.work().wait_until_it_says("found 1 job that an earlier worker had started")
-        site.open_gate("gate")
+        site.create_flag("flag")
         assert site.wait_until(job, "failed").exit_code == 7
         assert len(site.store.attempts.of(job)) == 1
 
-    def test_jobs_for_larger_machines_do_not_hide_those_behind_them(self, site: WorkSite) -> None:
+    def test_jobs_for_larger_machines_do_not_block_later_jobs(self, site: WorkSite) -> None:
         large = [JobSpec(command="true", gpus=4) for _ in range(450)]
         site.store.jobs.submit(large)
         jobs = [site.submit("true", gpus=gpus) for gpus in (0, 1)]
         site.work_until_empty()
         assert [site.job(job).state for job in jobs] == ["succeeded", "succeeded"]
 
-    def test_long_row_of_jobs_that_wait_for_gpus_does_not_hide_one_that_needs_none(self, site: WorkSite) -> None:
-        holder = site.submit(site.until("gate"), gpus=2)
+    def test_many_jobs_waiting_for_gpus_do_not_block_a_cpu_job(self, site: WorkSite) -> None:
+        holder = site.submit(site.until("flag"), gpus=2)
         site.work()
         site.wait_until(holder, "running")
         site.store.jobs.submit([JobSpec(command="true", gpus=1) for _ in range(450)])
@@ -465,7 +461,7 @@ class TestTheWorkerItself:
         assert done.returncode == 0
         assert site.job(job).state == "succeeded"
 
-    def test_file_that_is_no_queue_is_refused_in_one_sentence(self, site: WorkSite) -> None:
+    def test_file_without_a_queue_is_refused(self, site: WorkSite) -> None:
         (site.directory / "notes.txt").write_text("not a queue " * 100)
         done = site.stoker("work", "--queue", str(site.directory / "notes.txt"))
         assert done.code in {1, 2}
@@ -506,10 +502,10 @@ class TestTheWorkerItself:
             for number in (0, 1):
                 machine = {"STOKER_SIM_DIR": str(tmp_path / f"sim-{number}")}
                 site.work("--gpus", "0", home=tmp_path / f"home-{number}", environment=machine)
-            jobs = [site.submit(site.until("gate"), gpus=1) for _ in range(3)]
+            jobs = [site.submit(site.until("flag"), gpus=1) for _ in range(3)]
             wait_for(lambda: len(store.attempts.running()) == 2, deadline=PATIENCE)
             assert len({attempt.worker for attempt in store.attempts.running()}) == 2
-            site.open_gate("gate")
+            site.create_flag("flag")
             for job in jobs:
                 site.wait_until(job, "succeeded")
             assert [len(store.attempts.of(job)) for job in jobs] == [1, 1, 1]

@@ -17,8 +17,8 @@ from tests.support.work_site import PATIENCE, RunningWorker, WorkSite
 
 # Until it is asked to end, which it notes; what it was given as well, once it can be asked.
 MINER = """\
-trap 'echo "term $$" >> "$DIARY"; exit 0' TERM
-echo "start $$ $CUDA_VISIBLE_DEVICES" >> "$DIARY"
+trap 'echo "term $$" >> "$JOURNAL"; exit 0' TERM
+echo "start $$ $CUDA_VISIBLE_DEVICES" >> "$JOURNAL"
 sleep 1000 & wait $!
 """
 
@@ -28,10 +28,10 @@ class FilledSite:
 
     def __init__(self, site: WorkSite) -> None:
         self.site = site
-        self._diary = site.directory / "diary"
+        self._journal = site.directory / "journal"
         self._config = site.directory / "fill.conf"
         self.program(MINER)
-        site.environment |= {"DIARY": str(self._diary), "STOKER_ROOT": str(self._root())}
+        site.environment |= {"JOURNAL": str(self._journal), "STOKER_ROOT": str(self._root())}
         self.configure("each = yes")
 
     def _root(self) -> Path:
@@ -56,7 +56,7 @@ class FilledSite:
         return self.site.work("--fill", str(self._config), "--grace", "2s", *options)
 
     def noted(self, word: str) -> list[list[str]]:
-        lines = self._diary.read_text().splitlines() if self._diary.exists() else []
+        lines = self._journal.read_text().splitlines() if self._journal.exists() else []
         return [line.split()[1:] for line in lines if line.startswith(word)]
 
     def miners(self, count: int) -> dict[str, int]:
@@ -92,7 +92,7 @@ def filled(site: WorkSite) -> Iterator[FilledSite]:
         yield FilledSite(site)
 
 
-def test_gpus_that_no_job_needs_are_filled(filled: FilledSite) -> None:
+def test_unused_gpus_are_filled(filled: FilledSite) -> None:
     site = filled.site
     worker = filled.work()
     assert set(filled.miners(2)) == {site.uuid(0), site.uuid(1)}
@@ -112,11 +112,11 @@ def test_gpus_that_no_job_needs_are_filled(filled: FilledSite) -> None:
 
 
 @pytest.mark.parametrize("preemptible", [False, True], ids=["normal", "preemptible"])
-def test_background_program_steps_aside_for_any_job(filled: FilledSite, preemptible: bool) -> None:
+def test_background_program_stops_for_any_job(filled: FilledSite, preemptible: bool) -> None:
     site = filled.site
     filled.work()
     miners = filled.miners(2)
-    job = site.submit(site.until("gate"), gpus=1, preemptible=preemptible)
+    job = site.submit(site.until("flag"), gpus=1, preemptible=preemptible)
     site.wait_until(job, "running")
     (given,) = site.last_attempt(job).gpus
     # Before the job was started its GPU was empty, and the other one was nobody's business.
@@ -128,11 +128,11 @@ def test_background_program_steps_aside_for_any_job(filled: FilledSite, preempti
     assert by_gpu[given]["why"] == "needed by the queue"
     assert by_gpu[given]["preemptions"] == 1
     assert site.stoker("list", "--json").code == 0
-    site.open_gate("gate")
+    site.create_flag("flag")
     site.wait_until(job, "succeeded")
 
 
-def test_job_for_both_gpus_gets_both(filled: FilledSite) -> None:
+def test_two_gpu_job_gets_both_gpus(filled: FilledSite) -> None:
     site = filled.site
     filled.configure("gpus = all")
     filled.work()
@@ -142,7 +142,7 @@ def test_job_for_both_gpus_gets_both(filled: FilledSite) -> None:
     assert filled.asked_to_end() == {miner}
 
 
-def test_normal_jobs_come_first_then_preemptible_ones_then_the_background(filled: FilledSite) -> None:
+def test_normal_jobs_precede_preemptible_jobs_and_background_programs(filled: FilledSite) -> None:
     site = filled.site
     filled.configure("gpus = 0")
     filled.work("--gpus", "0")
@@ -153,13 +153,13 @@ def test_normal_jobs_come_first_then_preemptible_ones_then_the_background(filled
     site.wait_until(high, "running")
     assert site.job(low).state == "queued"
     assert len(filled.noted("start")) == 1
-    site.open_gate("high")
-    site.open_gate("low")
+    site.create_flag("high")
+    site.create_flag("low")
     site.wait_until(high, "succeeded")
     site.wait_until(low, "succeeded")
 
 
-def test_job_that_waits_for_a_program_to_leave_says_so(filled: FilledSite) -> None:
+def test_job_waiting_for_a_background_program_to_stop_has_that_reason(filled: FilledSite) -> None:
     site = filled.site
     filled.configure("gpus = all\ngrace = 10m")
     filled.program("trap '' TERM\n" + MINER.replace("trap '", ": '").replace("sleep 1000 & wait $!", "exec sleep 1000"))
@@ -175,7 +175,7 @@ def test_job_that_waits_for_a_program_to_leave_says_so(filled: FilledSite) -> No
     site.wait_until(job, "succeeded")
 
 
-def test_background_program_comes_back_after_the_job(filled: FilledSite) -> None:
+def test_background_program_restarts_after_the_job(filled: FilledSite) -> None:
     site = filled.site
     filled.configure("gpus = 0")
     filled.work("--gpus", "0")
@@ -202,25 +202,25 @@ def test_other_user_on_the_gpu_stops_the_background_program(filled: FilledSite) 
     wait_for(lambda: f"(pid {foreigner.pid})" in filled.slots()[1]["why"], named="the reason")
 
 
-def test_end_of_the_worker_is_that_of_the_background_and_not_of_jobs(filled: FilledSite) -> None:
+def test_background_programs_end_with_the_worker_and_jobs_do_not(filled: FilledSite) -> None:
     site = filled.site
     worker = filled.work()
     filled.miners(2)
-    job = site.submit(site.until("gate"), gpus=1)
+    job = site.submit(site.until("flag"), gpus=1)
     site.wait_until(job, "running")
     wait_for(lambda: processes_of(record_of(site, job)), deadline=PATIENCE, named="the job's own process")
     assert worker.stop() == 0
     assert not any(map(alive, filled.miners(2).values()))
     assert processes_of(record_of(site, job))
     assert site.stoker("fill", "status").code == 1
-    site.open_gate("gate")
+    site.create_flag("flag")
 
 
-def test_worker_that_is_killed_leaves_jobs_running_and_no_background(filled: FilledSite) -> None:
+def test_killed_worker_leaves_jobs_running_but_no_background_program(filled: FilledSite) -> None:
     site = filled.site
     worker = filled.work()
     miners = filled.miners(2)
-    job = site.submit(site.until("gate"), gpus=1)
+    job = site.submit(site.until("flag"), gpus=1)
     site.wait_until(job, "running")
     wait_for(lambda: processes_of(record_of(site, job)), deadline=PATIENCE, named="the job's own process")
     worker.kill()
@@ -234,14 +234,14 @@ def test_worker_that_is_killed_leaves_jobs_running_and_no_background(filled: Fil
     again = filled.miners(3)
     (given,) = site.last_attempt(job).gpus
     assert alive(again[next(uuid for uuid in (site.uuid(0), site.uuid(1)) if uuid != given)])
-    site.open_gate("gate")
+    site.create_flag("flag")
     site.wait_until(job, "succeeded")
 
 
-def test_killed_workers_filler_owns_the_gpus_until_its_programs_are_gone(filled: FilledSite) -> None:
+def test_filler_of_a_killed_worker_owns_the_gpus_until_its_programs_end(filled: FilledSite) -> None:
     site = filled.site
-    gate = site.directory / "may-end"
-    filled.program(MINER.replace("exit 0", f'until [ -e "{gate}" ]; do sleep 0.05; done; exit 0'))
+    flag = site.directory / "may-end"
+    filled.program(MINER.replace("exit 0", f'until [ -e "{flag}" ]; do sleep 0.05; done; exit 0'))
     filled.configure("gpus = all\ngrace = 1m")
     worker = filled.work()
     (first,) = filled.miners(1).values()
@@ -250,12 +250,12 @@ def test_killed_workers_filler_owns_the_gpus_until_its_programs_are_gone(filled:
     second = filled.work()
     assert site.stoker("fill", "--config", str(site.directory / "fill.conf")).code == 1
     assert alive(first)
-    gate.touch()
+    flag.touch()
     second.ready()
     filled.miners(2)
 
 
-def test_filler_that_is_killed_costs_the_worker_nothing_but_the_filling(filled: FilledSite) -> None:
+def test_killed_filler_affects_only_background_programs(filled: FilledSite) -> None:
     site = filled.site
     worker = filled.work()
     miners = filled.miners(2)
@@ -277,12 +277,12 @@ def test_reader_of_the_gpus_does_not_count_as_a_user(filling: FillSite) -> None:
     config = filling.config("cmd = miner-run", defaults="ignore_shipped = no")
     filling.work("--fill", config)
     (miner,) = filling.wait_for_start()
-    visitor = filling.visit(1)
+    other_user = filling.open_node(1)
     filling.wait_for_end(miner)
-    filling.wait_for_why(f"pid {visitor.pid}")
+    filling.wait_for_why(f"pid {other_user.pid}")
 
 
-def test_mistakes_in_the_configuration_are_reported_before_the_start(filled: FilledSite) -> None:
+def test_configuration_errors_are_reported_before_the_start(filled: FilledSite) -> None:
     site = filled.site
     filled.configure("gpus = 7\nlog = /not/there")
     done = site.stoker("work", "--fill", str(site.directory / "fill.conf"))

@@ -50,7 +50,7 @@ def output_of(site: WorkSite, job: str) -> str:
     return site.stoker("logs", job).out
 
 
-def test_size_is_found_on_the_gpu_that_the_job_got_and_the_real_run_made_with_it(site: WorkSite, trainer: Path) -> None:
+def test_size_is_found_on_the_assigned_gpu_and_used_for_the_run(site: WorkSite, trainer: Path) -> None:
     job = submitted(
         site, "--fit-with", f"{QUICKLY} --probe-args --wandb_log=False", "--", str(trainer), "--id={id}", "--as={{id}}"
     )
@@ -75,13 +75,13 @@ def test_size_is_found_on_the_gpu_that_the_job_got_and_the_real_run_made_with_it
     assert f"tracks: {job} in {job}, online, probe no\n" in output_of(site, job)
 
 
-def test_job_that_shares_a_gpu_is_fitted_to_what_it_asked_for(site: WorkSite, trainer: Path) -> None:
+def test_shared_job_is_fitted_to_its_requested_memory(site: WorkSite, trainer: Path) -> None:
     job = submitted(site, "--share", "--memory", "6GiB", "--fit-with", QUICKLY, "--", str(trainer))
     site.work_until_empty()
     assert site.job(job).reason == "batch size 32"
 
 
-def test_place_for_the_size_is_filled_also_in_text_for_a_shell(site: WorkSite, trainer: Path) -> None:
+def test_size_placeholder_is_replaced_in_shell_commands(site: WorkSite, trainer: Path) -> None:
     job = submitted(
         site, "--fit-with", QUICKLY, f"echo first; {trainer} --batch_size={{batch_size}} --note '{{{{batch_size}}}}'"
     )
@@ -89,7 +89,7 @@ def test_place_for_the_size_is_filled_also_in_text_for_a_shell(site: WorkSite, t
     assert "trains: --batch_size=200 --note {batch_size}\n" in output_of(site, job)
 
 
-def test_real_run_that_runs_out_of_memory_is_started_again_smaller(site: WorkSite, trainer: Path) -> None:
+def test_run_that_is_out_of_memory_is_restarted_with_a_smaller_size(site: WorkSite, trainer: Path) -> None:
     job = submitted(site, "--fit-with", QUICKLY, "--env", "MORE=40", "--", str(trainer))
     site.work_until_empty()
     sentence = "batch size 160, as it ran out of memory with 200"
@@ -103,21 +103,21 @@ def test_real_run_that_runs_out_of_memory_is_started_again_smaller(site: WorkSit
     assert site.job(again).reason == "batch size 160", "the next one like it begins there"
 
 
-def test_real_run_that_fails_early_and_in_silence_is_started_again_smaller(site: WorkSite, trainer: Path) -> None:
+def test_run_that_fails_early_without_output_is_restarted_with_a_smaller_size(site: WorkSite, trainer: Path) -> None:
     trainer.write_text(trainer.read_text().replace("lasts=0.1s; fi", "lasts=0.1s; [ $size -le 180 ] || exit 1; fi"))
     job = submitted(site, "--fit-with", QUICKLY, "--", str(trainer))
     site.work_until_empty()
     assert site.job(job).reason == "batch size 160, as it probably ran out of memory with 200"
 
 
-def test_without_retries_running_out_of_memory_is_a_failure(site: WorkSite, trainer: Path) -> None:
+def test_out_of_memory_without_retries_is_a_failure(site: WorkSite, trainer: Path) -> None:
     job = submitted(site, "--fit-with", QUICKLY, "--retries-oom", "0", "--env", "MORE=40", "--", str(trainer))
     site.work_until_empty()
     assert site.job(job).state == "failed"
     assert output_of(site, job).count("trains: ") == 1
 
 
-def test_probe_that_fails_for_another_reason_fails_the_job_and_says_why(site: WorkSite, trainer: Path) -> None:
+def test_probe_that_fails_for_another_reason_fails_the_job_with_it(site: WorkSite, trainer: Path) -> None:
     job = submitted(site, "--fit-with", QUICKLY, "--", "sh", "-c", "echo the data is missing; exit 3")
     site.work_until_empty()
     assert site.job(job).state == "failed"
@@ -125,7 +125,7 @@ def test_probe_that_fails_for_another_reason_fails_the_job_and_says_why(site: Wo
     assert "the data is missing" in site.job(job).reason
 
 
-def test_job_can_be_cancelled_while_its_size_is_being_found(site: WorkSite, trainer: Path) -> None:
+def test_job_can_be_cancelled_during_the_size_search(site: WorkSite, trainer: Path) -> None:
     job = submitted(site, "--fit-with", "--flat-for 1m", "--", str(trainer))
     worker = site.work()
     wait_for(lambda: "batch size 8: trying" in output_of(site, job), named="the first probe")
@@ -136,7 +136,7 @@ def test_job_can_be_cancelled_while_its_size_is_being_found(site: WorkSite, trai
     assert worker.stop() == 0
 
 
-def test_job_is_found_again_while_its_size_is_being_found(site: WorkSite, trainer: Path) -> None:
+def test_job_is_adopted_during_the_size_search(site: WorkSite, trainer: Path) -> None:
     job = submitted(site, "--fit-with", "--flat-for 1500ms", "--", str(trainer))
     worker = site.work()
     wait_for(lambda: "batch size 8: trying" in output_of(site, job), named="the first probe")
@@ -163,7 +163,7 @@ def test_job_that_cannot_be_fitted_is_refused_at_submit(site: WorkSite, words: t
     assert site.store.jobs.find() == []
 
 
-def test_line_of_a_file_is_probed_sized_run_with_its_id_and_listed_as_finished(site: WorkSite, trainer: Path) -> None:
+def test_line_of_a_file_is_fitted_run_and_listed_as_finished(site: WorkSite, trainer: Path) -> None:
     queue, finished = site.directory / "gpu_queue.txt", site.directory / "finished.txt"
     queue.write_text(f"{trainer} --lr 1e-3\n")
     worker = site.work()

@@ -11,20 +11,20 @@ import pytest
 from stoker.engines.local.record import LocalAttemptRecord
 from stoker.procfs import read_stat
 from stoker.queue import init_queue
-from tests.support.cables import Cable, has_namespaces, namespaced, relayed
-from tests.support.diary import Diary
+from tests.support.job_journal import JobJournal
+from tests.support.network_link import NetworkLink, has_namespaces, namespaced, relayed
 from tests.support.postgres import PASSWORD, PostgresServer
 from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite
 
 
 @pytest.fixture(params=["relay", "namespace"])
-def cable(request: pytest.FixtureRequest, postgres_server: PostgresServer) -> Iterator[Cable]:
+def link(request: pytest.FixtureRequest, postgres_server: PostgresServer) -> Iterator[NetworkLink]:
     if request.param == "namespace" and not has_namespaces():
         pytest.skip("network namespaces are for root, and for machines with iproute2")
     connect = relayed if request.param == "relay" else namespaced
-    with connect(postgres_server.directory / ".s.PGSQL.5432") as cable:
-        yield cable
+    with connect(postgres_server.directory / ".s.PGSQL.5432") as link:
+        yield link
 
 
 @pytest.fixture
@@ -33,27 +33,27 @@ def site(tmp_path: Path, postgres_url: str) -> Iterator[WorkSite]:
         yield site
 
 
-def test_machine_that_is_cut_off_stops_its_jobs_before_another_starts_them(
-    site: WorkSite, cable: Cable, postgres_url: str, tmp_path: Path
+def test_disconnected_machine_stops_its_jobs_before_another_starts_them(
+    site: WorkSite, link: NetworkLink, postgres_url: str, tmp_path: Path
 ) -> None:
     database = postgres_url.split("?", maxsplit=1)[0].rsplit("/", maxsplit=1)[1]
-    far_url = f"postgresql://stoker:{PASSWORD.replace(' ', '%20')}@{cable.host}:{cable.port}/{database}"
+    far_url = f"postgresql://stoker:{PASSWORD.replace(' ', '%20')}@{link.host}:{link.port}/{database}"
     lease = ("--lease", "6s", "--grace", "1s")
-    long, short = Diary(tmp_path / "long"), Diary(tmp_path / "short")
+    long, short = JobJournal(tmp_path / "long"), JobJournal(tmp_path / "short")
     jobs = [site.submit(long.command(200, deaf=True)), site.submit(short.command(200))]
     far_home = tmp_path / "far"
-    far = site.work(*lease, home=far_home, environment={"STOKER_QUEUE": far_url}, prefix=cable.prefix)
+    far = site.work(*lease, home=far_home, environment={"STOKER_QUEUE": far_url}, prefix=link.prefix)
     wait_for(lambda: long.has_started() and short.has_started(), named="the start of both jobs")
     near = site.work(*lease, home=tmp_path / "near").ready()
 
-    cable.cut()
+    link.cut()
     short.let_end()  # a success that the queue cannot hear of
     wait_for(lambda: long.has_started(2) and short.has_started(2), named="the second attempts")
     assert _cpu_seconds(far_home / "attempts" / f"{jobs[0]}-1") < 0.7, "waiting costs nothing"
     long.let_end()
     for job in jobs:
         site.wait_until(job, "succeeded")
-    cable.mend()
+    link.mend()
     for job in jobs:
         far.wait_until_it_says(f"{job}: .*too late: the queue had given the job up")
     assert near.stop() == far.stop() == 0
@@ -62,8 +62,8 @@ def test_machine_that_is_cut_off_stops_its_jobs_before_another_starts_them(
     last_sign = max(entry.time for entry in long.entries() if entry.attempt == 1)
     assert last_sign < first_of_long.lease_expires < second_of_long.started < time.time()
     assert (long.overlaps(), short.overlaps()) == ([], [])
-    for job, diary in zip(jobs, (long, short), strict=True):
-        assert diary.attempts() == [1, 2]
+    for job, journal in zip(jobs, (long, short), strict=True):
+        assert journal.attempts() == [1, 2]
         assert [attempt.outcome for attempt in site.store.attempts.of(job)] == ["lost", "succeeded"]
     wait_for(lambda: not site.processes(), named="the end of everything")
 

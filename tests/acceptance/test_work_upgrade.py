@@ -12,7 +12,7 @@ from stoker.queue import JobSpec, init_queue
 from tests.support.waiting import wait_for
 
 
-def test_job_outlives_its_worker_and_the_files_of_its_stoker(tmp_path: Path) -> None:
+def test_job_survives_its_worker_and_the_removal_of_the_installation(tmp_path: Path) -> None:
     installed = tmp_path / "installed"
     shutil.copytree(Path(stoker.__file__).parent, installed / "stoker", ignore=shutil.ignore_patterns("__pycache__"))
     hint = tmp_path / "end"

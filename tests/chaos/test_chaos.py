@@ -28,7 +28,7 @@ def seed() -> int:
     return int(os.environ.get("CHAOS_SEED") or random.randrange(10**6))
 
 
-def test_random_faults_on_two_machines_and_their_database_lose_nothing(
+def test_random_faults_on_two_machines_and_postgres_lose_no_job(
     tmp_path: Path, mortal_server: PostgresServer, mortal_url: str, seed: int
 ) -> None:
     assert (
@@ -37,7 +37,7 @@ def test_random_faults_on_two_machines_and_their_database_lose_nothing(
     )
 
 
-def test_random_faults_on_one_machine_with_a_file_lose_nothing(tmp_path: Path, seed: int) -> None:
+def test_random_faults_on_one_machine_with_sqlite_lose_no_job(tmp_path: Path, seed: int) -> None:
     (tmp_path / "queue").mkdir()
     url = str(tmp_path / "queue" / "queue.db")
     assert _findings(tmp_path, url, Extent(12, 0.1, machines=1, kinds=SHORT, longest_job=1.0), seed, None) == []

@@ -18,7 +18,7 @@ import pytest
 from stoker.procfs import stat
 from stoker.runs.processes.reaper_process import REAPER_NAME
 from stoker.runs.processes.tree import children, descends
-from tests.support.fill_stage import FillStage
+from tests.support.fill_machine import FillMachine
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(300)
@@ -39,21 +39,21 @@ def chance() -> random.Random:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[FillStage]:
+def machine(tmp_path: Path) -> Iterator[FillMachine]:
     keys = f"idle_for = 0\ngrace = {GRACE}"
-    with closing(FillStage(tmp_path / "stage", gpus=GPUS, linger=LINGER, keys=keys)) as stage:
-        yield stage
+    with closing(FillMachine(tmp_path / "machine", gpus=GPUS, linger=LINGER, keys=keys)) as machine:
+        yield machine
 
 
-def test_killed_fillers_leave_no_program_that_is_not_asked_to_end(stage: FillStage, chance: random.Random) -> None:
-    for filler in fillers(stage, chance):
+def test_programs_of_killed_fillers_are_stopped(machine: FillMachine, chance: random.Random) -> None:
+    for filler in fillers(machine, chance):
         filler.kill()
         filler.wait()
-    end_well(stage)
+    end_well(machine)
 
 
-def test_fillers_killed_with_their_reapers_leave_no_program_either(stage: FillStage, chance: random.Random) -> None:
-    for filler in fillers(stage, chance):
+def test_programs_of_fillers_killed_with_their_reapers_are_stopped(machine: FillMachine, chance: random.Random) -> None:
+    for filler in fillers(machine, chance):
         # All at once, as far as that can be. Once it stands still it neither starts nor buries any.
         filler.send_signal(signal.SIGSTOP)
         wait_for(lambda filler=filler: (found := stat(filler.pid)) and found.state in "TZ")  # type: ignore[misc]  # bound now
@@ -63,38 +63,38 @@ def test_fillers_killed_with_their_reapers_leave_no_program_either(stage: FillSt
         for pid in (filler.pid, *reapers):
             os.kill(pid, signal.SIGKILL)
         filler.wait()
-    end_well(stage)
+    end_well(machine)
 
 
-def fillers(stage: FillStage, chance: random.Random) -> Iterator["subprocess.Popen[bytes]"]:
+def fillers(machine: FillMachine, chance: random.Random) -> Iterator["subprocess.Popen[bytes]"]:
     """One after the other, each when it is to be killed: the first when a program of its runs, the others any time."""
     begun = time.monotonic()
-    filler = stage.fill()
-    wait_for(lambda: any(map(stage.running, stage.nodes)), named="a program on a GPU")
+    filler = machine.fill()
+    wait_for(lambda: any(map(machine.running, machine.nodes)), named="a program on a GPU")
     longest = LIFE_PER_START * (time.monotonic() - begun)
     yield filler
     for _ in range(KILLS - 1):
-        filler = stage.fill()
+        filler = machine.fill()
         time.sleep(chance.uniform(0.0, longest))
         yield filler
 
 
-def end_well(stage: FillStage) -> None:
+def end_well(machine: FillMachine) -> None:
     """The last filler lives long enough to have a program on every GPU, and takes them with it."""
-    filler = stage.fill()
+    filler = machine.fill()
     # Of this filler: what an earlier one started may still be running.
     wait_for(
-        lambda: all((pid := stage.running(gpu)) and descends(pid, filler.pid) for gpu in stage.nodes),
+        lambda: all((pid := machine.running(gpu)) and descends(pid, filler.pid) for gpu in machine.nodes),
         named="a program on every GPU",
     )  # fmt: skip
     filler.send_signal(signal.SIGTERM)
 
     assert filler.wait(60) == 0
-    wait_for(lambda: not stage.programs(), named="the end of every program")
-    diary = stage.diary()
-    ran = {entry.pid for entry in diary if entry.what == "runs"}
-    asked = {entry.pid for entry in diary if entry.what == "asked"}
-    assert [entry for entry in diary if entry.what == "overlaps"] == []
+    wait_for(lambda: not machine.programs(), named="the end of every program")
+    journal = machine.journal()
+    ran = {entry.pid for entry in journal if entry.what == "runs"}
+    asked = {entry.pid for entry in journal if entry.what == "asked"}
+    assert [entry for entry in journal if entry.what == "overlaps"] == []
     assert ran <= asked
     assert len(ran) > GPUS, "nothing was running when it was killed"
-    assert "Traceback" not in stage.said
+    assert "Traceback" not in machine.said

@@ -63,7 +63,7 @@ def task(tmp_path: Path) -> Iterator[Task]:
         ("TRIAL", "/api/v1/trials/42/kill"),
     ],
 )
-def test_every_kind_of_task_is_ended_by_its_own_call(task: Task, kind: str, path: str) -> None:
+def test_each_task_type_is_killed_through_its_endpoint(task: Task, kind: str, path: str) -> None:
     master = task.master()
     action = task.action(DET_TASK_TYPE=kind, DET_TRIAL_ID="42")
     assert action.prepare() == ()
@@ -72,7 +72,7 @@ def test_every_kind_of_task_is_ended_by_its_own_call(task: Task, kind: str, path
     assert [(asked.method, asked.path) for asked in master.asked[1:]] == [("POST", path)]
 
 
-def test_the_owners_token_goes_into_the_header_for_users(task: Task) -> None:
+def test_user_token_is_sent_in_the_user_header(task: Task) -> None:
     master = task.master()
     action = task.action()
     action.prepare()
@@ -80,7 +80,7 @@ def test_the_owners_token_goes_into_the_header_for_users(task: Task) -> None:
     assert master.asked[-1].headers["Authorization"] == "Bearer user-secret"
 
 
-def test_the_tasks_own_token_goes_into_the_header_for_tasks(task: Task) -> None:
+def test_task_token_is_sent_in_the_task_header(task: Task) -> None:
     master = task.master()
     action = task.action(DET_USER_TOKEN="")
     action.prepare()
@@ -90,7 +90,7 @@ def test_the_tasks_own_token_goes_into_the_header_for_tasks(task: Task) -> None:
     assert "authorization" not in headers
 
 
-def test_when_the_owners_token_is_refused_the_tasks_own_is_tried(task: Task) -> None:
+def test_task_token_is_tried_after_the_user_token_is_refused(task: Task) -> None:
     master = task.master(Answer(), TOKEN_REFUSED, Answer())
     action = task.action()
     action.prepare()
@@ -112,7 +112,7 @@ def test_when_the_owners_token_is_refused_the_tasks_own_is_tried(task: Task) -> 
         ({"DET_MASTER": "ftp://master"}, "is not the address of a Determined master"),
     ],
 )
-def test_what_cannot_work_is_refused_at_the_start(task: Task, missing: dict[str, str], sentence: str) -> None:
+def test_invalid_setup_is_refused_at_startup(task: Task, missing: dict[str, str], sentence: str) -> None:
     task.master()
     with pytest.raises(ActionError) as refused:
         task.action(**missing).prepare()
@@ -120,13 +120,13 @@ def test_what_cannot_work_is_refused_at_the_start(task: Task, missing: dict[str,
     assert "secret" not in str(refused.value)
 
 
-def test_a_token_that_the_master_does_not_accept_is_refused_at_the_start(task: Task) -> None:
+def test_rejected_token_is_refused_at_startup(task: Task) -> None:
     task.master(TOKEN_REFUSED)
     with pytest.raises(ActionError, match=r"does not accept this task's token: .* 401 \(invalid credentials\)"):
         task.action().prepare()
 
 
-def test_a_master_that_does_not_answer_at_the_start_is_asked_again_later(task: Task) -> None:
+def test_unreachable_master_at_startup_is_retried_later(task: Task) -> None:
     with socket.socket() as silent:  # bound, and never listening: connections are refused
         silent.bind(("127.0.0.1", 0))
         task.environment["DET_MASTER"] = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -141,7 +141,7 @@ def test_older_master_without_the_check_is_accepted(task: Task) -> None:
     assert "the Determined master answered 404 Not Found" in note
 
 
-def test_a_master_in_trouble_is_asked_again(task: Task) -> None:
+def test_request_is_retried_after_a_server_error(task: Task) -> None:
     master = task.master(Answer(), Answer(502), Answer(503), Answer())
     action = task.action()
     action.prepare()
@@ -149,7 +149,7 @@ def test_a_master_in_trouble_is_asked_again(task: Task) -> None:
     assert [asked.method for asked in master.asked] == ["GET", "POST", "POST", "POST"]
 
 
-def test_an_answer_that_will_not_change_is_not_asked_for_again(task: Task) -> None:
+def test_permanent_error_is_not_retried(task: Task) -> None:
     master = task.master(Answer(), Answer(404, '{"message": "notebook task-1 not found"}'))
     action = task.action()
     action.prepare()
@@ -158,7 +158,7 @@ def test_an_answer_that_will_not_change_is_not_asked_for_again(task: Task) -> No
     assert len(master.asked) == 2
 
 
-def test_a_redirect_is_not_taken_for_the_end_of_the_task(task: Task) -> None:
+def test_redirect_does_not_count_as_success(task: Task) -> None:
     master = task.master(Answer(), Answer(302, "", (("Location", "/login"),)), Answer())
     action = task.action()
     action.prepare()
@@ -178,7 +178,7 @@ def test_a_redirect_is_not_taken_for_the_end_of_the_task(task: Task) -> None:
         ("TRIAL", "det trial kill 42"),
     ],
 )
-def test_without_a_token_the_det_command_ends_it(task: Task, kind: str, call: str) -> None:
+def test_task_without_token_is_killed_by_the_det_command(task: Task, kind: str, call: str) -> None:
     task.programs.add("det")
     action = task.action(DET_TASK_TYPE=kind, DET_TRIAL_ID="42", DET_USER_TOKEN="", DET_SESSION_TOKEN="")
     assert action.prepare() == ()
@@ -186,7 +186,7 @@ def test_without_a_token_the_det_command_ends_it(task: Task, kind: str, call: st
     assert task.programs.calls == [call]
 
 
-def test_when_the_master_refuses_the_det_command_is_tried(task: Task) -> None:
+def test_det_command_is_tried_after_the_master_refuses(task: Task) -> None:
     task.programs.add("det")
     task.master(TOKEN_REFUSED)
     action = task.action()
@@ -195,7 +195,7 @@ def test_when_the_master_refuses_the_det_command_is_tried(task: Task) -> None:
     assert task.programs.calls == ["det notebook kill task-1"]
 
 
-def test_both_reasons_are_given_when_everything_fails(task: Task) -> None:
+def test_error_has_both_reasons_when_request_and_command_fail(task: Task) -> None:
     task.programs.add("det", "echo 'det: not logged in' >&2; exit 1")
     task.master(TOKEN_REFUSED)
     action = task.action()
@@ -207,7 +207,7 @@ def test_both_reasons_are_given_when_everything_fails(task: Task) -> None:
     assert "secret" not in str(failed.value)
 
 
-def test_ids_cannot_lead_to_another_call(task: Task) -> None:
+def test_task_id_cannot_change_the_request_path(task: Task) -> None:
     master = task.master()
     action = task.action(DET_TASK_ID="../trials/1")
     action.prepare()
@@ -235,7 +235,7 @@ def secure_master(stack: ExitStack, certificate: Path) -> Receiver:
     return stack.enter_context(Receiver(tls=context).listening())
 
 
-def test_the_masters_certificate_is_checked_as_determined_says(task: Task, certificate: Path) -> None:
+def test_certificate_is_verified_as_determined_configures_it(task: Task, certificate: Path) -> None:
     with ExitStack() as stack:
         master = secure_master(stack, certificate)
         task.environment["DET_MASTER"] = f"https://127.0.0.1:{master.port}"
@@ -250,7 +250,7 @@ def test_the_masters_certificate_is_checked_as_determined_says(task: Task, certi
         assert len(master.asked) == 2
 
 
-def test_a_certificate_that_is_none_is_refused(task: Task, tmp_path: Path) -> None:
+def test_invalid_certificate_is_refused(task: Task, tmp_path: Path) -> None:
     (tmp_path / "cert").write_text("nonsense")
     task.master()
     with pytest.raises(ActionError, match="the certificate in DET_MASTER_CERT_FILE"):

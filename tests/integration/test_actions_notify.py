@@ -28,7 +28,7 @@ FACTS = Facts(
 PATIENTLY = "cto=60&rto=60"
 
 
-def test_the_message_says_where_and_why() -> None:
+def test_message_has_host_and_reason() -> None:
     with Receiver().listening() as receiver:
         action = Notify(f"json://127.0.0.1:{receiver.port}/hook?{PATIENTLY}")
         assert action.prepare() == ()
@@ -49,7 +49,7 @@ def test_warnings_are_sent() -> None:
         assert asked.json()["message"] == "GPU 0 cannot be read."
 
 
-def test_a_message_that_is_not_delivered_is_a_failure_that_keeps_the_url_secret(
+def test_failed_delivery_is_reported_without_the_url(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with Receiver(Answer(403)).listening() as receiver:
@@ -65,7 +65,7 @@ def test_a_message_that_is_not_delivered_is_a_failure_that_keeps_the_url_secret(
         assert secret not in shown
 
 
-def test_a_receiver_that_is_not_there_is_a_failure() -> None:
+def test_unreachable_receiver_is_a_failure() -> None:
     with socket.socket() as silent:  # bound, so that nobody else gets the port, and never listening
         silent.bind(("127.0.0.1", 0))
         action = Notify(f"json://127.0.0.1:{silent.getsockname()[1]}/hook")
@@ -75,13 +75,13 @@ def test_a_receiver_that_is_not_there_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize("url", ["nonsense://t0psecret", "t0psecret", "json:/t0psecret"])
-def test_a_url_that_apprise_does_not_know_is_refused_at_the_start(url: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_url_unknown_to_apprise_is_refused_at_startup(url: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(BadInputError, match="is not a URL that apprise understands") as refused:
         Notify(url).prepare()
     assert "t0psecret" not in str(refused.value) + "".join(capfd.readouterr())
 
 
-def test_without_apprise_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_apprise_is_reported_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)
     with pytest.raises(ActionError, match=r"pip install 'stoker\[notify\]'"):
         Notify("json://127.0.0.1/hook").prepare()

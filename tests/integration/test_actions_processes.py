@@ -115,7 +115,7 @@ os.wait()
         "(sh -c 'echo $$ > orphan.part; mv orphan.part orphan; exec sleep 600' &); sleep 600",
     ],
 )
-def test_a_child_that_forked_twice_is_ended_too(started: Started, script: str) -> None:
+def test_double_forked_child_is_stopped(started: Started, script: str) -> None:
     root = started.shell(script)
     orphan = started.identity("orphan")
     wait_for(lambda: not descends(orphan.pid, root.pid), named="the death of its parent")
@@ -124,22 +124,20 @@ def test_a_child_that_forked_twice_is_ended_too(started: Started, script: str) -
     assert not is_alive(orphan)
 
 
-def test_a_child_that_was_seen_before_it_lost_its_parent_is_ended_too(started: Started, tmp_path: Path) -> None:
+def test_orphaned_child_seen_earlier_is_stopped(started: Started, tmp_path: Path) -> None:
     announce = "echo $$ > orphan.part; mv orphan.part orphan; exec sleep 600"
-    root = started.shell(f"mkfifo gate; (setsid sh -c '{announce}' & read line < gate); sleep 600")
+    root = started.shell(f"mkfifo fifo; (setsid sh -c '{announce}' & read line < fifo); sleep 600")
     orphan = started.identity("orphan")
     action = prepared(root.pid)
-    with (tmp_path / "gate").open("w") as gate:
-        gate.write("go\n")
+    with (tmp_path / "fifo").open("w") as fifo:
+        fifo.write("go\n")
     wait_for(lambda: not descends(orphan.pid, root.pid), named="the death of its parent")
     action.act(FACTS)
     root.wait(60)
     assert not is_alive(orphan)
 
 
-def test_another_program_in_a_session_of_its_own_is_known_by_the_streams_it_was_given(
-    started: Started, tmp_path: Path
-) -> None:
+def test_program_in_another_session_is_recognized_by_its_streams(started: Started, tmp_path: Path) -> None:
     if not share_file(os.getpid(), os.getpid(), 2, 2):
         pytest.skip("this kernel or sandbox does not compare open files")
     announce = "echo $$ > $0.part; mv $0.part $0; exec sleep 600"
@@ -182,7 +180,7 @@ def test_process_that_ignores_sigterm_is_killed_after_the_grace(started: Started
     assert root.wait(60) == -signal.SIGKILL
 
 
-def test_a_stopped_process_ends_within_its_grace(started: Started) -> None:
+def test_suspended_process_ends_within_its_grace(started: Started) -> None:
     root = started.shell("echo $$ > root; while :; do sleep 0.05; done")
     started.identity("root")
     action = prepared(root.pid)
@@ -205,7 +203,7 @@ def test_reused_pid_is_left_alone(started: Started, monkeypatch: pytest.MonkeyPa
     assert is_alive(now)
 
 
-def test_a_process_that_ended_by_itself_is_no_failure(started: Started) -> None:
+def test_process_that_has_already_ended_is_no_failure(started: Started) -> None:
     root = started.shell("exec sleep 100")
     action = prepared(root.pid)
     root.kill()
@@ -213,7 +211,7 @@ def test_a_process_that_ended_by_itself_is_no_failure(started: Started) -> None:
     action.act(FACTS)
 
 
-def test_unused_pid_is_refused_at_the_start(started: Started) -> None:
+def test_unused_pid_is_refused_at_startup(started: Started) -> None:
     ended = started.shell("exit 0")
     wait_for(lambda: (found := identify(ended.pid)) is not None and not is_alive(found), named="its end")
     # Not yet collected, so its number is still its own; the other is one that the kernel gives to nobody.
@@ -222,7 +220,7 @@ def test_unused_pid_is_refused_at_the_start(started: Started) -> None:
             Stop(pid, grace=1).prepare()
 
 
-def test_a_process_of_another_user_is_refused_at_the_start(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_of_another_user_is_refused_at_startup(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     root = started.shell("exec sleep 100")
 
     def refuse(_pid: int, _signal: int) -> None:
@@ -254,7 +252,7 @@ def command(line: str, timeout: float = 60.0, **environment: str) -> Command:
     return action
 
 
-def test_a_command_finds_the_facts_in_variables(tmp_path: Path) -> None:
+def test_command_gets_the_facts_as_environment_variables(tmp_path: Path) -> None:
     line = f"env | grep ^STOKER_ | sort > {tmp_path}/facts; env | grep -c NOTIFY_SOCKET > {tmp_path}/socket"
     with pytest.raises(ActionError, match="ended with code 1"):  # grep -c counts to nothing
         command(line, NOTIFY_SOCKET="/run/systemd/notify").act(FACTS)
@@ -269,7 +267,7 @@ def test_a_command_finds_the_facts_in_variables(tmp_path: Path) -> None:
     assert (tmp_path / "socket").read_text() == "0\n"
 
 
-def test_output_of_a_command_is_passed_through(capfd: pytest.CaptureFixture[str]) -> None:
+def test_command_output_is_passed_through(capfd: pytest.CaptureFixture[str]) -> None:
     command("echo out; echo err >&2; cat").act(FACTS)
     assert capfd.readouterr() == ("out\n", "err\n")
 
@@ -278,12 +276,12 @@ def test_output_of_a_command_is_passed_through(capfd: pytest.CaptureFixture[str]
     ("line", "sentence"),
     [("exit 3", "the command of exec ended with code 3"), ("kill -9 $$", "the command of exec was ended by SIGKILL")],
 )
-def test_a_command_that_fails_is_a_failed_action(line: str, sentence: str) -> None:
+def test_failed_command_is_a_failed_action(line: str, sentence: str) -> None:
     with pytest.raises(ActionError, match=sentence):
         command(line).act(FACTS)
 
 
-def test_late_command_and_its_descendants_are_ended(
+def test_command_past_its_timeout_is_killed_with_its_descendants(
     started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = f"cd {tmp_path}; (trap '' TERM; sh -c 'echo $PPID > child; exec sleep 100' & while :; do wait; done) & wait"
@@ -303,7 +301,7 @@ def test_late_command_and_its_descendants_are_ended(
     assert not is_alive(deaf[0])
 
 
-def test_a_command_under_way_is_ended_when_the_watcher_must_end(started: Started, tmp_path: Path) -> None:
+def test_running_command_is_stopped_when_the_watcher_ends(started: Started, tmp_path: Path) -> None:
     action = command(f"echo $$ > {tmp_path}/pid; sleep 100")
     failures: list[str] = []
 
@@ -331,13 +329,13 @@ def test_a_command_under_way_is_ended_when_the_watcher_must_end(started: Started
         ("echo 'open", "the shell does not understand the command of exec"),
     ],
 )
-def test_command_that_cannot_run_is_refused_at_the_start(line: str, sentence: str) -> None:
+def test_missing_command_is_refused_at_startup(line: str, sentence: str) -> None:
     with pytest.raises(ActionError, match=sentence):
         command(line)
 
 
 @pytest.mark.parametrize("line", ["if true; then echo yes; fi", "A=1 env", "(exit 0)", "[ 1 = 1 ]", "exit 0", "'true'"])
-def test_whatever_a_shell_can_run_is_accepted(line: str) -> None:
+def test_any_shell_command_is_accepted(line: str) -> None:
     command(line).act(FACTS)
 
 

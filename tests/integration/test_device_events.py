@@ -11,9 +11,9 @@ import pytest
 
 from stoker.inotify import OVERFLOWED, Event, Inotify
 from stoker.presence.device_events import DeviceEvents
-from tests.support.openers import NUMBERS, Openers, as_nobody, make_node, needs_root, openers, place
+from tests.support.node_holders import NUMBERS, NodeHolders, as_nobody, make_node, needs_root, node_holders, place
 
-__all__ = ["openers", "place"]
+__all__ = ["node_holders", "place"]
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def complaint(events: DeviceEvents) -> str | None:
     return events.why_not
 
 
-def test_it_causes_an_event_for_the_gpu_that_is_opened_and_again_when_it_is_closed(
+def test_opening_and_closing_a_node_cause_an_event_for_its_gpu(
     events: DeviceEvents, nodes: dict[str, tuple[Path, ...]]
 ) -> None:
     assert complaint(events) is None
@@ -53,8 +53,8 @@ def test_it_causes_an_event_for_the_gpu_that_is_opened_and_again_when_it_is_clos
     assert rings(events, 0) == frozenset()
 
 
-def test_another_process_causes_an_event_within_milliseconds(
-    events: DeviceEvents, nodes: dict[str, tuple[Path, ...]], openers: Openers
+def test_open_by_another_process_causes_an_event_within_milliseconds(
+    events: DeviceEvents, nodes: dict[str, tuple[Path, ...]], node_holders: NodeHolders
 ) -> None:
     code = """
 import os, sys, time
@@ -64,30 +64,30 @@ for _ in sys.stdin:
     os.close(os.open(sys.argv[1], os.O_RDONLY))
     print(at, flush=True)
 """
-    opener = openers.python(code, nodes["GPU-a"][0])
-    assert opener.stdin is not None
-    assert opener.stdout is not None
+    holder = node_holders.python(code, nodes["GPU-a"][0])
+    assert holder.stdin is not None
+    assert holder.stdout is not None
     delays = []
     for _ in range(21):
-        opener.stdin.write("go\n")
-        opener.stdin.flush()
+        holder.stdin.write("go\n")
+        holder.stdin.flush()
         assert rings(events) == {"GPU-a"}
         noticed = time.monotonic()
-        delays.append(noticed - float(opener.stdout.readline()))
+        delays.append(noticed - float(holder.stdout.readline()))
         events.changed()
     # Far above what it takes, far below what a look every few seconds would. Of the quicker ones: on a busy machine
     # one of the two processes often has to wait for the other.
     assert sorted(delays)[5] < 0.05
 
 
-def test_slices_of_one_gpu_cause_events_together(place: Path) -> None:
+def test_mig_slices_of_one_gpu_cause_events_together(place: Path) -> None:
     node = make_node(place / "shared", NUMBERS[0])
     with closing(DeviceEvents({"MIG-1": (node,), "MIG-2": (node,), "GPU-none": ()})) as events:
         node.open("rb").close()
         assert rings(events) == {"MIG-1", "MIG-2"}
 
 
-def test_a_node_that_is_made_anew_causes_an_event_and_is_watched(
+def test_recreated_node_causes_an_event_and_is_watched(
     events: DeviceEvents, nodes: dict[str, tuple[Path, ...]]
 ) -> None:
     (node,) = nodes["GPU-a"]
@@ -100,7 +100,7 @@ def test_a_node_that_is_made_anew_causes_an_event_and_is_watched(
         assert rings(events) == {"GPU-a"}
 
 
-def test_a_node_that_comes_late_is_named_and_then_watched(place: Path) -> None:
+def test_missing_node_is_reported_and_watched_once_it_exists(place: Path) -> None:
     node = place / "nvidia0"
     with closing(DeviceEvents({"GPU-a": (node,)})) as events:
         assert complaint(events) == f"{node} is not there"
@@ -115,13 +115,13 @@ def test_a_node_that_comes_late_is_named_and_then_watched(place: Path) -> None:
 
 
 @needs_root
-def test_a_node_that_may_not_be_read_is_named(place: Path) -> None:
+def test_unreadable_node_is_reported(place: Path) -> None:
     node = make_node(place / "card0", NUMBERS[0], mode=0o600)
     code = 'print(DeviceEvents({"GPU-a": (Path(sys.argv[1]),)}).why_not)'
     assert as_nobody(code, node) == f"{node} may not be read by this user\n"
 
 
-def test_without_nodes_or_where_they_cannot_come_there_is_nothing_to_wait_for(place: Path) -> None:
+def test_missing_nodes_or_directory_leave_nothing_to_wait_for(place: Path) -> None:
     for nodes in ({"GPU-a": ()}, {"GPU-a": (place / "no/such/directory",)}):
         with closing(DeviceEvents(nodes)) as events:
             assert events.fileno() == -1
@@ -129,7 +129,7 @@ def test_without_nodes_or_where_they_cannot_come_there_is_nothing_to_wait_for(pl
             assert events.changed() == frozenset()
 
 
-def test_when_the_kernel_has_no_inotify_left_it_says_so(
+def test_exhausted_inotify_limit_is_reported(
     nodes: dict[str, tuple[Path, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Exhausted(Inotify):
@@ -144,12 +144,14 @@ def test_when_the_kernel_has_no_inotify_left_it_says_so(
         assert events.changed() == frozenset()
 
 
-def test_when_events_were_lost_all_gpus_ring(events: DeviceEvents, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_queue_overflow_causes_an_event_for_every_gpu(
+    events: DeviceEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(events._events, "read", lambda: [Event(-1, OVERFLOWED, "")])
     assert events.changed() == {"GPU-a", "GPU-b"}
 
 
-def test_a_closed_alarm_is_silent(nodes: dict[str, tuple[Path, ...]]) -> None:
+def test_closed_events_report_nothing(nodes: dict[str, tuple[Path, ...]]) -> None:
     events = DeviceEvents(nodes)
     descriptor = events.fileno()
     events.close()

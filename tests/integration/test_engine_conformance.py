@@ -77,8 +77,8 @@ class EngineSite:
         return self.site.work("--engine", self.engine, *arguments, prefix=(sys.executable, "-c", code))
 
     def submit(self, command: str = "exit 0", **asked: object) -> str:
-        """A job that notes each of its runs, and runs until its gate is open."""
-        return self.site.submit(f"echo run >> runs; {self.site.until('gate')}; echo last line; {command}", **asked)
+        """A job that notes each of its runs, and runs until its flag file exists."""
+        return self.site.submit(f"echo run >> runs; {self.site.until('flag')}; echo last line; {command}", **asked)
 
     def runs(self) -> int:
         return len(self._runs.read_text().splitlines()) if self._runs.exists() else 0
@@ -86,8 +86,8 @@ class EngineSite:
     def wait_until_running(self) -> None:
         wait_for(lambda: self.runs() > 0, named="the start of the job")
 
-    def open_gate(self) -> None:
-        self.site.open_gate("gate")
+    def create_flag(self) -> None:
+        self.site.create_flag("flag")
 
     def outcomes(self, job: str) -> list[str | None]:
         return [attempt.outcome for attempt in self.site.store.attempts.of(job)]
@@ -116,7 +116,7 @@ def engine(request: pytest.FixtureRequest, site: WorkSite) -> EngineSite:
 
 def test_job_runs_and_its_result_and_log_reach_the_queue(engine: EngineSite) -> None:
     good, bad = engine.submit(), engine.submit("exit 3")
-    engine.open_gate()
+    engine.create_flag()
     engine.finish()
     assert (engine.outcomes(good), engine.outcomes(bad)) == (["succeeded"], ["failed"])
     assert engine.site.last_attempt(bad).exit_code == 3
@@ -124,7 +124,7 @@ def test_job_runs_and_its_result_and_log_reach_the_queue(engine: EngineSite) -> 
     engine.assert_nothing_left()
 
 
-def test_job_that_can_never_start_says_why(engine: EngineSite) -> None:
+def test_job_that_can_never_start_is_reported(engine: EngineSite) -> None:
     job = engine.site.submit("true", gpus=64)
     worker = engine.work()
     reported = wait_for(lambda: [w.view.waiting[job] for w in engine.site.store.workers.all() if job in w.view.waiting])
@@ -134,13 +134,13 @@ def test_job_that_can_never_start_says_why(engine: EngineSite) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda name: name.replace(" ", "-"))
-def test_worker_killed_at_any_step_costs_no_job_and_runs_none_twice(engine: EngineSite, fault: str) -> None:
+def test_worker_killed_at_any_step_neither_loses_nor_repeats_a_job(engine: EngineSite, fault: str) -> None:
     job = engine.submit()
     if "result" in fault or "delivered" in fault:
-        engine.open_gate()
+        engine.create_flag()
     worker = engine.work(fault=FAULTS[fault])
     assert worker.process.wait(timeout=PATIENCE) == -signal.SIGKILL, worker.said
-    engine.open_gate()
+    engine.create_flag()
     engine.finish()
     wait_for(lambda: engine.site.job(job).state == "succeeded")
     assert [outcome for outcome in engine.outcomes(job) if outcome != "requeued"] == ["succeeded"]
@@ -166,7 +166,7 @@ def test_attempt_of_an_earlier_worker_is_adopted_and_can_be_stopped(engine: Engi
 
 
 @pytest.mark.parametrize("fault", ["after the claim", "after the start"])
-def test_attempt_is_neither_lost_nor_run_again_while_the_engine_cannot_tell(engine: EngineSite, fault: str) -> None:
+def test_attempt_of_unknown_state_is_neither_lost_nor_run_again(engine: EngineSite, fault: str) -> None:
     job = engine.submit()
     worker = engine.work(fault=FAULTS[fault])
     assert worker.process.wait(timeout=PATIENCE) == -signal.SIGKILL, worker.said
@@ -179,7 +179,7 @@ def test_attempt_is_neither_lost_nor_run_again_while_the_engine_cannot_tell(engi
     assert engine.outcomes(job) == [None]
     assert engine.outcomes(other) == [], "nothing is started before all attempts are known"
     trouble.unlink()
-    engine.open_gate()
+    engine.create_flag()
     engine.site.wait_until(job, "succeeded")
     engine.site.wait_until(other, "succeeded")
     assert engine.runs() == 1
@@ -211,7 +211,7 @@ WorkerLoop._search = searches
 """
 
 
-def test_attempt_that_the_queue_gave_up_is_stopped_and_its_late_result_refused(engine: EngineSite) -> None:
+def test_attempt_with_expired_lease_is_stopped_and_its_result_refused(engine: EngineSite) -> None:
     job = engine.submit("exit 0", retries=0)
     worker = engine.work("--lease", "5s", "--grace", "0.5s")
     engine.wait_until_running()
@@ -224,11 +224,11 @@ def test_attempt_that_the_queue_gave_up_is_stopped_and_its_late_result_refused(e
     assert worker.stop() == 0
 
 
-def test_stop_that_races_with_the_end_leaves_one_outcome(engine: EngineSite) -> None:
+def test_stop_racing_with_exit_leaves_one_outcome(engine: EngineSite) -> None:
     jobs = [engine.submit() for _ in range(2)]
     worker = engine.work()
     wait_for(lambda: engine.runs() == 2)
-    engine.open_gate()
+    engine.create_flag()
     engine.site.store.jobs.cancel(jobs)
     for job in jobs:
         engine.site.wait_until(job, "succeeded", "cancelled")
@@ -238,13 +238,13 @@ def test_stop_that_races_with_the_end_leaves_one_outcome(engine: EngineSite) -> 
     engine.assert_nothing_left()
 
 
-def test_worker_that_ends_leaves_its_attempts_running(engine: EngineSite) -> None:
+def test_attempts_keep_running_when_the_worker_ends(engine: EngineSite) -> None:
     job = engine.submit()
     worker = engine.work()
     engine.wait_until_running()
     assert worker.stop() == 0
     assert "1 job goes on" in worker.said
-    engine.open_gate()
+    engine.create_flag()
     engine.finish()
     engine.site.wait_until(job, "succeeded")
     assert (engine.outcomes(job), engine.runs()) == (["succeeded"], 1)
@@ -253,7 +253,7 @@ def test_worker_that_ends_leaves_its_attempts_running(engine: EngineSite) -> Non
 # The registry and the options
 
 
-def test_unknown_engine_is_refused_in_one_sentence(site: WorkSite) -> None:
+def test_unknown_engine_is_refused(site: WorkSite) -> None:
     done = site.stoker("work", "--engine", "clowder")
     assert (done.code, done.err) == (2, "stoker: there is no engine 'clowder': choose local\n")
 

@@ -31,7 +31,7 @@ def succeeded(store: Store, *commands: str) -> list[Job]:
     return [store.jobs.get(name) for name in store.jobs.submit([JobSpec(command=command) for command in commands])]
 
 
-def test_feed_waits_for_a_queue_that_is_away_and_reports_it_once(
+def test_feed_waits_for_an_unreachable_queue_and_reports_it_once(
     tmp_path: Path, feeders: Feeders, mortal_server: PostgresServer, mortal_url: str
 ) -> None:
     path = tmp_path / "gpu_queue.txt"
@@ -58,7 +58,7 @@ def test_feed_waits_for_a_queue_that_is_away_and_reports_it_once(
 
 
 @pytest.mark.parametrize("written", [0, 1, 3, 8])
-def test_a_death_in_the_middle_of_the_finished_file_neither_loses_nor_doubles(
+def test_crash_while_writing_the_finished_file_neither_loses_nor_repeats_lines(
     tmp_path: Path, store: Store, written: int
 ) -> None:
     path = tmp_path / "finished.txt"
@@ -74,7 +74,7 @@ def test_a_death_in_the_middle_of_the_finished_file_neither_loses_nor_doubles(
     assert path.read_text() == "zero\none\ntwo\n"
 
 
-def test_what_was_begun_and_edited_by_a_person_since_is_not_doubled(tmp_path: Path, store: Store) -> None:
+def test_partial_line_edited_by_a_user_is_not_repeated(tmp_path: Path, store: Store) -> None:
     path = tmp_path / "finished.txt"
     (job,) = succeeded(store, "one")
     (tmp_path / ".finished.txt.stoker").write_bytes(msgspec.json.encode(FinishedEntry((job.id,), 0, "one\n")))
@@ -99,13 +99,13 @@ def test_several_feeders_write_one_finished_file(tmp_path: Path, store: Store) -
     assert path.read_text().split() == [str(number) for number in range(40)]
 
 
-def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path, store: Store) -> None:
+def test_unwritable_finished_file_is_reported(tmp_path: Path, store: Store) -> None:
     (tmp_path / "finished.txt").mkdir()
     with pytest.raises(FileAwayError, match="finished commands cannot be written to"):
         FinishedFile(tmp_path / "finished.txt").append(succeeded(store, "one"))
 
 
-def test_lines_are_taken_while_the_finished_file_cannot_be_written(tmp_path: Path, feeders: Feeders) -> None:
+def test_unwritable_finished_file_does_not_stop_the_feed(tmp_path: Path, feeders: Feeders) -> None:
     path, place = tmp_path / "gpu_queue.txt", tmp_path / "place"
     place.mkdir()
     queue = Queue(str(tmp_path / "queue.db"))

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fill_machine import FillMachine, OtherUser, occupy
 from tests.support.fill_site import alive
-from tests.support.fill_stage import FillStage, Visitor, visit
-from tests.support.openers import NUMBERS, needs_root
+from tests.support.node_holders import NUMBERS, needs_root
 from tests.support.waiting import wait_for
 
 TRIALS = 10
@@ -33,7 +33,7 @@ INTERVAL = 2.0
 # Between what is promised and what a machine with other tests on it takes.
 LATE = 1.0
 
-Prepare = Callable[..., FillStage]
+Prepare = Callable[..., FillMachine]
 
 
 @pytest.fixture
@@ -43,12 +43,12 @@ def prepare(tmp_path: Path) -> Iterator[Prepare]:
 
         def make(
             gpus: int, *, linger: float, interval: float, idle_for: float = 0.0, grace: float = GRACE
-        ) -> FillStage:
+        ) -> FillMachine:
             keys = f"idle_for = {idle_for}\ngrace = {grace}"
-            stage = FillStage(
-                tmp_path / f"stage-{next(numbers)}", gpus=gpus, linger=linger, interval=interval, keys=keys
+            machine = FillMachine(
+                tmp_path / f"machine-{next(numbers)}", gpus=gpus, linger=linger, interval=interval, keys=keys
             )
-            return stack.enter_context(closing(stage))
+            return stack.enter_context(closing(machine))
 
         yield make
 
@@ -63,100 +63,102 @@ def assert_kept(one_try: Callable[[], float], *, most: float, least: float = 0.0
 
 
 @pytest.fixture
-def visitor() -> Iterator[Visitor]:
-    with closing(Visitor()) as visitor:
-        yield visitor
+def other_user() -> Iterator[OtherUser]:
+    with closing(OtherUser()) as other_user:
+        yield other_user
 
 
-def test_a_program_is_asked_at_once_when_its_node_is_opened_and_gone_before_its_grace(
-    prepare: Prepare, visitor: Visitor
+def test_program_is_signalled_at_once_when_its_node_is_opened_and_ends_within_its_grace(
+    prepare: Prepare, other_user: OtherUser
 ) -> None:
-    stage = prepare(2, linger=LINGER, interval=10.0, grace=LONG_GRACE)
-    stage.fill(eager=True)
+    machine = prepare(2, linger=LINGER, interval=10.0, grace=LONG_GRACE)
+    machine.fill(eager=True)
     found = []
     for trial in range(TRIALS):
-        gpu = list(stage.nodes)[trial % 2]
-        stage.wait_until_running(list(stage.nodes), PATIENCE)
-        found.append(visit(stage, visitor, gpu, patience=PATIENCE))
+        gpu = list(machine.nodes)[trial % 2]
+        machine.wait_until_running(list(machine.nodes), PATIENCE)
+        found.append(occupy(machine, other_user, gpu, patience=PATIENCE))
 
     assert sorted(aside.asked for aside in found)[KEPT - 1] <= 0.5
     assert sorted(aside.gone for aside in found)[KEPT - 1] < GRACE
-    noted = {what: [entry.pid for entry in stage.diary() if entry.what == what] for what in ("asked", "ends")}
+    noted = {what: [entry.pid for entry in machine.journal() if entry.what == what] for what in ("asked", "ends")}
     assert noted["ends"] == noted["asked"]
     assert len(noted["asked"]) == TRIALS
 
 
-def test_only_the_program_on_that_gpu_is_stopped(prepare: Prepare, visitor: Visitor) -> None:
-    stage = prepare(2, linger=0.0, interval=10.0)
-    stage.fill()
-    stage.wait_until_running(list(stage.nodes), PATIENCE)
-    first, second = stage.nodes
-    stays = stage.running(second)
+def test_only_the_program_on_that_gpu_is_stopped(prepare: Prepare, other_user: OtherUser) -> None:
+    machine = prepare(2, linger=0.0, interval=10.0)
+    machine.fill()
+    machine.wait_until_running(list(machine.nodes), PATIENCE)
+    first, second = machine.nodes
+    stays = machine.running(second)
 
-    visit(stage, visitor, first, patience=PATIENCE)
+    occupy(machine, other_user, first, patience=PATIENCE)
 
-    assert stage.running(second) == stays
-    assert [entry.gpu for entry in stage.diary() if entry.what == "asked"] == [first]
+    assert machine.running(second) == stays
+    assert [entry.gpu for entry in machine.journal() if entry.what == "asked"] == [first]
 
 
-def test_a_program_that_does_not_end_is_killed_when_its_grace_is_over(prepare: Prepare, visitor: Visitor) -> None:
-    stage = prepare(1, linger=-1.0, interval=10.0, grace=1.0)
-    stage.fill(eager=True)
-    (gpu,) = stage.nodes
+def test_program_that_ignores_sigterm_is_killed_after_its_grace(prepare: Prepare, other_user: OtherUser) -> None:
+    machine = prepare(1, linger=-1.0, interval=10.0, grace=1.0)
+    machine.fill(eager=True)
+    (gpu,) = machine.nodes
 
     def one_visit() -> float:
-        stage.wait_until_running([gpu], PATIENCE)
-        pid = stage.running(gpu)
+        machine.wait_until_running([gpu], PATIENCE)
+        pid = machine.running(gpu)
         assert pid is not None
-        opened = visitor.open(stage.nodes[gpu])
+        opened = other_user.open(machine.nodes[gpu])
         wait_for(lambda: not alive(pid), named="the end of the background program")
         gone = time.monotonic()
-        visitor.leave()
+        other_user.leave()
         return gone - opened
 
     assert_kept(one_visit, least=1.0, most=1.0 + 0.5 + LATE)
 
 
-def test_a_visitor_while_another_program_starts_is_not_kept_waiting(prepare: Prepare, visitor: Visitor) -> None:
+def test_preemption_is_not_delayed_by_the_start_of_another_program(prepare: Prepare, other_user: OtherUser) -> None:
     def one_visit() -> float:
-        with closing(prepare(4, linger=0.0, interval=10.0)) as stage:
-            stage.fill(eager=True)
-            first = wait_for(lambda: next(filter(stage.running, stage.nodes), None), named="the first program")
-            return visit(stage, visitor, first, patience=PATIENCE).asked
+        with closing(prepare(4, linger=0.0, interval=10.0)) as machine:
+            machine.fill(eager=True)
+            first = wait_for(lambda: next(filter(machine.running, machine.nodes), None), named="the first program")
+            return occupy(machine, other_user, first, patience=PATIENCE).asked
 
     assert_kept(one_visit, most=0.5 + LATE)
 
 
 @needs_root
-def test_a_container_s_own_node_is_seen_by_the_next_scan(prepare: Prepare, visitor: Visitor, tmp_path: Path) -> None:
-    stage = prepare(1, linger=0.0, interval=INTERVAL)
-    (gpu,) = stage.nodes
+def test_node_inside_a_container_is_found_by_the_next_scan(
+    prepare: Prepare, other_user: OtherUser, tmp_path: Path
+) -> None:
+    machine = prepare(1, linger=0.0, interval=INTERVAL)
+    (gpu,) = machine.nodes
     own = tmp_path / "node-of-a-container"
-    stage.nodes[gpu].unlink()
-    for node in (stage.nodes[gpu], own):
+    machine.nodes[gpu].unlink()
+    for node in (machine.nodes[gpu], own):
         os.mknod(node, stat.S_IFCHR | 0o666, NUMBERS[1])
-    stage.fill(eager=True)
+    machine.fill(eager=True)
 
     def one_visit() -> float:
-        stage.wait_until_running([gpu], PATIENCE)
-        return visit(stage, visitor, gpu, own, patience=PATIENCE).asked
+        machine.wait_until_running([gpu], PATIENCE)
+        return occupy(machine, other_user, gpu, own, patience=PATIENCE).asked
 
     assert_kept(one_visit, most=INTERVAL + LATE)
 
 
-def test_who_leaves_is_followed_after_idle_for_and_not_before(prepare: Prepare, visitor: Visitor) -> None:
-    stage = prepare(1, linger=0.0, interval=10.0, idle_for=2.0)
-    stage.fill(eager=True)
-    (gpu,) = stage.nodes
+def test_program_restarts_after_idle_for_and_not_before(prepare: Prepare, other_user: OtherUser) -> None:
+    machine = prepare(1, linger=0.0, interval=10.0, idle_for=2.0)
+    machine.fill(eager=True)
+    (gpu,) = machine.nodes
 
     def one_visit() -> float:
-        stage.wait_until_running([gpu], PATIENCE)
-        before = stage.running(gpu)
-        visitor.open(stage.nodes[gpu])
-        wait_for(lambda: not stage.running(gpu), named="stepping aside")
-        left = visitor.leave()
-        stage.wait_until_running([gpu], PATIENCE)
-        again = stage.latest(gpu)
+        machine.wait_until_running([gpu], PATIENCE)
+        before = machine.running(gpu)
+        other_user.open(machine.nodes[gpu])
+        wait_for(lambda: not machine.running(gpu), named="stepping aside")
+        left = other_user.leave()
+        machine.wait_until_running([gpu], PATIENCE)
+        again = machine.latest(gpu)
         assert again is not None
         assert again.pid != before
         return again.at - left

@@ -93,7 +93,7 @@ def break_driver(kind: str, field: str) -> None:
     add_fault(machine, parse_fault(kind, field, None, machine.clock(), None))
 
 
-def test_the_largest_size_is_found_in_three_runs() -> None:
+def test_largest_size_is_found_in_three_runs() -> None:
     answer = fit_what_is_shown()
     # 24 GiB less a tenth are 22118 MiB: 200 batches of 100 MiB and the fixed 2048 fit, 208 do not.
     assert answer["fitted"]["size"] == 200
@@ -102,7 +102,7 @@ def test_the_largest_size_is_found_in_three_runs() -> None:
     assert answer["fitted"]["predicted"] == (2048 + 200 * 100) * MIB
 
 
-def test_memory_of_others_is_not_the_probes_and_not_there_to_be_had(neighbour: "subprocess.Popen[str]") -> None:
+def test_memory_of_other_processes_is_neither_counted_nor_available(neighbour: "subprocess.Popen[str]") -> None:
     answer = fit_what_is_shown()
     assert answer["fitted"]["observations"][0]["peak"] == (2048 + 8 * 100) * MIB
     assert answer["fitted"]["limit"] == int(16 * GIB * 0.9)
@@ -110,13 +110,13 @@ def test_memory_of_others_is_not_the_probes_and_not_there_to_be_had(neighbour: "
     assert neighbour.poll() is None
 
 
-def test_a_probe_that_takes_what_others_were_promised_is_stopped_at_once() -> None:
+def test_probe_that_exceeds_its_memory_share_is_stopped_at_once() -> None:
     answer = fit_what_is_shown(most_memory=6 * GIB, search_options={"base": 64})
     assert any("64: stopped after" in told and "for others" in told for told in answer["told"])
     assert (answer["fitted"]["size"], answer["fitted"]["limit"]) == (32, int(6 * GIB * 0.9))
 
 
-def test_without_a_list_of_processes_the_difference_counts_and_that_is_reported(
+def test_memory_difference_is_used_and_reported_without_a_process_list(
     neighbour: "subprocess.Popen[str]",
 ) -> None:
     break_driver("unsupported", "processes")
@@ -126,13 +126,13 @@ def test_without_a_list_of_processes_the_difference_counts_and_that_is_reported(
     assert neighbour.poll() is None
 
 
-def test_of_several_gpus_the_fullest_counts() -> None:
+def test_fullest_of_several_gpus_counts() -> None:
     answer = fit_what_is_shown("--gpus", "2", search_options=ONCE)
     assert only_probe(answer)["peak"] == (2048 + 1024 + 8 * 100) * MIB
     assert answer["gpus"] == [0, 1]
 
 
-def test_it_is_fitted_to_the_gpu_that_the_command_sees(
+def test_size_is_fitted_to_the_gpu_visible_to_the_command(
     neighbour: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -141,20 +141,20 @@ def test_it_is_fitted_to_the_gpu_that_the_command_sees(
     assert neighbour.poll() is None
 
 
-def test_a_probe_ends_when_its_memory_stayed_over_several_steps() -> None:
+def test_probe_ends_after_several_steps_with_stable_memory() -> None:
     probe = only_probe(fit(*LONG, "--state", "512", "--step-time", "0.2", search_options=ONCE))
     # What the optimizer took at the second step is in it.
     assert (probe["peak"], probe["settled"]) == ((2048 + 8 * 100 + 512) * MIB, True)
     assert 1.0 <= probe["seconds"] < 30
 
 
-def test_a_probe_without_steps_ends_when_its_memory_stayed_for_a_while() -> None:
+def test_probe_without_steps_ends_after_a_time_with_stable_memory() -> None:
     probe = only_probe(fit(*LONG, "--silent", search_options=ONCE, limits={"flat_for": 0.5}))
     assert probe["settled"]
     assert 0.5 <= probe["seconds"] < 30
 
 
-def test_a_probe_ends_when_its_output_says_that_steps_run() -> None:
+def test_probe_ends_when_its_output_shows_running_steps() -> None:
     probe = only_probe(
         fit(*LONG, "--step-time", "0.1", search_options=ONCE, limits={"until": r"^step 2\b", "flat_for": 0.01})
     )
@@ -162,7 +162,7 @@ def test_a_probe_ends_when_its_output_says_that_steps_run() -> None:
     assert 0.3 <= probe["seconds"] < 30
 
 
-def test_a_probe_whose_time_is_over_may_not_have_shown_all() -> None:
+def test_probe_that_times_out_is_reported_as_incomplete() -> None:
     limits = ({"seconds": seconds, "flat_for": 600} for seconds in (0.7, 4, 16))
     tries = (fit(*LONG, "--silent", search_options=ONCE, limits=limit) for limit in limits)
     probe = only_probe(first_in_time(tries, seen))
@@ -174,14 +174,14 @@ def test_a_probe_whose_time_is_over_may_not_have_shown_all() -> None:
     [((8, 80, 400), {"until": "^a line that it never prints"}), ((100000,), {})],
     ids=["ends by itself", "is ended"],
 )
-def test_nothing_that_a_probe_started_is_left(steps: tuple[int, ...], limits: dict[str, str], tmp_path: Path) -> None:
+def test_descendants_of_a_probe_are_stopped(steps: tuple[int, ...], limits: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "left"
     tries = (fit("--leave", str(file), "--steps", str(count), search_options=ONCE, limits=limits) for count in steps)
     only_probe(first_in_time(tries, seen))
     assert not lives(int(file.read_text()))
 
 
-def test_whoever_wants_it_to_end_is_heard_and_nothing_is_left(tmp_path: Path) -> None:
+def test_fitter_stops_on_request_and_leaves_no_process(tmp_path: Path) -> None:
     file = tmp_path / "left"
     command = (*LONG, "--silent", "--leave", str(file))
     limits = {"seconds": 90, "flat_for": 600}
@@ -191,7 +191,7 @@ def test_whoever_wants_it_to_end_is_heard_and_nothing_is_left(tmp_path: Path) ->
     assert not lives(int(file.read_text()))
 
 
-def test_a_driver_that_hangs_during_a_probe_ends_it_with_a_message(tmp_path: Path) -> None:
+def test_hanging_driver_ends_the_probe_with_a_message(tmp_path: Path) -> None:
     file = tmp_path / "left"
 
     def hung(deadline: float) -> Any:
@@ -205,7 +205,7 @@ def test_a_driver_that_hangs_during_a_probe_ends_it_with_a_message(tmp_path: Pat
     assert not lives(int(file.read_text()))
 
 
-def test_a_fitter_that_is_killed_leaves_no_probe_behind(tmp_path: Path) -> None:
+def test_killed_fitter_leaves_no_probe_running(tmp_path: Path) -> None:
     file = tmp_path / "left"
     request = {"command": [*TRAINER, *LONG, "--silent", "--leave", str(file)]}
     with subprocess.Popen([sys.executable, fit_runner.__file__, json.dumps(request)], stdout=subprocess.PIPE) as fitter:
@@ -216,7 +216,7 @@ def test_a_fitter_that_is_killed_leaves_no_probe_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fails", ["1", "137", "1:RuntimeError: nicht genügend Grafikspeicher"])
-def test_a_size_that_fails_without_the_words_is_taken_for_too_large(fails: str) -> None:
+def test_failure_without_an_out_of_memory_message_counts_as_too_large(fails: str) -> None:
     # Neither the base nor the size after it fits: 8 does.
     answer = fit_what_is_shown("--slope", "1600", "--fails", fails, search_options={"base": 16})
     assert answer["fitted"]["size"] == 8
@@ -224,20 +224,20 @@ def test_a_size_that_fails_without_the_words_is_taken_for_too_large(fails: str) 
     assert "probably for want of memory" in answer["fitted"]["note"]
 
 
-def test_a_program_that_fails_at_every_size_has_the_first_failure_told() -> None:
+def test_first_failure_is_reported_when_every_size_fails() -> None:
     answer = fit("--slope", "100000", "--fails", "3:it is broken")
     assert "the probe at batch size 8 failed with code 3" in answer["error"]
     assert "it is broken" in answer["error"]
 
 
-def test_running_out_of_memory_lowers_the_bound_and_goes_on() -> None:
+def test_out_of_memory_lowers_the_bound_and_the_search_continues() -> None:
     # The base takes 27 GiB, so sizes below it are tried.
     answer = fit_what_is_shown("--slope", "1600", search_options={"base": 16})
     assert answer["fitted"]["observations"][0]["outcome"] == "oom"
     assert answer["fitted"]["size"] == 8
 
 
-def test_a_machine_that_is_short_of_processes_is_not_taken_for_a_probe_that_failed() -> None:
+def test_failed_fork_does_not_count_as_a_failed_probe() -> None:
     """A queued job then goes back to the queue."""
     failed = Failed(errno.EAGAIN, 125, "no more processes are allowed here", transient=True)
     with pytest.raises(OSError, match="no more processes"):

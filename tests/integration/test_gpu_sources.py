@@ -28,11 +28,11 @@ def prober(machine: GpuMachine) -> Iterator[Prober]:
         yield prober
 
 
-def test_every_source_is_in_this_suite() -> None:
+def test_all_sources_are_in_this_suite() -> None:
     assert set(MACHINES) == {entry.name for entry in sources() if not entry.for_tests}
 
 
-def test_gpus_have_an_identity_and_a_reading_each(machine: GpuMachine, prober: Prober) -> None:
+def test_each_gpu_has_an_identity_and_a_reading(machine: GpuMachine, prober: Prober) -> None:
     look = prober.look()
     assert look.source == machine.spec.partition(":")[0]
     assert [gpu.index for gpu in look.gpus] == list(range(machine.gpus))
@@ -41,7 +41,7 @@ def test_gpus_have_an_identity_and_a_reading_each(machine: GpuMachine, prober: P
     assert look.problem is None
 
 
-def test_second_look_covers_the_time_since_the_first(prober: Prober) -> None:
+def test_second_sample_covers_the_time_since_the_first(prober: Prober) -> None:
     first, second = prober.look(), prober.look()
     assert second.at > first.at
     assert second.gpus == first.gpus
@@ -69,7 +69,7 @@ def test_repaired_driver_is_read_again(machine: GpuMachine, prober: Prober) -> N
     assert known(repaired.readings[0].utilization)
 
 
-def test_look_survives_serialization(prober: Prober) -> None:
+def test_sample_survives_serialization(prober: Prober) -> None:
     look = prober.look()
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(look), type=Look) == look
 
@@ -86,7 +86,7 @@ def test_program_with_one_gpu_sees_that_gpu(machine: GpuMachine, prober: Prober)
 
 
 @pytest.mark.parametrize("name", AUTOMATIC)
-def test_auto_takes_it_and_says_why_it_left_the_others(
+def test_auto_selects_the_source_and_explains_the_rejected_ones(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = MACHINES[name](tmp_path, monkeypatch)
@@ -98,12 +98,12 @@ def test_auto_takes_it_and_says_why_it_left_the_others(
 
 
 @pytest.mark.parametrize("name", AUTOMATIC)
-def test_machine_without_its_gpus_has_no_such_source(name: str, tmp_path: Path) -> None:
+def test_source_without_gpus_is_unavailable(name: str, tmp_path: Path) -> None:
     with Prober(name, deadline=60, root=str(tmp_path)) as prober, pytest.raises(AbsentError):
         prober.look()
 
 
-def test_argument_of_a_source_is_checked_before_anything_starts() -> None:
+def test_source_argument_is_validated_before_the_start() -> None:
     for entry in sources():
         with pytest.raises(BadInputError):
             check_spec(f"{entry.name}:nonsense")

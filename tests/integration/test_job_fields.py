@@ -48,7 +48,7 @@ def test_registered_field_is_an_option_of_the_verbs(verb: Verb, nodes: JobField)
         command.main(["--nodes", "x"], standalone_mode=False)
 
 
-def test_registered_field_is_kept_and_edited(queue: Store, nodes: JobField) -> None:
+def test_registered_field_is_stored_and_edited(queue: Store, nodes: JobField) -> None:
     (name,) = queue.jobs.submit([spec_of({"command": "true", "nodes": 2})])
     assert nodes.value(queue.jobs.get(name)) == 2
     assert nodes.value(queue.jobs.edit(name, {"nodes": 5})) == 5
@@ -57,7 +57,7 @@ def test_registered_field_is_kept_and_edited(queue: Store, nodes: JobField) -> N
         check(spec_of({"command": "true", "nodes": -1}))
 
 
-def test_registered_field_is_in_the_bodies_of_the_api(queue: Store, nodes: JobField) -> None:
+def test_registered_field_is_in_api_bodies(queue: Store, nodes: JobField) -> None:
     for at_submission in (True, False):
         assert fields_body(at_submission=at_submission).model_fields["nodes"].description == nodes.help
     (job,) = jobs_of(queue, {"command": "true", "directory": "/tmp", "nodes": "4"})

@@ -58,7 +58,7 @@ def elsewhere(site: WorkSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         yield reader_of
 
 
-def test_log_is_streamed_whole_while_it_is_printed_and_afterwards(
+def test_complete_log_is_streamed_while_the_job_runs_and_afterwards(
     site: WorkSite, elsewhere: Callable[[str], Elsewhere]
 ) -> None:
     site.work()
@@ -68,10 +68,10 @@ def test_log_is_streamed_whole_while_it_is_printed_and_afterwards(
     reader = elsewhere(job)
     reader.wait_until_it_reads(COUNTED)
     edition = reader.mirror.edition
-    site.open_gate("first")
+    site.create_flag("first")
     reader.wait_until_it_reads(f"{COUNTED}more\n 10%")
     assert not reader.mirror.is_complete
-    site.open_gate("second")
+    site.create_flag("second")
     assert reader.wait_until_complete() == f"{COUNTED}more\n100%\nend"
     assert reader.mirror.edition == edition
     assert elsewhere(job).wait_until_complete() == f"{COUNTED}more\n100%\nend"
@@ -81,7 +81,7 @@ def test_log_is_streamed_whole_while_it_is_printed_and_afterwards(
     assert len(site.store.logs.read(site.last_attempt(ended).id)) < len(COUNTED)
 
 
-def test_streams_restart_with_a_restarted_worker_and_lose_nothing(
+def test_streams_resume_after_a_worker_restart_without_loss(
     site: WorkSite, elsewhere: Callable[[str], Elsewhere]
 ) -> None:
     worker = site.work()
@@ -91,11 +91,11 @@ def test_streams_restart_with_a_restarted_worker_and_lose_nothing(
     reader.wait_until_it_reads(COUNTED)
     edition = reader.mirror.edition
     worker.kill()
-    site.open_gate("first")
+    site.create_flag("first")
     wait_for(lambda: site.output(job).read_text().endswith("alone\n"), named="what it printed without a worker")
     assert reader.text() == COUNTED
     site.work()
     reader.wait_until_it_reads(f"{COUNTED}alone\n")
     assert reader.mirror.edition != edition
-    site.open_gate("second")
+    site.create_flag("second")
     assert reader.wait_until_complete() == f"{COUNTED}alone\nend\n"

@@ -145,7 +145,7 @@ def error(code: int) -> dict[str, int]:
 # What the machine is
 
 
-def test_gpus_have_an_identity_by_which_they_are_found(machine: MockMachine, read: Reader) -> None:
+def test_gpus_are_found_by_identity(machine: MockMachine, read: Reader) -> None:
     second = machine.gpus[1]
 
     assert read("N.nvmlDeviceGetCount()") == 2
@@ -159,14 +159,14 @@ def test_gpus_have_an_identity_by_which_they_are_found(machine: MockMachine, rea
     assert second.uuid != machine.gpus[0].uuid
 
 
-def test_the_minor_number_is_not_the_index(machine: MockMachine, read: Reader) -> None:
+def test_minor_number_differs_from_the_index(machine: MockMachine, read: Reader) -> None:
     minors = read("[N.nvmlDeviceGetMinorNumber(gpu(i)) for i in range(2)]")
 
     assert minors == [gpu.minor for gpu in machine.gpus]
     assert all(minor != index for index, minor in enumerate(minors))
 
 
-def test_what_is_not_there_is_not_found(read: Reader) -> None:
+def test_missing_gpu_is_not_found(read: Reader) -> None:
     assert read("gpu(2)") == error(INVALID_ARGUMENT)
     assert read("N.nvmlDeviceGetHandleByUUID(b'GPU-0')") == error(NOT_FOUND)
     assert read("N.nvmlDeviceGetHandleByPciBusId(b'0000:FF:00.0')") == error(NOT_FOUND)
@@ -182,7 +182,7 @@ def test_versions_are_those_of_the_machine(machine: MockMachine, read: Reader) -
     assert read("N.nvmlDeviceGetCudaComputeCapability(gpu(0))") == [9, 0]
 
 
-def test_every_function_that_the_bindings_know_is_there(read: Reader) -> None:
+def test_library_has_every_function_of_the_bindings(read: Reader) -> None:
     names = sorted(plan().functions)
 
     assert len(names) > 400
@@ -190,14 +190,14 @@ def test_every_function_that_the_bindings_know_is_there(read: Reader) -> None:
     assert read("N.nvmlDeviceGetFanSpeed(gpu(0))") == error(NOT_SUPPORTED)
 
 
-def test_a_handle_that_never_was_one_is_refused(read: Reader) -> None:
+def test_invalid_handle_is_refused(read: Reader) -> None:
     assert read("N.nvmlDeviceGetName(N.c_nvmlDevice_t())") == error(INVALID_ARGUMENT)
 
 
 # What the GPUs do
 
 
-def test_a_running_reader_sees_every_change(machine: MockMachine, read: Reader) -> None:
+def test_reader_sees_every_change(machine: MockMachine, read: Reader) -> None:
     look = (
         "[[u.gpu, u.memory, m.used, t, p] for u, m, t, p in [("
         "N.nvmlDeviceGetUtilizationRates(gpu(1)), N.nvmlDeviceGetMemoryInfo(gpu(1), version=N.nvmlMemory_v2),"
@@ -214,14 +214,14 @@ def test_a_running_reader_sees_every_change(machine: MockMachine, read: Reader) 
     assert read("N.nvmlDeviceGetTemperature(gpu(1), 0)") == 61
 
 
-def test_power_limits_are_told_apart(machine: MockMachine, read: Reader) -> None:
+def test_power_limits_are_distinguished(machine: MockMachine, read: Reader) -> None:
     machine.gpus[0].enforced_limit_mw = 500_000
 
     assert read("N.nvmlDeviceGetEnforcedPowerLimit(gpu(0))") == 500_000
     assert read("N.nvmlDeviceGetPowerManagementLimit(gpu(0))") == 700_000
 
 
-def test_the_first_version_of_memory_counts_reserved_memory_as_used(machine: MockMachine, read: Reader) -> None:
+def test_first_version_of_memory_counts_reserved_memory_as_used(machine: MockMachine, read: Reader) -> None:
     gpu = machine.gpus[0]
     gpu.memory_total, gpu.memory_reserved, gpu.memory_used = 16 * GIB, GIB, 5 * GIB
 
@@ -234,11 +234,11 @@ def test_the_first_version_of_memory_counts_reserved_memory_as_used(machine: Moc
     assert second == [16 * GIB, GIB, 10 * GIB, 5 * GIB]
 
 
-def test_a_wrong_version_of_an_argument_is_refused(read: Reader) -> None:
+def test_wrong_version_of_an_argument_is_refused(read: Reader) -> None:
     assert read("N.nvmlDeviceGetMemoryInfo(gpu(0), version=2)") == error(ARGUMENT_VERSION_MISMATCH)
 
 
-def test_energy_runs_with_the_power_when_it_integrates(machine: MockMachine, read: Reader) -> None:
+def test_energy_integrates_power(machine: MockMachine, read: Reader) -> None:
     look = "N.nvmlDeviceGetTotalEnergyConsumption(gpu(0))"
     gpu = machine.gpus[0]
     gpu.energy_mj = 5_000
@@ -260,7 +260,7 @@ def test_energy_runs_with_the_power_when_it_integrates(machine: MockMachine, rea
 # Samples
 
 
-def test_samples_newer_than_the_last_seen_are_given(machine: MockMachine, read: Reader) -> None:
+def test_only_samples_newer_than_the_last_seen_are_returned(machine: MockMachine, read: Reader) -> None:
     machine.gpus[0].set_samples([(0.5, 90), (3.0, 10), (1.0, 255)])
 
     everything = read("samples(gpu(0))")
@@ -272,7 +272,7 @@ def test_samples_newer_than_the_last_seen_are_given(machine: MockMachine, read: 
     assert everything[2][0] - everything[0][0] == 2_500_000
 
 
-def test_generated_samples_are_six_a_second_and_the_same_when_asked_again(machine: MockMachine, read: Reader) -> None:
+def test_generated_samples_are_six_per_second_and_repeatable(machine: MockMachine, read: Reader) -> None:
     machine.gpus[0].utilization = 73
 
     everything = read("samples(gpu(0))")
@@ -289,7 +289,7 @@ def test_generated_samples_are_six_a_second_and_the_same_when_asked_again(machin
     ]
 
 
-def test_a_driver_without_samples_finds_none(machine: MockMachine, read: Reader) -> None:
+def test_driver_without_samples_finds_none(machine: MockMachine, read: Reader) -> None:
     machine.gpus[0].samples_mode = Samples.EMPTY
 
     assert read("samples(gpu(0))") == error(NOT_FOUND)
@@ -317,7 +317,7 @@ def test_processes_are_listed_by_kind(machine: MockMachine, read: Reader) -> Non
     assert read("processes(gpu(0))") == []
 
 
-def test_processes_come_change_and_go(machine: MockMachine, read: Reader) -> None:
+def test_processes_are_added_changed_and_removed(machine: MockMachine, read: Reader) -> None:
     gpu = machine.gpus[0]
     for pid in range(1, 65):
         gpu.add_process(pid, sm=1)
@@ -336,7 +336,7 @@ def test_processes_come_change_and_go(machine: MockMachine, read: Reader) -> Non
     assert read("processes(gpu(0))") == []
 
 
-def test_a_list_that_does_not_fit_says_how_long_it_is(machine: MockMachine, read: Reader) -> None:
+def test_too_small_buffer_gets_the_required_length(machine: MockMachine, read: Reader) -> None:
     for pid in (1, 2, 3):
         machine.gpus[0].add_process(pid)
 
@@ -348,7 +348,7 @@ def test_a_list_that_does_not_fit_says_how_long_it_is(machine: MockMachine, read
     assert answer == [INSUFFICIENT_SIZE, 3]
 
 
-def test_process_utilization_is_fresh_or_as_old_as_said(machine: MockMachine, read: Reader) -> None:
+def test_process_utilization_has_the_configured_age(machine: MockMachine, read: Reader) -> None:
     gpu = machine.gpus[0]
     gpu.add_process(1001, sm=33)
     gpu.set_process_utilization(1002, sm=44, memory=5, encoder=6, decoder=7, age=30)
@@ -361,7 +361,7 @@ def test_process_utilization_is_fresh_or_as_old_as_said(machine: MockMachine, re
     assert everything[0][1] > recent[0][1] > everything[1][1]
 
 
-def test_no_process_utilization_since_the_last_seen_is_not_found(machine: MockMachine, read: Reader) -> None:
+def test_missing_newer_process_utilization_is_not_found(machine: MockMachine, read: Reader) -> None:
     assert read("utilizations(gpu(0))") == error(NOT_FOUND)
 
     machine.gpus[0].set_process_utilization(1001, sm=44, age=30)
@@ -392,7 +392,7 @@ def test_mig_devices_are_found_under_their_gpu(machine: MockMachine, read: Reade
 
 
 @pytest.mark.parametrize("query", ["N.nvmlDeviceGetUtilizationRates", "samples", "utilizations"])
-def test_with_mig_there_is_no_utilization(machine: MockMachine, read: Reader, query: str) -> None:
+def test_mig_mode_has_no_utilization(machine: MockMachine, read: Reader, query: str) -> None:
     machine.gpus[0].add_process(1001, sm=50)
     assert read(f"bool({query}(gpu(0)))") is True
 
@@ -412,7 +412,7 @@ def test_processes_on_a_mig_device_name_their_instance(machine: MockMachine, rea
     assert read("processes(gpu(0))") == [[1001, 1, 7, 0], [1002, 2, 8, 0]]
 
 
-def test_leaving_mig_mode_takes_the_mig_devices_away(machine: MockMachine, read: Reader) -> None:
+def test_leaving_mig_mode_removes_the_mig_devices(machine: MockMachine, read: Reader) -> None:
     part = machine.gpus[0].add_mig()
     assert read("N.nvmlDeviceGetUUID(mig(0, 0))") == part.uuid
 
@@ -426,7 +426,7 @@ def test_leaving_mig_mode_takes_the_mig_devices_away(machine: MockMachine, read:
 # GPM
 
 
-def test_gpm_gives_the_metrics_that_were_set(machine: MockMachine, read: Reader) -> None:
+def test_gpm_returns_the_configured_metrics(machine: MockMachine, read: Reader) -> None:
     machine.gpus[1].set_gpm(graphics=100, sm=98.5, tensor=0.0, dram=1.25)
 
     metrics = read("gpm(lambda s: N.nvmlGpmSampleGet(gpu(1), s), [1, 2, 3, 4, 5, 10, 200])")
@@ -435,7 +435,7 @@ def test_gpm_gives_the_metrics_that_were_set(machine: MockMachine, read: Reader)
     assert metrics == [[0, 100.0], [0, 98.5], unsupported, unsupported, [0, 0.0], [0, 1.25], unsupported]
 
 
-def test_gpm_on_a_mig_device_is_of_that_device(machine: MockMachine, read: Reader) -> None:
+def test_gpm_of_a_mig_device_covers_only_that_device(machine: MockMachine, read: Reader) -> None:
     part = machine.gpus[0].add_mig()
     part.set_gpm(sm=12.5)
     machine.gpus[0].set_gpm(sm=99)
@@ -444,7 +444,7 @@ def test_gpm_on_a_mig_device_is_of_that_device(machine: MockMachine, read: Reade
     assert read("gpm(lambda s: N.nvmlGpmMigSampleGet(gpu(0), 3, s), [2])") == error(INVALID_ARGUMENT)
 
 
-def test_a_gpu_without_gpm_says_so(machine: MockMachine, read: Reader) -> None:
+def test_gpu_without_gpm_reports_not_supported(machine: MockMachine, read: Reader) -> None:
     machine.gpus[0].gpm_supported = 0
 
     supported = read("[N.nvmlGpmQueryDeviceSupport(gpu(i)).isSupportedDevice for i in range(2)]")
@@ -462,7 +462,7 @@ def test_gpm_metrics_of_two_different_gpus_are_refused(read: Reader) -> None:
 # Faults
 
 
-def test_a_fault_fails_one_function_on_one_gpu(machine: MockMachine, read: Reader) -> None:
+def test_fault_fails_one_function_on_one_gpu(machine: MockMachine, read: Reader) -> None:
     look = "N.nvmlDeviceGetMemoryInfo(gpu({}), version=N.nvmlMemory_v2).used"
     machine.fault("nvmlDeviceGetMemoryInfo_v2", code=NOT_SUPPORTED, gpu=1)
 
@@ -474,7 +474,7 @@ def test_a_fault_fails_one_function_on_one_gpu(machine: MockMachine, read: Reade
     assert read(look.format(1)) == 0
 
 
-def test_a_lost_gpu_fails_every_call_on_it(machine: MockMachine, read: Reader) -> None:
+def test_lost_gpu_fails_every_call_on_it(machine: MockMachine, read: Reader) -> None:
     machine.fault("*", code=GPU_IS_LOST, gpu=machine.gpus[1])
 
     assert read("gpu(1)") == error(GPU_IS_LOST)
@@ -483,14 +483,14 @@ def test_a_lost_gpu_fails_every_call_on_it(machine: MockMachine, read: Reader) -
     assert read("N.nvmlDeviceGetCount()") == 2
 
 
-def test_a_handle_fails_once_its_gpu_is_lost(machine: MockMachine, read: Reader) -> None:
+def test_handle_fails_once_its_gpu_is_lost(machine: MockMachine, read: Reader) -> None:
     read("globals().update(held=gpu(1))")
     machine.fault("*", code=GPU_IS_LOST, gpu=1)
 
     assert read("N.nvmlDeviceGetName(held)") == error(GPU_IS_LOST)
 
 
-def test_a_fault_begins_and_ends_after_so_many_calls(machine: MockMachine, read: Reader) -> None:
+def test_fault_begins_and_ends_after_a_number_of_calls(machine: MockMachine, read: Reader) -> None:
     machine.fault("nvmlDeviceGetPowerUsage", code=999, after_calls=2, times=1)
 
     answers = [read("N.nvmlDeviceGetPowerUsage(gpu(0))") for _ in range(4)]
@@ -498,20 +498,20 @@ def test_a_fault_begins_and_ends_after_so_many_calls(machine: MockMachine, read:
     assert answers == [70_000, 70_000, error(999), 70_000]
 
 
-def test_a_stub_can_fail_too(machine: MockMachine, read: Reader) -> None:
+def test_stub_can_fail(machine: MockMachine, read: Reader) -> None:
     machine.fault("nvmlDeviceGetFanSpeed", code=13)
 
     assert read("N.nvmlDeviceGetFanSpeed(gpu(0))") == error(13)
 
 
-def test_a_fault_that_could_never_happen_is_an_error_in_the_test(machine: MockMachine) -> None:
+def test_impossible_fault_is_refused(machine: MockMachine) -> None:
     with pytest.raises(ValueError, match="no function nvmlDeviceGetMemory"):
         machine.fault("nvmlDeviceGetMemory", code=3)
     with pytest.raises(ValueError, match="must have a code"):
         machine.fault("nvmlDeviceGetMemoryInfo")
 
 
-def test_a_hanging_call_goes_on_when_the_driver_recovers(machine: MockMachine, read: Reader) -> None:
+def test_hanging_call_continues_when_the_driver_recovers(machine: MockMachine, read: Reader) -> None:
     machine.fault("nvmlDeviceGetSamples", hang=600.0)
     read.ask("len(samples(gpu(0)))")
     machine.wait_until_hanging()
@@ -523,7 +523,7 @@ def test_a_hanging_call_goes_on_when_the_driver_recovers(machine: MockMachine, r
     assert machine.in_flight == 0
 
 
-def test_a_hang_that_ends_by_itself_answers_with_its_code(machine: MockMachine, read: Reader) -> None:
+def test_limited_hang_returns_its_code(machine: MockMachine, read: Reader) -> None:
     machine.fault("nvmlDeviceGetName", hang=0.05, code=999, gpu=0)
     machine.fault("nvmlDeviceGetName", hang=0.05, gpu=1)
 
@@ -534,7 +534,7 @@ def test_a_hang_that_ends_by_itself_answers_with_its_code(machine: MockMachine, 
     assert time.monotonic() - began >= 0.1
 
 
-def test_calls_in_flight_are_counted_over_all_processes(
+def test_calls_in_flight_are_counted_across_processes(
     machine: MockMachine, read: Reader, start_reader: StartReader
 ) -> None:
     machine.fault("nvmlDeviceGetCount_v2", hang=600.0)
@@ -552,9 +552,7 @@ def test_calls_in_flight_are_counted_over_all_processes(
     assert [read.answer(), other.answer()] == [2, 2]
 
 
-def test_a_hanging_process_heeds_no_signal_but_the_last(
-    machine: MockMachine, read: Reader, start_reader: StartReader
-) -> None:
+def test_hanging_process_reacts_only_to_sigkill(machine: MockMachine, read: Reader, start_reader: StartReader) -> None:
     machine.fault("nvmlDeviceGetCount_v2", hang=600.0)
     read.ask("N.nvmlDeviceGetCount()")
     wait_for(lambda: machine.max_in_flight, named="the call that hangs")
@@ -578,7 +576,7 @@ def test_a_hanging_process_heeds_no_signal_but_the_last(
 
 
 @pytest.mark.parametrize("code", [DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, 999])
-def test_initialising_fails_as_told(machine: MockMachine, start_reader: StartReader, code: int) -> None:
+def test_initialization_fails_as_configured(machine: MockMachine, start_reader: StartReader, code: int) -> None:
     machine.init_error = code
     read = start_reader(machine.environment())
 
@@ -590,13 +588,13 @@ def test_initialising_fails_as_told(machine: MockMachine, start_reader: StartRea
     assert read("N.nvmlDeviceGetCount()") == 2
 
 
-def test_without_a_machine_no_driver_is_loaded(machine: MockMachine, start_reader: StartReader) -> None:
+def test_driver_is_not_loaded_without_a_machine(machine: MockMachine, start_reader: StartReader) -> None:
     missing = machine.environment() | {"MOCK_NVML_STATE": str(machine.path.with_name("missing"))}
 
     assert start_reader(missing)("N.nvmlInit()") == error(DRIVER_NOT_LOADED)
 
 
-def test_the_state_of_another_build_is_refused(machine: MockMachine, start_reader: StartReader) -> None:
+def test_state_of_another_version_is_refused(machine: MockMachine, start_reader: StartReader) -> None:
     machine._shared.fingerprint += 1
 
     assert start_reader(machine.environment())("N.nvmlInit()") == error(LIB_RM_VERSION_MISMATCH)
@@ -618,14 +616,14 @@ def test_calls_are_counted(machine: MockMachine, read: Reader) -> None:
     assert read("N.nvmlDeviceGetCount()") == error(UNINITIALIZED)
 
 
-def test_a_gpu_can_be_taken_out(machine: MockMachine, read: Reader) -> None:
+def test_gpu_can_be_removed(machine: MockMachine, read: Reader) -> None:
     machine.device_count = 1
 
     assert read("N.nvmlDeviceGetCount()") == 1
     assert read("gpu(1)") == error(INVALID_ARGUMENT)
 
 
-def test_a_second_process_can_turn_the_machine(machine: MockMachine, read: Reader) -> None:
+def test_machine_can_be_changed_from_another_process(machine: MockMachine, read: Reader) -> None:
     machine.gpus[0].add_mig()
     elsewhere = MockMachine.attach(machine.path)
 
@@ -638,7 +636,7 @@ def test_a_second_process_can_turn_the_machine(machine: MockMachine, read: Reade
 # Building
 
 
-def test_processes_that_build_at_once_share_one_library(tmp_path: Path) -> None:
+def test_concurrent_builds_share_one_library(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-c",

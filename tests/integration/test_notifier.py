@@ -71,7 +71,7 @@ def messages(receiver: Receiver, count: int = 1) -> list[Any]:
     return [asked.json() for asked in receiver.asked]
 
 
-def test_a_webhook_and_a_mailbox_get_name_reason_and_link(store: Store) -> None:
+def test_webhook_and_mailbox_get_name_reason_and_link(store: Store) -> None:
     with Receiver().listening() as hook, Mailbox().open() as mailbox:
         urls = (
             webhook(hook, "hook"),
@@ -149,7 +149,7 @@ def _unpaced(store: Store) -> Store:
     return store
 
 
-def test_service_that_is_down_is_retried_and_given_up_without_showing_its_url(store: Store) -> None:
+def test_unreachable_service_is_retried_then_dropped_without_showing_its_url(store: Store) -> None:
     said: list[str] = []
     with Receiver(Answer(500), Answer(500), Answer(200)).listening() as hook:
         with crying(webhook(hook, "t0psecret", "alice:hunter22@"), say=said.append, pauses=(0.05, 0.05)):
@@ -179,7 +179,7 @@ def test_unsent_event_is_sent_by_the_next_process(store: Store) -> None:
     assert told["title"] == "Stoker: job failed: train"
 
 
-def test_service_that_hangs_delays_no_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_service_delays_no_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.notifications.senders._STOP_TIMEOUT", 0.1)
     with (
         Receiver(Answer(after=600.0)).listening() as slow,
@@ -201,7 +201,9 @@ def test_notifier_waits_for_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(said) == 1
 
 
-def test_internal_error_is_logged_once_and_does_not_stop_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_is_logged_once_and_the_notifier_continues(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("stoker.notifications.notifier._RETRY_AFTER", 0.05)
     said: list[str] = []
     mistakes = iter(range(3))
@@ -251,7 +253,7 @@ def test_idle_stop_of_a_cancelled_job_is_not_called_a_retry(store: Store) -> Non
     assert notifier._queue_state(store).retried == {}
 
 
-def test_service_whose_plugin_fails_is_retried(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_plugin_is_retried(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     breaks = iter([True])
     send = AppriseChannel.send

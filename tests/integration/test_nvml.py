@@ -49,7 +49,7 @@ def test_devices_are_described(nvidia: MockMachine, prober: Prober) -> None:
     assert mock.minor != 0
 
 
-def test_a_reading_has_what_the_driver_said(nvidia: MockMachine, prober: Prober, somebody: int) -> None:
+def test_reading_has_the_values_of_the_driver(nvidia: MockMachine, prober: Prober, somebody: int) -> None:
     gpu = nvidia.gpus[1]
     gpu.utilization = 37
     gpu.memory_used = 20 * GIB
@@ -73,7 +73,7 @@ def test_a_reading_has_what_the_driver_said(nvidia: MockMachine, prober: Prober,
         assert process.started == int(stat.read().rpartition(")")[2].split()[19])
 
 
-def test_a_burst_between_two_looks_is_seen_where_plain_rates_miss_it(nvidia: MockMachine, prober: Prober) -> None:
+def test_burst_between_two_samples_is_seen_where_current_rates_miss_it(nvidia: MockMachine, prober: Prober) -> None:
     gpu = nvidia.gpus[0]
     gpu.utilization = 0
     gpu.set_samples([])
@@ -109,13 +109,13 @@ def test_each_sample_is_counted_once(nvidia: MockMachine, prober: Prober) -> Non
     assert second == Utilization(0.0, 0.0, 1)  # the ring has nothing new: asked the other way
 
 
-def test_a_dry_ring_is_asked_the_other_way_and_is_neither_zero_nor_unknown(nvidia: MockMachine, prober: Prober) -> None:
+def test_empty_sample_buffer_falls_back_to_the_current_rate(nvidia: MockMachine, prober: Prober) -> None:
     nvidia.gpus[0].samples_mode = Samples.EMPTY
     nvidia.gpus[0].utilization = 42
     assert prober.look().readings[0].utilization == Utilization(0.42, 0.42, 1)
 
 
-def test_after_the_clock_was_set_back_samples_are_seen_again(nvidia: MockMachine, prober: Prober) -> None:
+def test_samples_are_read_again_after_the_clock_was_set_back(nvidia: MockMachine, prober: Prober) -> None:
     gpu = nvidia.gpus[0]
     gpu.set_samples([(-3600.0, 10)])  # a sample stamped an hour ahead, as before the clock was corrected
     prober.look()
@@ -127,7 +127,7 @@ def test_after_the_clock_was_set_back_samples_are_seen_again(nvidia: MockMachine
     assert utilization.peak == 0.77
 
 
-def test_power_is_the_energy_used_since_the_look_before(nvidia: MockMachine, prober: Prober) -> None:
+def test_power_is_the_energy_used_since_the_previous_sample(nvidia: MockMachine, prober: Prober) -> None:
     gpu = nvidia.gpus[0]
     gpu.energy_integrates = False
     gpu.energy_mj = 1_000_000
@@ -141,9 +141,7 @@ def test_power_is_the_energy_used_since_the_look_before(nvidia: MockMachine, pro
     assert reading.power == pytest.approx(120 / (second.at - first.at))
 
 
-def test_a_mig_gpu_is_listed_as_its_slices_and_what_mig_does_not_tell_is_unknown(
-    nvidia: MockMachine, prober: Prober
-) -> None:
+def test_mig_gpu_is_listed_as_slices_with_unsupported_values_unknown(nvidia: MockMachine, prober: Prober) -> None:
     parent = nvidia.gpus[0]
     parts = [parent.add_mig(), parent.add_mig()]
     look = prober.look()
@@ -156,7 +154,7 @@ def test_a_mig_gpu_is_listed_as_its_slices_and_what_mig_does_not_tell_is_unknown
     assert known(look.readings[2].utilization)
 
 
-def test_gpm_tells_the_utilization_of_a_mig_slice(nvidia: MockMachine, prober: Prober) -> None:
+def test_utilization_of_a_mig_slice_comes_from_gpm(nvidia: MockMachine, prober: Prober) -> None:
     parent = nvidia.gpus[0]
     part = parent.add_mig()
     parent.gpm_supported = part.gpm_supported = 1
@@ -170,23 +168,21 @@ def test_gpm_tells_the_utilization_of_a_mig_slice(nvidia: MockMachine, prober: P
     assert reading.pipes == Pipes(0.64, 0.5, 0.25, 0.12)
 
 
-def test_nvml_is_initialised_once_whatever_the_number_of_looks(nvidia: MockMachine, prober: Prober) -> None:
+def test_nvml_is_initialized_once_for_all_samples(nvidia: MockMachine, prober: Prober) -> None:
     for _ in range(5):
         prober.look()
     assert nvidia.calls("nvmlInitWithFlags") == 1
     assert nvidia.calls("nvmlDeviceGetUUID") == 2
 
 
-def test_what_is_not_supported_is_asked_for_once(nvidia: MockMachine, prober: Prober) -> None:
+def test_unsupported_value_is_queried_once(nvidia: MockMachine, prober: Prober) -> None:
     nvidia.fault("nvmlDeviceGetTotalEnergyConsumption", code=3)
     for _ in range(4):
         assert isinstance(prober.look().readings[0].energy, Unknown)
     assert nvidia.calls("nvmlDeviceGetTotalEnergyConsumption") == 2  # one for each GPU
 
 
-def test_an_older_driver_without_the_newer_calls_is_read_all_the_same(
-    nvidia: MockMachine, prober: Prober, somebody: int
-) -> None:
+def test_older_driver_without_newer_calls_is_read(nvidia: MockMachine, prober: Prober, somebody: int) -> None:
     for function in (
         "nvmlDeviceGetMemoryInfo_v2",
         "nvmlDeviceGetSamples",
@@ -206,7 +202,7 @@ def test_an_older_driver_without_the_newer_calls_is_read_all_the_same(
     assert isinstance(reading.processes[0].utilization, Unknown)
 
 
-def test_processes_of_compute_and_graphics_are_one_list(nvidia: MockMachine, prober: Prober, somebody: int) -> None:
+def test_compute_and_graphics_processes_form_one_list(nvidia: MockMachine, prober: Prober, somebody: int) -> None:
     gpu = nvidia.gpus[0]
     gpu.add_process(somebody, memory=GIB, kind="compute")
     gpu.add_process(somebody, memory=2 * GIB, kind="graphics")
@@ -217,7 +213,7 @@ def test_processes_of_compute_and_graphics_are_one_list(nvidia: MockMachine, pro
     assert processes[0].memory == 2 * GIB
 
 
-def test_more_processes_than_room_was_made_for(nvidia: MockMachine, prober: Prober) -> None:
+def test_process_list_longer_than_the_buffer_is_read(nvidia: MockMachine, prober: Prober) -> None:
     nvidia.fault("nvmlDeviceGetComputeRunningProcesses_v3", code=7, times=2)
     nvidia.gpus[0].add_process(os.getpid())
     processes = prober.look().readings[0].processes
@@ -225,14 +221,16 @@ def test_more_processes_than_room_was_made_for(nvidia: MockMachine, prober: Prob
     assert [p.pid for p in processes] == [os.getpid()]
 
 
-def test_a_process_that_ended_is_listed_without_a_name(nvidia: MockMachine, prober: Prober) -> None:
+def test_ended_process_is_listed_without_a_name(nvidia: MockMachine, prober: Prober) -> None:
     nvidia.gpus[0].add_process(NOBODY)
     processes = prober.look().readings[0].processes
     assert known(processes)
     assert isinstance(processes[0].name, Unknown)
 
 
-def test_absurd_utilization_of_one_process_touches_no_other(nvidia: MockMachine, prober: Prober, somebody: int) -> None:
+def test_invalid_utilization_of_one_process_affects_no_other(
+    nvidia: MockMachine, prober: Prober, somebody: int
+) -> None:
     gpu = nvidia.gpus[0]
     gpu.add_process(somebody, sm=40)
     gpu.add_process(os.getpid(), sm=4_000_000)
@@ -243,7 +241,7 @@ def test_absurd_utilization_of_one_process_touches_no_other(nvidia: MockMachine,
     assert isinstance(by_pid[os.getpid()], Unknown)
 
 
-def test_a_gpu_that_comes_back_starts_afresh(nvidia: MockMachine, prober: Prober) -> None:
+def test_recovered_gpu_starts_with_empty_history(nvidia: MockMachine, prober: Prober) -> None:
     prober.look()
     nvidia.fault("*", code=16, gpu=0)
     lost, other = _readings(prober.look())
@@ -254,7 +252,7 @@ def test_a_gpu_that_comes_back_starts_afresh(nvidia: MockMachine, prober: Prober
     assert known(back.utilization)
 
 
-def test_a_gpu_that_was_lost_at_the_start_is_read_after_its_reset(nvidia: MockMachine) -> None:
+def test_gpu_lost_at_startup_is_read_after_its_reset(nvidia: MockMachine) -> None:
     nvidia.fault("nvmlDeviceGetHandleByIndex_v2", code=15, gpu=1)
     program = """
 import sys

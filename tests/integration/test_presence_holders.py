@@ -10,10 +10,19 @@ import pytest
 
 from stoker.presence.holders import DeviceHolder, HolderScanner, Mounts
 from stoker.procfs import read_stat
-from tests.support.openers import NOBODY, NUMBERS, Openers, as_nobody, make_node, needs_root, openers, place
+from tests.support.node_holders import (
+    NOBODY,
+    NUMBERS,
+    NodeHolders,
+    as_nobody,
+    make_node,
+    needs_root,
+    node_holders,
+    place,
+)
 from tests.support.waiting import wait_for
 
-__all__ = ["openers", "place"]
+__all__ = ["node_holders", "place"]
 
 SCAN = 'holders = HolderScanner({"GPU-a": (Path(sys.argv[1]),)})\n'
 TWO_THREADS = """
@@ -48,10 +57,10 @@ def nodes(place: Path) -> dict[str, tuple[Path, ...]]:
     }
 
 
-def test_a_holder_is_reported_with_its_name_program_user_and_start(
-    nodes: dict[str, tuple[Path, ...]], openers: Openers
+def test_holder_is_reported_with_its_name_program_user_and_start(
+    nodes: dict[str, tuple[Path, ...]], node_holders: NodeHolders
 ) -> None:
-    process = openers.open(*nodes["GPU-a"])
+    process = node_holders.open(*nodes["GPU-a"])
     # It says that it is ready a moment before it becomes a `sleep`.
     wait_for(lambda: read_stat(f"/proc/{process.pid}/stat").name == "sleep")
     (found,) = [holder for holder in HolderScanner(nodes).scan().by_gpu["GPU-a"] if holder.pid == process.pid]
@@ -61,20 +70,22 @@ def test_a_holder_is_reported_with_its_name_program_user_and_start(
     assert found == DeviceHolder(process.pid, stat.started, stat.name, program, user)
 
 
-def test_each_gpu_has_its_own_holders(nodes: dict[str, tuple[Path, ...]], openers: Openers) -> None:
-    both = openers.open(*nodes["GPU-a"], *nodes["GPU-b"])
-    second = openers.open(*nodes["GPU-b"])
+def test_each_gpu_has_its_own_holders(nodes: dict[str, tuple[Path, ...]], node_holders: NodeHolders) -> None:
+    both = node_holders.open(*nodes["GPU-a"], *nodes["GPU-b"])
+    second = node_holders.open(*nodes["GPU-b"])
     by_gpu = HolderScanner(nodes).scan().by_gpu
-    assert openers.among(by_gpu["GPU-a"]) == [both.pid]
-    assert openers.among(by_gpu["GPU-b"]) == sorted([both.pid, second.pid])
+    assert node_holders.among(by_gpu["GPU-a"]) == [both.pid]
+    assert node_holders.among(by_gpu["GPU-b"]) == sorted([both.pid, second.pid])
     assert HolderScanner(nodes).scan_one(both.pid) == {"GPU-a", "GPU-b"}
     assert HolderScanner(nodes).scan_one(second.pid) == {"GPU-b"}
 
 
-def test_slices_that_share_a_node_share_its_holders(nodes: dict[str, tuple[Path, ...]], openers: Openers) -> None:
-    process = openers.open(*nodes["GPU-a"])
+def test_slices_that_share_a_node_share_its_holders(
+    nodes: dict[str, tuple[Path, ...]], node_holders: NodeHolders
+) -> None:
+    process = node_holders.open(*nodes["GPU-a"])
     scan = HolderScanner({"MIG-1": nodes["GPU-a"], "MIG-2": nodes["GPU-a"], "GPU-none": ()}).scan()
-    assert {uuid: openers.among(found) for uuid, found in scan.by_gpu.items()} == {
+    assert {uuid: node_holders.among(found) for uuid, found in scan.by_gpu.items()} == {
         "MIG-1": [process.pid],
         "MIG-2": [process.pid],
         "GPU-none": [],
@@ -83,19 +94,19 @@ def test_slices_that_share_a_node_share_its_holders(nodes: dict[str, tuple[Path,
 
 @needs_root
 @pytest.mark.parametrize("name", ["container/dev/a", "elsewhere/a", "elsewhere/by another name"])
-def test_a_containers_own_node_of_the_same_device_counts(
-    nodes: dict[str, tuple[Path, ...]], place: Path, openers: Openers, name: str
+def test_node_of_the_same_device_inside_a_container_counts(
+    nodes: dict[str, tuple[Path, ...]], place: Path, node_holders: NodeHolders, name: str
 ) -> None:
     own = make_node(place / name, NUMBERS[0])
-    process = openers.open(own)
+    process = node_holders.open(own)
     holders = HolderScanner(nodes)
-    assert openers.among(holders.scan().by_gpu["GPU-a"]) == [process.pid]
+    assert node_holders.among(holders.scan().by_gpu["GPU-a"]) == [process.pid]
     own.unlink()
-    assert openers.among(holders.scan().by_gpu["GPU-a"]) == [process.pid]
+    assert node_holders.among(holders.scan().by_gpu["GPU-a"]) == [process.pid]
 
 
-def test_what_is_opened_and_closed_between_scans_is_noticed(
-    nodes: dict[str, tuple[Path, ...]], place: Path, openers: Openers
+def test_open_and_close_between_scans_is_noticed(
+    nodes: dict[str, tuple[Path, ...]], place: Path, node_holders: NodeHolders
 ) -> None:
     (place / "data").touch()
     code = """
@@ -106,7 +117,7 @@ for line in sys.stdin:
     opened = open(sys.argv[1]) if line == "open\\n" else opened.close()
     print("done", flush=True)
 """
-    process = openers.python(code, nodes["GPU-a"][0], place / "data")
+    process = node_holders.python(code, nodes["GPU-a"][0], place / "data")
     assert process.stdin is not None
     assert process.stdout is not None
     holders = HolderScanner(nodes)
@@ -114,32 +125,34 @@ for line in sys.stdin:
         process.stdin.write(f"{order}\n")
         process.stdin.flush()
         assert process.stdout.readline() == "done\n"
-        assert openers.among(holders.scan().by_gpu["GPU-a"]) == expected
+        assert node_holders.among(holders.scan().by_gpu["GPU-a"]) == expected
 
 
-def test_a_child_that_inherited_the_node_holds_it_alone_once_the_parent_closed_it(
-    nodes: dict[str, tuple[Path, ...]], openers: Openers
+def test_child_with_an_inherited_node_is_the_holder_after_the_parent_closes_it(
+    nodes: dict[str, tuple[Path, ...]], node_holders: NodeHolders
 ) -> None:
-    parent = openers.python(FORKED, nodes["GPU-a"][0])
+    parent = node_holders.python(FORKED, nodes["GPU-a"][0])
     holders = HolderScanner(nodes)
-    found = wait_for(lambda: [pid for pid in openers.among(holders.scan().by_gpu["GPU-a"]) if pid != parent.pid])
+    found = wait_for(lambda: [pid for pid in node_holders.among(holders.scan().by_gpu["GPU-a"]) if pid != parent.pid])
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
     assert found == [int(child) for child in children]
-    wait_for(lambda: parent.pid not in openers.among(holders.scan().by_gpu["GPU-a"]))
+    wait_for(lambda: parent.pid not in node_holders.among(holders.scan().by_gpu["GPU-a"]))
 
 
 @pytest.mark.parametrize("fate", ["first thread ends", "both go on"])
-def test_a_process_with_threads_is_one_holder(nodes: dict[str, tuple[Path, ...]], openers: Openers, fate: str) -> None:
-    process = openers.python(TWO_THREADS, nodes["GPU-a"][0], fate)
+def test_process_with_threads_is_one_holder(
+    nodes: dict[str, tuple[Path, ...]], node_holders: NodeHolders, fate: str
+) -> None:
+    process = node_holders.python(TWO_THREADS, nodes["GPU-a"][0], fate)
     if fate == "first thread ends":
         wait_for(lambda: read_stat(f"/proc/{process.pid}/stat").state == "Z")
-    assert openers.among(HolderScanner(nodes).scan().by_gpu["GPU-a"]) == [process.pid]
+    assert node_holders.among(HolderScanner(nodes).scan().by_gpu["GPU-a"]) == [process.pid]
 
 
-def test_a_process_that_becomes_another_program_is_known_by_the_new_name(
-    nodes: dict[str, tuple[Path, ...]], openers: Openers
+def test_process_is_named_after_the_program_it_executes(
+    nodes: dict[str, tuple[Path, ...]], node_holders: NodeHolders
 ) -> None:
-    process = openers.run(["sh", "-c", f'exec 3<"{nodes["GPU-a"][0]}"; echo ready; read go; exec sleep 300'])
+    process = node_holders.run(["sh", "-c", f'exec 3<"{nodes["GPU-a"][0]}"; echo ready; read go; exec sleep 300'])
     holders = HolderScanner(nodes)
 
     def seen(name: str) -> list[DeviceHolder]:
@@ -154,41 +167,41 @@ def test_a_process_that_becomes_another_program_is_known_by_the_new_name(
     assert after.executable != before.executable
 
 
-def test_a_node_that_is_made_late_or_anew_is_known(place: Path, openers: Openers) -> None:
+def test_late_or_recreated_node_is_recognized(place: Path, node_holders: NodeHolders) -> None:
     node = place / "late"
     holders = HolderScanner({"GPU-a": (node,)})
     assert holders.scan().by_gpu == {"GPU-a": ()}
     for _ in range(2):
         make_node(node, NUMBERS[0])
-        process = openers.open(node)
-        assert process.pid in openers.among(holders.scan().by_gpu["GPU-a"])
+        process = node_holders.open(node)
+        assert process.pid in node_holders.among(holders.scan().by_gpu["GPU-a"])
         node.unlink()
 
 
 @needs_root
-def test_who_held_the_device_before_its_node_was_made_here_is_found_once_it_is(place: Path, openers: Openers) -> None:
+def test_holder_of_the_device_is_found_once_its_node_exists_here(place: Path, node_holders: NodeHolders) -> None:
     holders = HolderScanner({"GPU-a": (place / "late",)})
-    process = openers.open(make_node(place / "in a container", NUMBERS[0]))
+    process = node_holders.open(make_node(place / "in a container", NUMBERS[0]))
     assert holders.scan().by_gpu == {"GPU-a": ()}
     make_node(place / "late", NUMBERS[0])
-    assert openers.among(holders.scan().by_gpu["GPU-a"]) == [process.pid]
+    assert node_holders.among(holders.scan().by_gpu["GPU-a"]) == [process.pid]
 
 
 @needs_root
-def test_a_process_of_another_user_is_named_after_that_user(
-    nodes: dict[str, tuple[Path, ...]], openers: Openers
+def test_process_of_another_user_has_the_name_of_that_user(
+    nodes: dict[str, tuple[Path, ...]], node_holders: NodeHolders
 ) -> None:
-    process = openers.open(*nodes["GPU-a"], user=NOBODY)
+    process = node_holders.open(*nodes["GPU-a"], user=NOBODY)
     held = {holder.pid: holder for holder in HolderScanner(nodes).scan().by_gpu["GPU-a"]}
     assert held[process.pid].user == "nobody"
 
 
 @needs_root
-def test_without_root_own_processes_are_seen_and_those_of_others_are_counted(
-    nodes: dict[str, tuple[Path, ...]], openers: Openers
+def test_unprivileged_scan_sees_own_processes_and_counts_the_others(
+    nodes: dict[str, tuple[Path, ...]], node_holders: NodeHolders
 ) -> None:
-    own = openers.open(*nodes["GPU-a"], user=NOBODY)
-    other = openers.open(*nodes["GPU-a"])
+    own = node_holders.open(*nodes["GPU-a"], user=NOBODY)
+    other = node_holders.open(*nodes["GPU-a"])
     seen = "scan = holders.scan(); seen = {holder.pid for holder in scan.by_gpu['GPU-a']}"
     told = "; print([int(pid) in seen for pid in sys.argv[2:]], scan.unseen > 0)"
     assert as_nobody(SCAN + seen + told, *nodes["GPU-a"], own.pid, other.pid) == "[True, False] True\n"
@@ -197,7 +210,7 @@ def test_without_root_own_processes_are_seen_and_those_of_others_are_counted(
 
 
 @needs_root
-def test_the_dead_and_the_kernels_threads_are_not_counted_as_unseen(nodes: dict[str, tuple[Path, ...]]) -> None:
+def test_zombies_and_kernel_threads_do_not_count_as_unseen(nodes: dict[str, tuple[Path, ...]]) -> None:
     with subprocess.Popen(["true"]) as dead:
         wait_for(lambda: read_stat(f"/proc/{dead.pid}/stat").state == "Z")
         code = "pids = [int(argument) for argument in sys.argv[2:]]; print([holders._is_program(pid) for pid in pids])"
@@ -207,21 +220,21 @@ def test_the_dead_and_the_kernels_threads_are_not_counted_as_unseen(nodes: dict[
     assert told == f"{[True, False] + [False] * len(kernel)}\n"
 
 
-def test_a_process_that_is_gone_holds_nothing(nodes: dict[str, tuple[Path, ...]]) -> None:
+def test_ended_process_holds_nothing(nodes: dict[str, tuple[Path, ...]]) -> None:
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
         assert HolderScanner(nodes).scan_one(gone.pid) == frozenset()
 
 
-def test_processes_that_come_and_go_during_a_scan_are_no_error(
-    nodes: dict[str, tuple[Path, ...]], openers: Openers
+def test_processes_that_start_or_end_during_a_scan_are_no_error(
+    nodes: dict[str, tuple[Path, ...]], node_holders: NodeHolders
 ) -> None:
-    process = openers.open(*nodes["GPU-a"])
+    process = node_holders.open(*nodes["GPU-a"])
     commotion = f'echo ready; while true; do (sleep 0.001 <"{nodes["GPU-b"][0]}") & /bin/true; wait; done'
-    openers.run(["sh", "-c", commotion])
+    node_holders.run(["sh", "-c", commotion])
     holders = HolderScanner(nodes)
     for _ in range(60):
-        assert openers.among(holders.scan().by_gpu["GPU-a"]) == [process.pid]
+        assert node_holders.among(holders.scan().by_gpu["GPU-a"]) == [process.pid]
 
 
 @pytest.mark.parametrize(
@@ -235,9 +248,7 @@ def test_processes_that_come_and_go_during_a_scan_are_no_error(
         ("8 1 8:1 / / rw - ext4 /dev/sda rw", False),
     ],
 )
-def test_only_files_that_can_be_devices_and_answer_at_once_are_asked(
-    tmp_path: Path, mount: str, may_be_asked: bool
-) -> None:
+def test_scan_calls_stat_only_on_possible_device_files(tmp_path: Path, mount: str, may_be_asked: bool) -> None:
     process = tmp_path / "10"
     (process / "fdinfo").mkdir(parents=True)
     (process / "fdinfo/3").write_text("pos:\t0\nflags:\t0100000\nmnt_id:\t7\nino:\t5\n")
@@ -246,12 +257,12 @@ def test_only_files_that_can_be_devices_and_answer_at_once_are_asked(
     assert Mounts(str(tmp_path)).can_hold_nodes(10, f"{process}/fd/4") is False
 
 
-def test_a_proc_that_hides_the_processes_of_others_says_so(tmp_path: Path) -> None:
+def test_hidepid_is_reported(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     assert HolderScanner({"GPU-a": ()}, tmp_path).scan().unseen == 1
 
 
-def test_the_first_scan_imports_nothing_heavy() -> None:
+def test_first_scan_imports_nothing_heavy() -> None:
     code = "import sys, stoker.presence.holders; print('asyncio' in sys.modules or 'pynvml' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
     assert told.stdout == "False\n"

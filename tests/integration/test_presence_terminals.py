@@ -49,7 +49,7 @@ def test_input_is_activity_and_output_is_not(terminal: tuple[int, int, Path]) ->
     assert typed.idle == 0.0
 
 
-def test_a_terminal_that_vanished_is_nobody(terminal: tuple[int, int, Path]) -> None:
+def test_removed_terminal_counts_as_no_user(terminal: tuple[int, int, Path]) -> None:
     master, slave, path = terminal
     os.close(slave)
     os.close(master)

@@ -60,7 +60,7 @@ def problem(look: Look) -> str:
     return look.problem.reason
 
 
-def test_a_blocked_driver_makes_looks_unknown_in_time_with_one_helper_and_one_call(nvidia: MockMachine) -> None:
+def test_blocked_driver_yields_unknown_in_time_with_one_helper_and_one_call(nvidia: MockMachine) -> None:
     with started(deadline=0.4) as prober:
         look, took = _blocked_look(nvidia, prober)
         for _ in range(2):
@@ -95,7 +95,7 @@ def _blocked_look(machine: MockMachine, prober: Prober) -> tuple[Look, float]:
     return prober.look(), time.monotonic() - begun
 
 
-def test_it_recovers_by_itself_when_the_driver_does(nvidia: MockMachine) -> None:
+def test_prober_recovers_with_the_driver(nvidia: MockMachine) -> None:
     with started(deadline=0.2) as prober:
         nvidia.fault("nvmlDeviceGetSamples", hang=600)
         assert prober.look().problem is not None
@@ -111,7 +111,7 @@ def _good(look: Look) -> Look | None:
     return look if look.problem is None else None
 
 
-def test_a_driver_that_blocks_at_its_opening_is_guarded_too(nvidia: MockMachine) -> None:
+def test_driver_that_blocks_while_opening_yields_unknown_in_time(nvidia: MockMachine) -> None:
     nvidia.fault("nvmlInitWithFlags", hang=600)
     with Prober("nvml", deadline=0.3) as prober:
         assert problem(prober.look()) == "the driver did not answer in 0.3 s"
@@ -120,7 +120,7 @@ def test_a_driver_that_blocks_at_its_opening_is_guarded_too(nvidia: MockMachine)
         assert len(wait_for(lambda: _good(prober.look())).gpus) == 2
 
 
-def test_signals_are_heard_while_the_driver_blocks(nvidia: MockMachine) -> None:
+def test_signals_are_handled_while_the_driver_blocks(nvidia: MockMachine) -> None:
     nvidia.fault("nvmlDeviceGetSamples", hang=600)
     heard = threading.Event()
     previous = signal.signal(signal.SIGUSR1, lambda *_: heard.set())
@@ -142,7 +142,7 @@ def _ring_when_it_hangs(machine: MockMachine, heard: threading.Event) -> None:
         machine.clear_faults()
 
 
-def test_a_crash_inside_the_driver_is_reported_and_a_new_helper_takes_over(nvidia: MockMachine) -> None:
+def test_driver_crash_is_reported_and_a_new_helper_starts(nvidia: MockMachine) -> None:
     with started(deadline=60) as prober:
         (helper,) = helpers()
         helper.send_signal(signal.SIGSEGV)
@@ -154,7 +154,7 @@ def test_a_crash_inside_the_driver_is_reported_and_a_new_helper_takes_over(nvidi
         assert len(helpers()) == 1
 
 
-def test_closing_leaves_nothing_behind(nvidia: MockMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_leaves_no_process(nvidia: MockMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     # Not what this is about: a helper that takes longer to leave is asked by a signal, and leaves without a goodbye.
     monkeypatch.setattr(prober, "_GOODBYE", 60.0)
     with started(deadline=60):
@@ -177,7 +177,7 @@ def test_closing_while_the_driver_blocks_does_not_wait_for_it(nvidia: MockMachin
     wait_for(lambda: os.waitpid(helper.pid, os.WNOHANG)[0] == helper.pid, named="the helper's end")
 
 
-def test_the_helper_of_a_killed_program_goes_by_itself(nvidia: MockMachine) -> None:
+def test_helper_exits_when_its_program_is_killed(nvidia: MockMachine) -> None:
     program = (
         "import os, signal; from stoker.gpus.prober import Prober; p = Prober('nvml', deadline=60); p.look();"
         "print(p._helper.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
@@ -187,7 +187,7 @@ def test_the_helper_of_a_killed_program_goes_by_itself(nvidia: MockMachine) -> N
     wait_for(lambda: helper is None or not is_alive(helper), named="the helper's end")
 
 
-def test_no_gpu_here_is_said_with_what_was_tried(tmp_path: Path) -> None:
+def test_missing_gpu_is_reported_with_the_sources_tried(tmp_path: Path) -> None:
     with Prober("auto", deadline=60, root=str(tmp_path)) as prober, pytest.raises(AbsentError) as caught:
         prober.look()
     sentence = str(caught.value)
@@ -198,7 +198,7 @@ def test_no_gpu_here_is_said_with_what_was_tried(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spec", ["cuda", "nvml:1", "sim:", "sim:0", "sim:x", ""])
-def test_a_source_that_is_none_is_refused_before_anything_starts(spec: str) -> None:
+def test_unknown_source_is_refused_before_the_start(spec: str) -> None:
     if spec == "sim:":
         Prober(spec).close()  # four GPUs, as everywhere
         return
@@ -206,7 +206,7 @@ def test_a_source_that_is_none_is_refused_before_anything_starts(spec: str) -> N
         Prober(spec)
 
 
-def test_auto_takes_the_library_and_says_so(nvidia: MockMachine) -> None:
+def test_auto_selects_nvml_and_reports_it(nvidia: MockMachine) -> None:
     with Prober("auto", deadline=60) as prober:
         prober.look()
         assert [(choice.source, choice.taken) for choice in prober.choices] == [("nvml", True)]

@@ -87,7 +87,7 @@ def test_excluded_process_is_left_out_with_its_descendants(family: Family) -> No
 
 
 @pytest.mark.usefixtures("way")
-def test_a_zombie_does_not_count() -> None:
+def test_zombie_does_not_count() -> None:
     process = subprocess.Popen(["true"])
     wait_for(lambda: (found := stat(process.pid)) is not None and found.is_zombie, named="the zombie")
     assert process.pid not in {member.pid for member in descendants(os.getpid())}
@@ -137,7 +137,7 @@ def test_shortage_of_descriptors_does_not_count_as_end_of_a_process() -> None:
     assert tried.stdout == "False\nToo many open files\nFalse\nTrue\n"
 
 
-def test_process_that_is_gone_gets_no_signal() -> None:
+def test_ended_process_gets_no_signal() -> None:
     gone = subprocess.Popen(["true"])
     who = identify(gone.pid)
     gone.wait()

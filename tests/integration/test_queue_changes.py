@@ -59,7 +59,7 @@ def wait_until_due(store: Store) -> None:
     wait_for(store._throttle.may_send, named="the end of the pause after a ring")
 
 
-def test_change_of_another_process_wakes_the_listener_and_is_visible_then(
+def test_change_by_another_process_wakes_the_listener_and_is_visible(
     changes: ChangeListener, queue: Store, other: Store
 ) -> None:
     assert is_quiet(changes)
@@ -98,7 +98,7 @@ def test_heartbeats_leases_logs_and_usage_wake_no_listener(changes: ChangeListen
     assert not select.select([changes], [], [], 0.05)[0]
 
 
-def test_change_of_another_process_wakes_within_milliseconds(changes: ChangeListener, url: str) -> None:
+def test_change_by_another_process_wakes_within_milliseconds(changes: ChangeListener, url: str) -> None:
     program = (
         "import sys, time\n"
         "from stoker.queue import JobSpec, open_queue\n"
@@ -170,7 +170,7 @@ def test_deferred_notification_is_sent_on_close(changes: ChangeListener, queue: 
     assert select.select([changes], [], [], 60.0)[0]
 
 
-def test_without_file_events_a_poll_still_hears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poll_notices_changes_without_file_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from stoker.queue import sqlite as sqlite_bell
 
     monkeypatch.setattr(sqlite_bell, "SECONDS_BETWEEN_TRIES", 0.05)

@@ -64,7 +64,7 @@ def run(store: Store, job: str, outcome: Outcome = "succeeded", output: str = ""
     assert store.attempts.finish(attempt.id, outcome, 0 if outcome == "succeeded" else 1)
 
 
-def test_a_job_is_submitted_with_what_it_asks_for(queue: stoker.Queue, tmp_path: Path) -> None:
+def test_job_is_submitted_with_its_options(queue: stoker.Queue, tmp_path: Path) -> None:
     first = queue.submit("echo first", name="the first")
     job = queue.submit(
         ["python", "train.py", "{id}", "{batch_size}"],
@@ -97,17 +97,17 @@ def test_a_job_is_submitted_with_what_it_asks_for(queue: stoker.Queue, tmp_path:
     assert (first.command, first.directory, first.gpus, first.state) == ("echo first", str(Path.cwd()), 1, "queued")
 
 
-def test_who_submitted_it_is_kept(queue: stoker.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submitter_is_stored(queue: stoker.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGNAME", "alice")
     assert queue.submit("true").submitter == "alice"
 
 
-def test_a_job_is_the_same_object_as_the_json(queue: stoker.Queue) -> None:
+def test_job_equals_its_json(queue: stoker.Queue) -> None:
     job = queue.submit("true", tags=["x"])
     assert msgspec.json.decode(msgspec.json.encode(job), type=stoker.Job) == job == queue.job(job.id)
 
 
-def test_many_are_all_accepted_or_none(queue: stoker.Queue) -> None:
+def test_batch_is_accepted_entirely_or_not_at_all(queue: stoker.Queue) -> None:
     jobs = queue.submit_many(["echo 1", ["echo", "2"], "echo 3"], gpus=0, tags=["t"])
     assert [job.command for job in jobs] == ["echo 1", ("echo", "2"), "echo 3"]
     with pytest.raises(BadInputError, match="character NUL"):
@@ -117,7 +117,7 @@ def test_many_are_all_accepted_or_none(queue: stoker.Queue) -> None:
     assert queue.jobs(tag="other") == []
 
 
-def test_jobs_are_found_by_id_prefix_name_and_themselves(queue: stoker.Queue) -> None:
+def test_jobs_are_found_by_id_prefix_name_and_object(queue: stoker.Queue) -> None:
     job = queue.submit("true", name="called this")
     for which in (job, job.id, job.id[:6], "called this"):
         assert queue.job(which) == job
@@ -125,7 +125,7 @@ def test_jobs_are_found_by_id_prefix_name_and_themselves(queue: stoker.Queue) ->
         queue.job("nobody")
 
 
-def test_jobs_are_steered(queue: stoker.Queue, store: Store) -> None:
+def test_jobs_are_held_moved_and_cancelled(queue: stoker.Queue, store: Store) -> None:
     job = queue.submit("true")
     assert queue.hold(job) == [job.id]
     assert queue.release([job.id]) == [job.id]
@@ -137,9 +137,7 @@ def test_jobs_are_steered(queue: stoker.Queue, store: Store) -> None:
     assert queue.counts() == {"succeeded": 1, "queued": 1}
 
 
-def test_the_logs_of_a_job_that_was_waited_for_are_all_that_it_printed(
-    queue: stoker.Queue, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logs_are_complete_after_wait(queue: stoker.Queue, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the last of its output comes after the outcome, which is brought first."""
     store.workers.heartbeat("w", "host", View())
     job = queue.submit("train")
@@ -160,7 +158,7 @@ def test_the_logs_of_a_job_that_was_waited_for_are_all_that_it_printed(
     assert len(pauses) == 3
 
 
-def test_waiting_ends_as_soon_as_the_job_does(
+def test_wait_returns_when_the_job_ends(
     queue: stoker.Queue, url: str, rests: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Only the bell is left to wake it: the next look of its own would come at its deadline.
@@ -210,7 +208,7 @@ def test_wait_polls_when_the_listener_cannot_listen(
     assert queue.wait(job, timeout=60).state == "succeeded"
 
 
-def test_waiting_for_long_ends_with_an_error_in_time(queue: stoker.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_raises_at_its_timeout(queue: stoker.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "POLL_SECONDS", 600.0)
     job = queue.submit("true", hold=True)
     begun = time.monotonic()
@@ -221,7 +219,7 @@ def test_waiting_for_long_ends_with_an_error_in_time(queue: stoker.Queue, monkey
         queue.wait([job.id], timeout=0)
 
 
-def test_a_database_that_is_away_is_waited_for(mortal_server: PostgresServer, rests: threading.Event) -> None:
+def test_wait_survives_an_unreachable_database(mortal_server: PostgresServer, rests: threading.Event) -> None:
     url = mortal_server.create_database()
     with init_queue(url) as store:
         (job,) = store.jobs.submit([JobSpec(command="true")])
@@ -245,7 +243,7 @@ def test_a_database_that_is_away_is_waited_for(mortal_server: PostgresServer, re
     assert [job.state for job in found] == ["succeeded"]
 
 
-def test_a_pinned_job_needs_a_commit(queue: stoker.Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_job_needs_a_commit(queue: stoker.Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(BadInputError, match="a pinned job needs a commit to run"):
         queue.submit("true", pin=True, directory=tmp_path)
@@ -262,7 +260,7 @@ def test_a_pinned_job_needs_a_commit(queue: stoker.Queue, tmp_path: Path, monkey
     assert queue.submit("true", pin=True, allow_dirty=True, directory=tmp_path).dirty is True
 
 
-def test_the_python_that_is_active_stays_the_jobs_python(queue: stoker.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_active_python_environment_is_used_by_the_job(queue: stoker.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIRTUAL_ENV", "/venv")
     assert queue.submit("true", environment={"A": "1"}).environment.keys() >= {"VIRTUAL_ENV", "PATH", "A"}
     assert queue.submit("true", bare_environment=True).environment == {}
@@ -293,9 +291,7 @@ def test_the_python_that_is_active_stays_the_jobs_python(queue: stoker.Queue, mo
         ("true", {"directory": "not/there"}, "is not there"),
     ],
 )
-def test_invalid_options_are_refused_with_one_sentence(
-    tmp_path: Path, command: Any, options: dict[str, Any], says: str
-) -> None:
+def test_invalid_options_are_refused(tmp_path: Path, command: Any, options: dict[str, Any], says: str) -> None:
     with stoker.Queue(str(tmp_path / "queue.db")) as queue:
         with pytest.raises(BadInputError) as refused:
             queue.submit(command, **options)
@@ -303,7 +299,7 @@ def test_invalid_options_are_refused_with_one_sentence(
         assert queue.counts() == {}
 
 
-def test_one_text_is_not_taken_for_many_commands(tmp_path: Path) -> None:
+def test_string_is_not_accepted_as_a_list_of_commands(tmp_path: Path) -> None:
     with (
         stoker.Queue(str(tmp_path / "queue.db")) as queue,
         pytest.raises(BadInputError, match="takes several commands"),
@@ -311,7 +307,7 @@ def test_one_text_is_not_taken_for_many_commands(tmp_path: Path) -> None:
         queue.submit_many("echo 1")
 
 
-def test_it_is_the_same_queue_as_that_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_and_command_line_use_the_same_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with stoker.Queue() as queue:
         job = queue.submit("true")
     with open_queue() as store:
@@ -326,11 +322,11 @@ def test_it_is_the_same_queue_as_that_of_the_command_line(tmp_path: Path, monkey
         assert "variable.db" in repr(queue)
 
 
-def test_a_database_that_was_not_prepared_is_not_touched(postgres_url: str) -> None:
+def test_uninitialized_database_is_not_modified(postgres_url: str) -> None:
     with pytest.raises(StokerError, match="`stoker queue init` creates it"):
         stoker.Queue(postgres_url)
 
 
-def test_all_that_a_job_can_ask_for_can_be_asked_for_here() -> None:
+def test_every_job_field_is_an_argument_of_submit() -> None:
     chosen = {*editable(), "hold"} - {"command"}
     assert Options.__annotations__.keys() == chosen | {"allow_dirty", "bare_environment"}

@@ -43,7 +43,7 @@ def test_worker_sees_a_snooze_until_the_attempt_has_ended(queue: Store) -> None:
     assert queue.attempts.requests("w") == Requests()
 
 
-def test_a_later_snooze_counts_and_zero_ends_it(queue: Store) -> None:
+def test_later_snooze_replaces_the_earlier_and_zero_ends_it(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
     assert queue.attempts.snooze(attempt, 600.0, "alice")
     assert queue.attempts.snooze(attempt, 30.0, "bob")
@@ -55,7 +55,7 @@ def test_a_later_snooze_counts_and_zero_ends_it(queue: Store) -> None:
     assert queue.attempts.requests("w") == Requests(snoozed={attempt: Snoozed(seconds=0.0, by="carol")})
 
 
-def test_worker_no_longer_sees_a_snooze_that_is_over(queue: Store) -> None:
+def test_worker_does_not_see_an_expired_snooze(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
     assert queue.attempts.snooze(attempt, 0.001, "alice")
     over = queue.clock() + 0.002
@@ -63,7 +63,7 @@ def test_worker_no_longer_sees_a_snooze_that_is_over(queue: Store) -> None:
     assert (queue.attempts.requests("w"), queue.attempts.snoozes()) == (Requests(), {})
 
 
-def test_only_what_runs_can_be_left_alone(queue: Store) -> None:
+def test_only_running_jobs_can_be_snoozed(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
     assert not queue.attempts.snooze("no such attempt", 60.0, "alice")
     assert queue.attempts.snooze(attempt, 60.0, "alice")
@@ -76,7 +76,7 @@ def test_only_what_runs_can_be_left_alone(queue: Store) -> None:
             queue.attempts.snooze(attempt, seconds, "alice")
 
 
-def test_a_finding_comes_back_as_it_was_written(queue: Store) -> None:
+def test_details_are_read_as_written(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
     assert queue.attempts.details(attempt) is None
     assert not queue.attempts.write_details("no such attempt", AttemptDetails(cause="idle", rule="idle"))
@@ -91,7 +91,7 @@ def test_a_finding_comes_back_as_it_was_written(queue: Store) -> None:
     assert found.report == "x" * LONGEST_REPORT
 
 
-def test_what_is_found_out_later_is_added_to_what_is_known(queue: Store) -> None:
+def test_later_details_are_merged_with_earlier_ones(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
     assert queue.attempts.write_details(attempt, AttemptDetails(fit={"batch_size": 8}))
     assert queue.attempts.causes([attempt]) == {}
@@ -99,7 +99,7 @@ def test_what_is_found_out_later_is_added_to_what_is_known(queue: Store) -> None
     assert queue.attempts.details(attempt) == AttemptDetails(cause="time limit", report="why", fit={"batch_size": 8})
 
 
-def test_causes_of_several_attempts_are_read_at_once(queue: Store) -> None:
+def test_causes_of_several_attempts_are_read_in_one_query(queue: Store) -> None:
     first, second, third = attempts(queue, 3)
     queue.attempts.write_details(first, AttemptDetails(cause="idle", rule="idle"))
     queue.attempts.write_details(second, AttemptDetails(cause="exited"))
@@ -110,7 +110,7 @@ def test_causes_of_several_attempts_are_read_at_once(queue: Store) -> None:
     assert queue.attempts.causes([]) == {}
 
 
-def test_rule_stops_have_the_number_of_gpus_that_became_free(queue: Store) -> None:
+def test_rule_stops_have_the_number_of_freed_gpus(queue: Store) -> None:
     ids = []
     for gpus, cause in [(["a", "b"], "idle"), (["c"], "time limit"), (["d"], "idle")]:
         (job,) = submit(queue, "x", gpus=len(gpus))
@@ -129,7 +129,7 @@ def test_rule_stops_have_the_number_of_gpus_that_became_free(queue: Store) -> No
     assert between <= ended <= queue.clock()
 
 
-def test_the_ends_of_several_outputs_are_read_at_once(queue: Store) -> None:
+def test_tails_of_several_logs_are_read_in_one_query(queue: Store) -> None:
     first, second, third = attempts(queue, 3)
     queue.logs.write(first, "an epoch\r100%|█████| 🔥🔥")
     queue.logs.write(second, "short")
@@ -154,7 +154,7 @@ def usage(minute: int, host: str = "h", gpu: str = "g", **more: float) -> Usage:
     return Usage(host=host, gpu=gpu, minute=minute, seconds={"job": more.get("job", 60.0)})
 
 
-def test_usage_is_kept_by_the_minute_and_the_newer_word_that_knows_as_much_counts(queue: Store) -> None:
+def test_newer_usage_of_a_minute_replaces_older_usage_with_as_many_samples(queue: Store) -> None:
     now = int(queue.clock() // 60)
     whole = Usage(
         host="h",
@@ -180,7 +180,7 @@ def test_usage_is_kept_by_the_minute_and_the_newer_word_that_knows_as_much_count
     queue.usage.write([])
 
 
-def test_usage_is_asked_for_by_time_machine_and_gpu(queue: Store) -> None:
+def test_usage_is_selected_by_time_machine_and_gpu(queue: Store) -> None:
     now = int(queue.clock() // 60)
     rows = [usage(now - back, host, gpu) for host in ("B", "a") for gpu in ("g1", "g2") for back in (2, 1, 0)]
     queue.usage.write(list(reversed(rows)))
@@ -210,7 +210,7 @@ def test_usage_older_than_a_month_is_deleted(queue: Store, url: str) -> None:
     assert [row.gpu for row in queue.usage.read(0)] == ["kept", "new"]
 
 
-def test_of_all_who_would_tell_something_one_does(queue: Store, url: str) -> None:
+def test_notice_is_claimed_by_one_process(queue: Store, url: str) -> None:
     told: list[bool] = []
     together = threading.Barrier(4)
 

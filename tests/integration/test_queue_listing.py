@@ -34,7 +34,7 @@ def test_pages_hold_every_job_once_newest_first(queue: Store) -> None:
     assert pages(queue, 5) == [["e", "d", "c", "b", "a"], []]
 
 
-def test_what_comes_in_meanwhile_moves_nothing_to_the_next_page(queue: Store) -> None:
+def test_new_job_does_not_shift_the_next_page(queue: Store) -> None:
     submit(queue, *"abcd")
     first = queue.jobs.page(limit=2)
     submit(queue, "new")
@@ -42,7 +42,7 @@ def test_what_comes_in_meanwhile_moves_nothing_to_the_next_page(queue: Store) ->
     assert [job.name for job in (*first, *then)] == ["d", "c", "b", "a"]
 
 
-def test_pages_are_of_some_states_or_of_a_tag(queue: Store) -> None:
+def test_pages_are_filtered_by_state_or_tag(queue: Store) -> None:
     jobs = submit(queue, *"abcdef", tags=("night",))
     submit(queue, "other")
     for job in jobs[:4:2]:
@@ -87,7 +87,7 @@ def test_recently_ended_jobs_are_listed_last_end_first(queue: Store) -> None:
         ("ac", "before b", "acbde"),
     ],
 )
-def test_jobs_are_put_right_beside_another(queue: Store, moved: str, neighbour: str, expected: str) -> None:
+def test_jobs_are_moved_next_to_another(queue: Store, moved: str, neighbour: str, expected: str) -> None:
     jobs = dict(zip("abcde", submit(queue, *"abcde"), strict=True))
     side, beside = neighbour.split()
     # Named in any order, they keep the one they have in the queue.
@@ -98,7 +98,7 @@ def test_jobs_are_put_right_beside_another(queue: Store, moved: str, neighbour: 
     assert order(queue) == expected + "x"
 
 
-def test_who_is_put_beside_another_takes_its_priority(queue: Store) -> None:
+def test_moved_job_takes_the_priority_of_its_neighbour(queue: Store) -> None:
     urgent = submit(queue, "u", "v", priority=5)
     a, b = submit(queue, "a", "b")
     queue.jobs.hold([b])
@@ -109,7 +109,7 @@ def test_who_is_put_beside_another_takes_its_priority(queue: Store) -> None:
     assert [job.name for job in queue.attempts.ready()] == ["u", "v", "a"]
 
 
-def test_there_is_always_room_between_two(queue: Store) -> None:
+def test_job_can_always_be_moved_between_two_others(queue: Store) -> None:
     jobs = submit(queue, *"abcd")
     # Each halves the room before the last one; doubles are soon at their end.
     for turn in range(120):
@@ -119,7 +119,7 @@ def test_there_is_always_room_between_two(queue: Store) -> None:
     assert order(queue) == "abcdx"
 
 
-def test_nothing_is_put_beside_what_does_not_wait(queue: Store) -> None:
+def test_moving_next_to_a_job_that_is_not_waiting_is_refused(queue: Store) -> None:
     a, b, c = submit(queue, *"abc")
     start(queue, c)
     for neighbour in (c, "00000000"):
@@ -131,7 +131,7 @@ def test_nothing_is_put_beside_what_does_not_wait(queue: Store) -> None:
     assert (order(queue), states(queue, a, b, c)) == ("ab", ["queued", "queued", "running"])
 
 
-def test_the_neighbours_of_a_job_are_those_of_its_priority_that_wait(queue: Store) -> None:
+def test_neighbours_of_a_job_are_waiting_jobs_of_its_priority(queue: Store) -> None:
     a, b, c, d, e = submit(queue, *"abcde")
     (urgent,) = submit(queue, "u", priority=5)
     queue.jobs.hold([b, d])
@@ -146,7 +146,7 @@ def test_the_neighbours_of_a_job_are_those_of_its_priority_that_wait(queue: Stor
     assert [queue.jobs.neighbours(queue.jobs.get(name)) for name in (d, b, a)] == [(None, b), (d, a), (b, None)]
 
 
-def test_who_comes_before_a_queued_job_is_counted_up_to_a_bound(queue: Store) -> None:
+def test_jobs_ahead_are_counted_up_to_a_limit(queue: Store) -> None:
     a, b, c, d = submit(queue, *"abcd")
     (urgent,) = submit(queue, "u", priority=5)
     submit(queue, "later", priority=-1)
@@ -156,7 +156,7 @@ def test_who_comes_before_a_queued_job_is_counted_up_to_a_bound(queue: Store) ->
     assert [queue.jobs.ahead_of(queue.jobs.get(c), most) for most in (0, 1, 2, 3)] == [0, 1, 2, 3]
 
 
-def test_what_no_database_takes_as_text_is_nowhere_found(queue: Store) -> None:
+def test_search_text_invalid_in_databases_matches_nothing(queue: Store) -> None:
     odd = "\0\ud800"
     assert queue.usage.read(0, odd, odd) == []
     assert queue.jobs.find(tag=odd) == queue.jobs.page(tag=odd) == []

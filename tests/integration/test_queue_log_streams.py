@@ -80,7 +80,7 @@ def rings_of(queue: Store, monkeypatch: pytest.MonkeyPatch) -> list[None]:
 # Asking
 
 
-def test_a_worker_hears_that_an_output_is_wanted(queue: Store, other: Store, attempt: str) -> None:
+def test_worker_sees_log_stream_requests(queue: Store, other: Store, attempt: str) -> None:
     changes = queue.listen()
     wait_for(
         lambda: changes.fileno() >= 0 or (changes.poll() and changes.fileno() >= 0), named="the changes that listens"
@@ -107,14 +107,14 @@ def test_new_and_renewed_stream_requests_wake_the_worker(
     assert [one.attempt for one in queue.logs.stream_requests()] == [attempt]
 
 
-def test_who_asks_again_has_it_for_as_long_as_they_say_then(queue: Store, wanted: str) -> None:
+def test_renewed_request_expires_at_its_new_time(queue: Store, wanted: str) -> None:
     let_pass(queue, LONG - 60.0)
     assert queue.logs.request_stream(wanted, LONG)
     let_pass(queue, LONG - 60.0)
     assert [one.attempt for one in queue.logs.stream_requests()] == [wanted]
 
 
-def test_an_attempt_that_is_not_there_cannot_be_asked_for(
+def test_log_of_an_unknown_attempt_cannot_be_requested(
     queue: Store, attempt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rings = rings_of(queue, monkeypatch)
@@ -123,7 +123,7 @@ def test_an_attempt_that_is_not_there_cannot_be_asked_for(
     assert queue.logs.read_chunk(f"{attempt}x") is None
 
 
-def test_a_worker_learns_all_that_it_needs_to_find_the_output(queue: Store) -> None:
+def test_request_has_everything_needed_to_find_the_log(queue: Store) -> None:
     jobs = submit(queue, "here", "there", "unwanted", retries=1)
     first, second, _third = (start(queue, job, f"worker of {job}") for job in jobs)
     queue.attempts.finish(second, "failed", 1)
@@ -160,7 +160,7 @@ def test_log_stream_is_read_from_the_end_of_any_chunk(queue: Store, wanted: str)
     assert look(queue, wanted) == part(0, whole)
 
 
-def test_a_long_output_is_read_in_several_looks(queue: Store, wanted: str) -> None:
+def test_long_log_is_read_in_several_chunks(queue: Store, wanted: str) -> None:
     pieces = [b"%d\n" % number * number for number in range(1, 22)]
     lend(queue, wanted, *pieces)
     queue.logs.write_chunk(wanted, part(len(b"".join(pieces)), unfinished=b" 10%", ended=True))
@@ -176,7 +176,7 @@ def test_a_long_output_is_read_in_several_looks(queue: Store, wanted: str) -> No
     assert 1 < looks < len(pieces)
 
 
-def test_bytes_that_are_no_text_come_back_as_they_were(queue: Store, wanted: str) -> None:
+def test_invalid_utf8_is_preserved(queue: Store, wanted: str) -> None:
     every = bytes(range(256)) + b"\n"
     lend(queue, wanted, NO_TEXT, every)
     assert queue.logs.write_chunk(wanted, part(len(NO_TEXT + every), unfinished=b"\0\xff\0"))
@@ -196,7 +196,7 @@ def test_line_of_any_length_can_be_streamed(queue: Store, wanted: str) -> None:
     assert (found == line + b"next\n", told.is_complete) == (True, True)
 
 
-def test_the_unfinished_line_is_replaced_by_what_became_of_it(queue: Store, wanted: str) -> None:
+def test_unfinished_line_is_replaced_by_its_final_text(queue: Store, wanted: str) -> None:
     for unfinished in (b" 10% of it", b" 20%", b""):
         assert queue.logs.write_chunk(wanted, part(0, unfinished=unfinished))
         assert look(queue, wanted, "aa") == part(0, unfinished=unfinished)
@@ -236,7 +236,7 @@ def test_line_written_during_a_read_comes_with_what_follows_it(queue: Store, oth
     assert look(queue, wanted, "aa", told.size) == part(4, b"", b"3", ended=True)
 
 
-def test_a_new_edition_that_came_between_two_questions_of_one_look_is_not_taken_for_the_old_one(
+def test_edition_that_changes_between_two_queries_of_one_read_is_not_mixed(
     queue: Store, other: Store, wanted: str
 ) -> None:
     lend(queue, wanted, b"1\n", b"2\n")
@@ -245,7 +245,7 @@ def test_a_new_edition_that_came_between_two_questions_of_one_look_is_not_taken_
     assert look(queue, wanted, "aa", told.size) == part(0, b"other\n", edition="bb")
 
 
-def test_a_new_edition_replaces_the_old_one_and_is_read_from_its_beginning(queue: Store, wanted: str) -> None:
+def test_new_edition_replaces_the_old_one_and_is_read_from_the_start(queue: Store, wanted: str) -> None:
     lend(queue, wanted, b"old 1\n", b"old 2\n")
     lend(queue, wanted, b"1\n", edition="bb")
     assert look(queue, wanted, "aa", 12) == look(queue, wanted, "aa", 6) == part(0, b"1\n", edition="bb")
@@ -254,7 +254,7 @@ def test_a_new_edition_replaces_the_old_one_and_is_read_from_its_beginning(queue
     assert look(queue, wanted, "bb", 2) == part(2, b"2\n", edition="bb")
 
 
-def test_an_edition_that_another_one_has_replaced_cannot_go_on(queue: Store, wanted: str) -> None:
+def test_replaced_edition_cannot_be_continued(queue: Store, wanted: str) -> None:
     lend(queue, wanted, b"old\n")
     lend(queue, wanted, b"new\n", edition="bb")
     assert not queue.logs.write_chunk(wanted, part(4, b"of the old one\n"))
@@ -331,9 +331,7 @@ def test_stream_without_requests_for_a_minute_is_deleted(queue: Store) -> None:
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_reader_that_comes_back_within_a_minute_finds_what_was_complete_and_nothing_that_has_grown_old(
-    queue: Store, wanted: str, ended: bool
-) -> None:
+def test_returning_reader_finds_a_complete_stream_but_no_stale_one(queue: Store, wanted: str, ended: bool) -> None:
     whole = part(0, b"1\n", b"2", ended=ended)
     assert queue.logs.write_chunk(wanted, whole)
     let_pass(queue, LONG)

@@ -15,7 +15,7 @@ def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def test_jobs_are_found_by_the_beginning_of_their_origins(queue: Store) -> None:
+def test_jobs_are_found_by_origin_prefix(queue: Store) -> None:
     origins = [
         "sheet:K:0:3#1",
         "sheet:K:0:10#1",
@@ -42,7 +42,7 @@ def test_origin_of_a_cleaned_job_does_not_become_a_job_again(queue: Store) -> No
     assert queue.jobs.clean(-1.0) == 0
 
 
-def test_that_lookup_reads_no_more_than_it_finds(queue: Store) -> None:
+def test_lookup_by_origin_prefix_reads_only_matching_rows(queue: Store) -> None:
     queue.jobs.submit([JobSpec(command="x", origin=f"file:{number}") for number in range(2000)])
     queue._driver.fetch_text("ANALYZE", {})
     explain = "EXPLAIN QUERY PLAN " if Path(queue.place).exists() else "EXPLAIN "

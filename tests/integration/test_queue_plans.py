@@ -136,12 +136,12 @@ def generic_plan(queue: Store, sql: str) -> str:
 
 
 @pytest.mark.parametrize("statement", WALKS)
-def test_ready_jobs_are_found_in_order_by_the_index_of_queued_ones(queue: Store, statement: str) -> None:
+def test_ready_jobs_are_read_in_order_from_the_index_of_queued_jobs(queue: Store, statement: str) -> None:
     assert_walks_along_the_queued(queue, statement)
 
 
 @pytest.mark.parametrize("statement", WALKS)
-def test_that_index_is_used_before_there_are_statistics(young: Store, statement: str) -> None:
+def test_index_of_queued_jobs_is_used_without_statistics(young: Store, statement: str) -> None:
     assert_walks_along_the_queued(young, statement)
 
 
@@ -153,13 +153,13 @@ def assert_walks_along_the_queued(queue: Store, statement: str) -> None:
 
 
 @pytest.mark.parametrize("statement", HOT)
-def test_nothing_that_workers_do_reads_the_history(queue: Store, statement: str) -> None:
+def test_worker_statements_do_not_scan_the_history(queue: Store, statement: str) -> None:
     for plan in plans(queue, statement):
         assert_reads_little(plan)
 
 
 @pytest.mark.parametrize("statement", LOOKS)
-def test_nothing_that_watchers_ask_of_the_last_hour_reads_the_history(queue: Store, statement: str) -> None:
+def test_recent_history_statements_do_not_scan_the_history(queue: Store, statement: str) -> None:
     # Of these PostgreSQL keeps making plans for the time that is asked for: one for any time would cost it more.
     assert_reads_little(plans(queue, statement)[0])
 
@@ -189,7 +189,7 @@ def asked_of(
 
 @pytest.mark.parametrize("states", [(), ("failed",), ("failed", "cancelled", "held")])
 @pytest.mark.parametrize("before", [None, (1.0e9, 1.0)])
-def test_a_page_of_jobs_is_found_by_an_index_wherever_it_is(
+def test_every_page_of_jobs_uses_an_index(
     queue: Store, monkeypatch: pytest.MonkeyPatch, states: tuple[State, ...], before: tuple[float, float] | None
 ) -> None:
     sql = asked_of(queue, monkeypatch, lambda store: store.jobs.page(states, before=before))
@@ -201,7 +201,7 @@ def test_a_page_of_jobs_is_found_by_an_index_wherever_it_is(
             assert "USE TEMP B-TREE" not in plan
 
 
-def test_what_ended_last_is_found_by_the_index_of_ends(queue: Store) -> None:
+def test_recently_ended_jobs_use_the_index_of_end_times(queue: Store) -> None:
     for statement in ("ended since", "ended counts"):
         assert "stoker_jobs_ended" in plans(queue, statement)[0]
     for plan in plans(queue, "ended since"):
@@ -209,11 +209,11 @@ def test_what_ended_last_is_found_by_the_index_of_ends(queue: Store) -> None:
         assert "USE TEMP B-TREE" not in plan
 
 
-def test_stops_for_idleness_are_found_by_an_index_of_their_own(queue: Store) -> None:
+def test_idle_stops_use_their_index(queue: Store) -> None:
     assert "stoker_attempt_details_rule" in plans(queue, "stops by rule")[0]
 
 
-def test_the_last_hour_of_the_gpus_is_found_by_an_index(queue: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_usage_of_the_last_hour_uses_an_index(queue: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: tuple[Callable[[Store], object], ...] = (
         lambda store: store.usage.read(29_000_000),
         lambda store: store.usage.read(29_000_000, "h1", "g"),
@@ -223,19 +223,19 @@ def test_the_last_hour_of_the_gpus_is_found_by_an_index(queue: Store, monkeypatc
     assert_reads_little(plans(queue, "usage totals")[0])
 
 
-def test_expired_leases_are_found_by_the_index_of_running_attempts(queue: Store) -> None:
+def test_expired_leases_use_the_index_of_running_attempts(queue: Store) -> None:
     for statement in ("expired attempts", "is anything expired"):
         for plan in plans(queue, statement):
             # Both hold nothing but attempts that run.
             assert "stoker_attempts_running" in plan or "stoker_attempts_one" in plan
 
 
-def test_the_next_retry_is_found_by_the_index_of_those_that_wait_for_one(queue: Store) -> None:
+def test_next_retry_uses_the_index_of_pending_retries(queue: Store) -> None:
     for plan in plans(queue, "next wake"):
         assert "stoker_jobs_later" in plan
 
 
-def test_a_lookup_by_the_beginning_of_an_id_reads_no_more_than_it_finds(queue: Store) -> None:
+def test_lookup_by_id_prefix_reads_only_matching_rows(queue: Store) -> None:
     sql = queue._driver.sql("jobs by prefix")
     explain = "EXPLAIN QUERY PLAN " if Path(queue.place).exists() else "EXPLAIN "
     rows = queue._driver.fetch_text(explain + sql, {"prefix": "abcd", "beyond": "abcdg"})
@@ -244,28 +244,26 @@ def test_a_lookup_by_the_beginning_of_an_id_reads_no_more_than_it_finds(queue: S
     assert "SCAN j" not in chosen
 
 
-def test_a_lookup_by_the_name_of_a_sweep_reads_no_more_than_it_finds(queue: Store) -> None:
+def test_lookup_by_sweep_name_reads_only_matching_rows(queue: Store) -> None:
     for plan in plans(queue, "jobs of sweep"):
         assert "stoker_jobs_name" in plan
 
 
-def test_the_first_in_line_are_found_by_the_index_of_queued_ones(queue: Store) -> None:
+def test_first_queued_jobs_use_the_index_of_queued_jobs(queue: Store) -> None:
     for plan in plans_of(queue, f"{queue._driver.sql('in line')} LIMIT 50"):
         assert "stoker_jobs_queued" in plan
         assert "Sort" not in plan
         assert "USE TEMP B-TREE" not in plan
 
 
-def test_who_comes_before_a_job_is_counted_by_the_index_of_queued_ones(
-    queue: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_ahead_are_counted_with_the_index_of_queued_jobs(queue: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = queue.jobs.in_line(1)
     sql = asked_of(queue, monkeypatch, lambda store: store.jobs.ahead_of(job, 1000), [(0,)])
     for plan in plans_of(queue, sql):
         assert_looks_into_the_queued(plan, 2)
 
 
-def test_the_neighbours_of_a_job_are_found_by_the_indices_of_what_waits(queue: Store) -> None:
+def test_neighbours_of_a_job_use_the_indexes_of_waiting_jobs(queue: Store) -> None:
     for plan in plans(queue, "neighbours"):
         assert_looks_into_the_queued(plan, 2)
         assert plan.count("stoker_jobs_state") == 2  # of those that are held
@@ -279,7 +277,7 @@ def assert_looks_into_the_queued(plan: str, times: int) -> None:
 
 
 @pytest.mark.parametrize("statement", ["unfinished counts", "unfulfilled needs"])
-def test_nothing_that_is_asked_many_times_a_minute_reads_the_history(queue: Store, statement: str) -> None:
+def test_frequent_statements_do_not_scan_the_history(queue: Store, statement: str) -> None:
     for plan in plans(queue, statement):
         assert_reads_little(plan)
 

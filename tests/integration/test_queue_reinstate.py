@@ -7,7 +7,7 @@ from tests.support.queue_jobs import end, submit
 __all__ = ["queue", "url"]
 
 
-def test_what_was_cancelled_is_held_as_if_nothing_had_been(queue: Store) -> None:
+def test_cancelled_held_job_is_held_again_unchanged(queue: Store) -> None:
     held, failed = submit(queue, "held", "failed")
     queue.jobs.hold([held])
     before = queue.jobs.get(held)

@@ -60,7 +60,7 @@ def ready(queue: Store) -> list[str]:
     return [job.id for job in queue.attempts.ready()]
 
 
-def test_a_job_comes_back_as_it_was_submitted(queue: Store) -> None:
+def test_job_is_read_as_submitted(queue: Store) -> None:
     awkward = "echo 'it''s' \"quoted\" \\ %s %(x)s :name {id}\n\tsecond line \0 \r 🔥 ﷽"
     (words,) = queue.jobs.submit(
         [
@@ -100,13 +100,13 @@ def test_a_job_comes_back_as_it_was_submitted(queue: Store) -> None:
     assert abs(job.submitted - queue.clock()) < 60
 
 
-def test_a_command_of_a_mebibyte_is_kept_whole(queue: Store) -> None:
+def test_command_of_one_mebibyte_is_stored_whole(queue: Store) -> None:
     command = "echo " + "ü" * 2**19
     (job,) = submit(queue, command)
     assert queue.jobs.get(job).command == command
 
 
-def test_ten_thousand_jobs_are_submitted_at_once_in_their_order(queue: Store) -> None:
+def test_ten_thousand_jobs_of_one_submission_keep_their_order(queue: Store) -> None:
     ids = queue.jobs.submit([JobSpec(command=f"echo {number}", tags=("sweep",)) for number in range(10_000)])
     assert len(set(ids)) == 10_000
     assert all(len(name) == 8 and int(name, 16) >= 0 for name in ids)
@@ -114,14 +114,14 @@ def test_ten_thousand_jobs_are_submitted_at_once_in_their_order(queue: Store) ->
     assert queue.jobs.counts() == {"queued": 10_000}
 
 
-def test_an_id_that_is_taken_is_drawn_again(queue: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duplicate_id_is_drawn_again(queue: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     draws = iter(["0000000a", "0000000a", "0000000a", "0000000b"])
     monkeypatch.setattr("stoker.queue.jobs.new_id", lambda: next(draws))
     assert submit(queue, "first") == ["0000000a"]
     assert submit(queue, "second") == ["0000000b"]
 
 
-def test_one_bad_job_keeps_all_of_a_submission_out(queue: Store) -> None:
+def test_one_invalid_job_rejects_the_whole_submission(queue: Store) -> None:
     with pytest.raises(BadInputError, match="no such job"):
         queue.jobs.submit([JobSpec(command="good"), JobSpec(command="bad", after=("deadbeef",))])
     assert queue.jobs.find() == []
@@ -152,7 +152,7 @@ def test_invalid_jobs_are_refused(queue: Store, job: JobSpec, complaint: str) ->
     assert queue.jobs.find() == []
 
 
-def test_the_same_origin_becomes_a_job_once(queue: Store, url: str) -> None:
+def test_origin_becomes_a_job_once(queue: Store, url: str) -> None:
     row = JobSpec(command="from a sheet", origin="sheet:7")
     first = queue.jobs.submit([row, JobSpec(command="other"), row])
     with open_queue(url) as again:
@@ -161,7 +161,7 @@ def test_the_same_origin_becomes_a_job_once(queue: Store, url: str) -> None:
     assert len(queue.jobs.find()) == 2
 
 
-def test_jobs_of_one_submission_may_name_each_other_but_not_in_a_circle(queue: Store) -> None:
+def test_jobs_of_one_submission_may_depend_on_each_other_but_not_in_a_cycle(queue: Store) -> None:
     one, two = new_id(), new_id()
     with pytest.raises(BadInputError, match="circle"):
         queue.jobs.submit([JobSpec(command="1", id=one, after=(two,)), JobSpec(command="2", id=two, after_any=(one,))])
@@ -169,7 +169,7 @@ def test_jobs_of_one_submission_may_name_each_other_but_not_in_a_circle(queue: S
     assert ready(queue) == [one]
 
 
-def test_ready_jobs_come_by_priority_and_then_by_age(queue: Store) -> None:
+def test_ready_jobs_are_ordered_by_priority_then_age(queue: Store) -> None:
     old, young = submit(queue, "old", "young")
     (urgent,) = submit(queue, "urgent", priority=5)
     (lazy,) = submit(queue, "lazy", priority=-5)
@@ -180,7 +180,7 @@ def test_ready_jobs_come_by_priority_and_then_by_age(queue: Store) -> None:
     assert queue.jobs.get(lazy).priority == 9
 
 
-def test_a_job_waits_for_the_success_of_those_it_comes_after(queue: Store) -> None:
+def test_job_waits_for_the_success_of_its_dependencies(queue: Store) -> None:
     first, second = submit(queue, "first", "second")
     (then,) = submit(queue, "then", after=(first,), after_any=(second,))
     assert queue.attempts.claim(then, "w", [], LONG) is None
@@ -198,7 +198,7 @@ def test_a_job_waits_for_the_success_of_those_it_comes_after(queue: Store) -> No
     assert queue.jobs.needs_of([then]).of(then) == {}
 
 
-def test_a_claim_is_given_once_and_says_what_it_gave(queue: Store) -> None:
+def test_claim_succeeds_once_and_returns_the_attempt(queue: Store) -> None:
     (job,) = submit(queue, "train", gpus=1)
     attempt = queue.attempts.claim(job, "w1", ["GPU-aa"], LONG)
     assert attempt is not None
@@ -211,7 +211,7 @@ def test_a_claim_is_given_once_and_says_what_it_gave(queue: Store) -> None:
     assert queue.attempts.claim("ffffffff", "w1", [], LONG) is None
 
 
-def test_the_next_claim_takes_the_first_job_that_wants_as_many_gpus(queue: Store) -> None:
+def test_claim_takes_the_first_job_with_that_number_of_gpus(queue: Store) -> None:
     (two,) = submit(queue, "two", gpus=2, priority=5)
     (none,) = submit(queue, "none", gpus=0)
     attempt = queue.attempts.claim_next("w", [], LONG)
@@ -234,7 +234,7 @@ def test_success_is_recorded_with_its_code_and_time(queue: Store) -> None:
     assert [(a.number, a.outcome, a.exit_code) for a in queue.attempts.of(job)] == [(1, "succeeded", 0)]
 
 
-def test_an_attempt_is_finished_once(queue: Store) -> None:
+def test_attempt_is_finished_once(queue: Store) -> None:
     (job,) = submit(queue, "x")
     attempt = queue.attempts.claim(job, "w", [], LONG)
     assert attempt is not None
@@ -246,7 +246,7 @@ def test_an_attempt_is_finished_once(queue: Store) -> None:
     assert (before.state, before.exit_code, before.reason) == ("failed", 3, "it said no")
 
 
-def test_an_expired_lease_gives_the_job_away_once_and_its_late_finisher_is_refused(queue: Store) -> None:
+def test_expired_lease_requeues_the_job_once_and_a_late_outcome_is_refused(queue: Store) -> None:
     (job,) = submit(queue, "x", retries=0)
     late = queue.attempts.claim(job, "cut off", [], OVER)
     assert late is not None
@@ -261,7 +261,7 @@ def test_an_expired_lease_gives_the_job_away_once_and_its_late_finisher_is_refus
     assert [a.outcome for a in queue.attempts.of(job)] == ["lost", "succeeded"]
 
 
-def test_outcome_after_the_lease_counts_until_the_job_is_taken(queue: Store) -> None:
+def test_outcome_after_the_lease_counts_until_the_job_is_claimed(queue: Store) -> None:
     (job,) = submit(queue, "x")
     attempt = queue.attempts.claim(job, "w", [], OVER)
     assert attempt is not None
@@ -270,7 +270,7 @@ def test_outcome_after_the_lease_counts_until_the_job_is_taken(queue: Store) -> 
     assert queue.jobs.get(job).state == "succeeded"
 
 
-def test_a_renewed_lease_keeps_the_job(queue: Store) -> None:
+def test_renewed_lease_keeps_the_job(queue: Store) -> None:
     ids = submit(queue, "kept", "lost")
     attempt = queue.attempts.claim(ids[0], "w", [], OVER)
     assert attempt is not None
@@ -280,7 +280,7 @@ def test_a_renewed_lease_keeps_the_job(queue: Store) -> None:
     assert [queue.jobs.get(job).state for job in ids] == ["running", "queued"]
 
 
-def test_a_worker_never_takes_its_own_attempts_for_lost(queue: Store) -> None:
+def test_worker_does_not_declare_its_own_attempts_lost(queue: Store) -> None:
     (job,) = submit(queue, "runs here")
     assert queue.attempts.claim(job, "mine", [], OVER) is not None
     assert queue.attempts.sweep("mine") == 0
@@ -308,7 +308,7 @@ def set_clock(queue: Store, by: float) -> None:
 
 
 @pytest.mark.parametrize("by", [3600.0, LONG * 0.9, -3600.0])
-def test_a_step_of_the_clock_ends_no_lease(queue: Store, by: float) -> None:
+def test_clock_step_expires_no_lease(queue: Store, by: float) -> None:
     (job,) = submit(queue, "runs")
     attempt = queue.attempts.claim(job, "w", [], LONG)
     assert attempt is not None
@@ -331,7 +331,7 @@ def test_a_step_of_the_clock_ends_no_lease(queue: Store, by: float) -> None:
 
 
 @pytest.mark.parametrize("by", [3600.0, -3600.0])
-def test_step_of_the_clock_neither_hastens_nor_delays_a_retry(tmp_path: Path, by: float) -> None:
+def test_clock_step_does_not_move_a_retry(tmp_path: Path, by: float) -> None:
     with init_queue(str(tmp_path / "queue.db")) as queue:
         soon, later = submit(queue, "soon", retries=1, backoff=0.01) + submit(queue, "later", retries=1, backoff=LONG)
         for job in (soon, later):
@@ -342,7 +342,7 @@ def test_step_of_the_clock_neither_hastens_nor_delays_a_retry(tmp_path: Path, by
         assert (queue.jobs.next_wake() or 0.0) - queue.clock() == pytest.approx(LONG, abs=60.0)
 
 
-def test_all_processes_hold_leases_against_the_same_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_processes_measure_leases_by_the_same_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = str(tmp_path / "queue.db")
     with init_queue(place) as first:
         (job,) = submit(first, "runs")
@@ -357,7 +357,7 @@ def test_all_processes_hold_leases_against_the_same_clock(tmp_path: Path, monkey
         assert first.attempts.running()[0].lease_expires - really() == pytest.approx(LONG, abs=60.0)
 
 
-def test_a_restarted_worker_adopts_what_still_runs(queue: Store) -> None:
+def test_restarted_worker_adopts_running_attempts(queue: Store) -> None:
     ids = submit(queue, "runs", "ended")
     runs, ended = (queue.attempts.claim(job, "old start", [], LONG) for job in ids)
     assert runs is not None
@@ -368,7 +368,7 @@ def test_a_restarted_worker_adopts_what_still_runs(queue: Store) -> None:
     assert [attempt.worker for attempt in queue.attempts.running()] == ["new start"]
 
 
-def test_a_lost_job_is_held_when_it_asked_for_that(queue: Store) -> None:
+def test_lost_job_is_held_if_configured(queue: Store) -> None:
     (job,) = submit(queue, "x", on_loss="hold")
     queue.attempts.claim(job, "w", [], OVER)
     assert queue.attempts.sweep() == 1
@@ -376,7 +376,7 @@ def test_a_lost_job_is_held_when_it_asked_for_that(queue: Store) -> None:
     assert "did not renew its lease" in queue.jobs.get(job).reason
 
 
-def test_a_job_that_is_lost_again_and_again_is_held(queue: Store) -> None:
+def test_repeatedly_lost_job_is_held(queue: Store) -> None:
     (job,) = submit(queue, "takes its machine down")
     lost = 0
     while queue.attempts.claim(job, f"w{lost}", [], OVER):
@@ -386,7 +386,7 @@ def test_a_job_that_is_lost_again_and_again_is_held(queue: Store) -> None:
     assert queue.jobs.get(job).state == "held"
 
 
-def test_failures_are_retried_each_after_twice_the_time(queue: Store) -> None:
+def test_retry_delay_doubles_with_each_failure(queue: Store) -> None:
     (job,) = submit(queue, "x", retries=2, backoff=100.0)
     run(queue, job, "failed", 1)
     waiting = queue.jobs.get(job)
@@ -402,7 +402,7 @@ def test_failures_are_retried_each_after_twice_the_time(queue: Store) -> None:
     assert (ready(queue), queue.jobs.get(job).retries_left) == ([job], 2)
 
 
-def test_when_no_retry_is_left_the_last_failure_stands(queue: Store) -> None:
+def test_job_without_retries_left_has_failed(queue: Store) -> None:
     (job,) = submit(queue, "x", retries=2, backoff=0.0)
     for _ in range(3):
         run(queue, job, "failed", 9)
@@ -410,7 +410,7 @@ def test_when_no_retry_is_left_the_last_failure_stands(queue: Store) -> None:
     assert queue.jobs.next_wake() is None
 
 
-def test_a_preempted_job_keeps_its_retries_and_its_place(queue: Store) -> None:
+def test_preempted_job_keeps_its_retries_and_position(queue: Store) -> None:
     first, second = submit(queue, "first", "second", preemptible=True, retries=1)
     run(queue, first, "preempted")
     back = queue.jobs.get(first)
@@ -418,7 +418,7 @@ def test_a_preempted_job_keeps_its_retries_and_its_place(queue: Store) -> None:
     assert ready(queue) == [first, second]
 
 
-def test_a_queued_job_is_cancelled_at_once(queue: Store) -> None:
+def test_queued_job_is_cancelled_at_once(queue: Store) -> None:
     queued, held, done = submit(queue, "1", "2", "3")
     queue.jobs.hold([held])
     run(queue, done, "succeeded", 0)
@@ -438,7 +438,7 @@ def test_a_queued_job_is_cancelled_at_once(queue: Store) -> None:
         ("succeeded", "succeeded"),
     ],
 )
-def test_a_running_job_is_asked_to_stop_and_its_supervisor_ends_it(queue: Store, outcome: Outcome, state: str) -> None:
+def test_cancelled_running_job_is_stopped_by_its_supervisor(queue: Store, outcome: Outcome, state: str) -> None:
     job, other = submit(queue, "x", "y", retries=3)
     attempt = queue.attempts.claim(job, "w", [], LONG)
     assert attempt is not None
@@ -456,7 +456,7 @@ def test_a_running_job_is_asked_to_stop_and_its_supervisor_ends_it(queue: Store,
     assert ready(queue) == [job, other]
 
 
-def test_a_held_job_waits_for_its_release(queue: Store) -> None:
+def test_held_job_waits_until_released(queue: Store) -> None:
     job, born_held = submit(queue, "x") + submit(queue, "y", hold=True)
     assert queue.jobs.hold([job, born_held]) == [job]
     assert ready(queue) == []
@@ -482,7 +482,7 @@ def test_moving_changes_the_order_among_jobs_of_one_priority(queue: Store) -> No
     assert ready(queue) == [urgent, c, d, b, a, late]
 
 
-def test_jobs_that_are_moved_together_keep_their_order(queue: Store) -> None:
+def test_jobs_moved_together_keep_their_order(queue: Store) -> None:
     a, b, c, d = submit(queue, "a", "b", "c", "d")
     queue.jobs.move([d, c], "first")
     assert ready(queue) == [c, d, a, b]
@@ -496,14 +496,14 @@ def test_jobs_that_are_moved_together_keep_their_order(queue: Store) -> None:
     assert ready(queue) == [a, b, c, d]
 
 
-def test_what_runs_is_not_moved(queue: Store) -> None:
+def test_running_job_is_not_moved(queue: Store) -> None:
     a, b = submit(queue, "a", "b")
     queue.attempts.claim(b, "w", [], LONG)
     assert queue.jobs.move([b, "ffffffff"], "first") == []
     assert ready(queue) == [a]
 
 
-def test_a_waiting_job_is_edited(queue: Store) -> None:
+def test_waiting_job_is_edited(queue: Store) -> None:
     before, job = submit(queue, "before", "x", tags=("old",))
     edited = queue.jobs.edit(
         job, {"command": ("y", "z"), "gpus": 0, "tags": ("new",), "after": (before,), "priority": 2}
@@ -515,7 +515,7 @@ def test_a_waiting_job_is_edited(queue: Store) -> None:
     assert ready(queue) == [before]
 
 
-def test_edits_that_cannot_be_are_refused_and_change_nothing(queue: Store) -> None:
+def test_invalid_edits_are_refused_and_change_nothing(queue: Store) -> None:
     a, b = submit(queue, "a", "b")
     (c,) = submit(queue, "c", after=(b,))
     queue.jobs.edit(b, {"after": (a,)})
@@ -539,7 +539,7 @@ def test_edits_that_cannot_be_are_refused_and_change_nothing(queue: Store) -> No
         queue.jobs.edit("ffffffff", {"gpus": 2})
 
 
-def test_a_job_is_found_by_id_name_or_the_beginning_of_its_id(queue: Store) -> None:
+def test_job_is_found_by_id_name_or_id_prefix(queue: Store) -> None:
     queue.jobs.submit(
         [
             JobSpec(command="1", id="abc00001", name="baseline"),
@@ -561,7 +561,7 @@ def test_a_job_is_found_by_id_name_or_the_beginning_of_its_id(queue: Store) -> N
             queue.jobs.get(unknown)
 
 
-def test_the_jobs_of_a_sweep_are_found_by_its_name(queue: Store) -> None:
+def test_jobs_of_a_sweep_are_found_by_sweep_name(queue: Store) -> None:
     names = ["Bert v2 lr=1 seed=1", "Bert v2 lr=1 seed=2", "Bert v2", "Bert v3 lr=1", "Bert v22 lr=1", "lr=1", "é lr=1"]
     ids = queue.jobs.submit([JobSpec(command="true", name=name) for name in names])
     assert queue.jobs.trials("Bert v2") == []  # one job is called so
@@ -604,7 +604,7 @@ def test_cleaning_deletes_old_ended_jobs_that_no_job_waits_for(queue: Store) -> 
     assert queue.jobs.find() == []
 
 
-def test_the_end_of_the_output_is_kept_within_bounds(queue: Store) -> None:
+def test_log_tail_is_bounded(queue: Store) -> None:
     (job,) = submit(queue, "x")
     attempt = queue.attempts.claim(job, "w", [], LONG)
     assert attempt is not None
@@ -619,7 +619,7 @@ def test_the_end_of_the_output_is_kept_within_bounds(queue: Store) -> None:
     assert not queue.logs.write("f" * 32, "nobody's")
 
 
-def test_what_contradicts_itself_is_found_and_not_started(queue: Store) -> None:
+def test_contradictory_dependencies_are_reported_and_not_started(queue: Store) -> None:
     job, other = submit(queue, "x", "y", gpus=0)
     attempt = queue.attempts.claim(job, "w", [], LONG)
     assert attempt is not None
@@ -633,7 +633,7 @@ def test_what_contradicts_itself_is_found_and_not_started(queue: Store) -> None:
     assert any(other in complaint and "cannot be read" in complaint for complaint in queue.check())
 
 
-def test_of_several_jobs_the_first_that_is_free_is_claimed(queue: Store) -> None:
+def test_first_free_job_of_several_is_claimed(queue: Store) -> None:
     first, second, third = submit(queue, "1", "2", "3")
     queue.jobs.set_priority([third], 5)
     assert queue.attempts.claim(third, "w", [], LONG)
@@ -644,14 +644,14 @@ def test_of_several_jobs_the_first_that_is_free_is_claimed(queue: Store) -> None
     assert queue.attempts.claim_any([], "w", [], LONG) is None
 
 
-def test_a_job_whose_worker_is_gone_is_ready_again_for_who_looks(queue: Store, url: str) -> None:
+def test_job_of_a_lost_worker_is_ready_again(queue: Store, url: str) -> None:
     (job,) = submit(queue, "x")
     assert queue.attempts.claim(job, "gone", [], OVER)
     with open_queue(url) as other:
         assert ready(other) == [job]
 
 
-def test_a_link_is_kept_from_the_current_attempt_only(queue: Store) -> None:
+def test_only_the_link_of_the_current_attempt_is_stored(queue: Store) -> None:
     (job,) = submit(queue, "x")
     old = queue.attempts.claim(job, "cut off", [], OVER)
     new = queue.attempts.claim(job, "w", [], LONG)
@@ -662,7 +662,7 @@ def test_a_link_is_kept_from_the_current_attempt_only(queue: Store) -> None:
     assert queue.jobs.get(job).link == "https://wandb.ai/a/b/runs/c"
 
 
-def test_a_paused_queue_and_a_paused_worker_claim_nothing(queue: Store) -> None:
+def test_paused_queue_and_a_paused_worker_claim_nothing(queue: Store) -> None:
     (job,) = submit(queue, "x")
     queue.workers.heartbeat("w", "host", View())
     queue.pause()
@@ -680,7 +680,7 @@ def test_a_paused_queue_and_a_paused_worker_claim_nothing(queue: Store) -> None:
     assert queue.attempts.claim(job, "w", [], LONG) is not None
 
 
-def test_of_threads_that_want_an_expired_job_one_gets_it(queue: Store, url: str) -> None:
+def test_expired_job_is_claimed_by_one_of_several_threads(queue: Store, url: str) -> None:
     (job,) = submit(queue, "x")
     assert queue.attempts.claim(job, "cut off", [], OVER)
     together = threading.Barrier(6)
@@ -701,7 +701,7 @@ def test_of_threads_that_want_an_expired_job_one_gets_it(queue: Store, url: str)
     assert [attempt.outcome for attempt in queue.attempts.of(job)] == ["lost", None]
 
 
-def test_two_feeders_of_the_same_rows_make_each_a_job_once(queue: Store, url: str) -> None:
+def test_two_feeders_of_the_same_rows_create_one_job_per_row(queue: Store, url: str) -> None:
     rows = [JobSpec(command=f"row {number}", origin=f"sheet:{number}") for number in range(100)]
     together = threading.Barrier(3)
     answers: list[list[str]] = []
@@ -721,7 +721,7 @@ def test_two_feeders_of_the_same_rows_make_each_a_job_once(queue: Store, url: st
     assert len(queue.jobs.find(limit=1000)) == 100
 
 
-def test_a_queue_that_is_not_there_is_not_made_by_opening_it(url: str) -> None:
+def test_opening_a_missing_queue_does_not_create_it(url: str) -> None:
     with pytest.raises(StokerError, match=r"no queue at .*`stoker (queue init|submit)` creates it"):
         open_queue(url)
     with init_queue(url) as made:
@@ -730,7 +730,7 @@ def test_a_queue_that_is_not_there_is_not_made_by_opening_it(url: str) -> None:
         assert again.jobs.get(job) == opened.jobs.get(job)
 
 
-def test_a_queue_that_several_create_at_once_is_one(url: str) -> None:
+def test_concurrent_creation_makes_one_queue(url: str) -> None:
     together = threading.Barrier(6)
     jobs: list[str] = []
 
@@ -756,7 +756,7 @@ def test_queue_of_another_version_is_refused(queue: Store, url: str) -> None:
             opening(url)
 
 
-def test_a_file_that_is_no_queue_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_file_without_a_queue_is_refused_and_unchanged(tmp_path: Path) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("not a database at all, but long enough to be read as one\n" * 50)
     foreign = tmp_path / "foreign.db"
@@ -771,7 +771,7 @@ def test_a_file_that_is_no_queue_is_refused_and_left_alone(tmp_path: Path) -> No
         assert path.read_bytes() == before
 
 
-def test_a_damaged_file_is_called_damaged(tmp_path: Path) -> None:
+def test_damaged_file_is_reported_as_damaged(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
     with init_queue(str(path)) as queue:
         submit(queue, *[f"echo {number}" for number in range(2000)])
@@ -782,13 +782,13 @@ def test_a_damaged_file_is_called_damaged(tmp_path: Path) -> None:
         open_queue(str(path)).jobs.find()
 
 
-def test_a_queue_where_nothing_can_be_written_is_said_to_be_so(tmp_path: Path) -> None:
+def test_read_only_queue_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StokerError, match=r"cannot be created: (Not a directory|File exists)"):
         init_queue(str(tmp_path / "file" / "queue.db"))
 
 
-def test_a_full_disk_is_named_and_what_was_there_stays(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_existing_data_is_kept(tmp_path: Path) -> None:
     with init_queue(str(tmp_path / "queue.db")) as queue:
         submit(queue, "kept")
         pages = queue._driver.fetch_text("PRAGMA page_count", {})[0][0]
@@ -799,13 +799,13 @@ def test_a_full_disk_is_named_and_what_was_there_stays(tmp_path: Path) -> None:
         assert submit(queue, "small")
 
 
-def test_a_wrong_password_is_named_and_not_shown(postgres_server: PostgresServer) -> None:
+def test_wrong_password_is_reported_without_showing_it(postgres_server: PostgresServer) -> None:
     with pytest.raises(StokerError, match="refused the password") as refused:
         open_queue(postgres_server.url("postgres", password="secret-guess"))
     assert "secret-guess" not in str(refused.value)
 
 
-def test_a_database_that_does_not_exist_or_answer_is_named(postgres_server: PostgresServer) -> None:
+def test_missing_or_unreachable_database_is_reported(postgres_server: PostgresServer) -> None:
     with pytest.raises(StokerError, match='database "nowhere" does not exist'):
         open_queue(postgres_server.url("nowhere"))
     with pytest.raises(QueueAwayError, match="cannot be reached"):
@@ -813,7 +813,7 @@ def test_a_database_that_does_not_exist_or_answer_is_named(postgres_server: Post
 
 
 @pytest.mark.parametrize("do", [lambda queue, job: queue.jobs.get(job), lambda queue, _job: submit(queue, "another")])
-def test_a_connection_that_was_cut_is_made_again(
+def test_lost_connection_is_reopened(
     postgres_server: PostgresServer, postgres_url: str, do: Callable[[Store, str], object]
 ) -> None:
     with init_queue(postgres_url) as queue:
@@ -837,12 +837,12 @@ def test_a_connection_that_was_cut_is_made_again(
         ("", "/home/of/stoker/queue.db"),
     ],
 )
-def test_a_path_or_a_sqlite_url_names_a_file(text: str, path: str) -> None:
+def test_path_or_sqlite_url_names_a_file(text: str, path: str) -> None:
     where = queue_address(None, {"STOKER_QUEUE": text, "STOKER_HOME": "/home/of/stoker"})
     assert (where.scheme, where.path) == ("sqlite", Path(path))
 
 
-def test_the_password_of_a_url_is_never_shown() -> None:
+def test_password_in_a_url_is_never_shown() -> None:
     where = queue_address("postgresql://me:hush@host/db?password=hush&x=1", {})
     assert (where.scheme, "hush" in where.location) == ("postgresql", True)
     assert str(where) == "postgresql://me@host/db?password=…&x=1"
@@ -860,7 +860,7 @@ def reaper_process(queue: Store, job: str) -> str | None:
     return None if kept is None else kept.worker
 
 
-def test_one_machine_at_a_time_keeps_gpus_for_a_job(queue: Store) -> None:
+def test_one_machine_at_a_time_reserves_gpus_for_a_job(queue: Store) -> None:
     (job,) = submit(queue, "x", gpus=2)
     for worker in ("a", "b"):
         queue.workers.heartbeat(worker, "host", View())
@@ -881,7 +881,7 @@ def test_one_machine_at_a_time_keeps_gpus_for_a_job(queue: Store) -> None:
     assert reaper_process(queue, job) is None
 
 
-def test_gpus_are_kept_until_the_job_waits_no_more_is_edited_or_its_machine_is_gone(queue: Store) -> None:
+def test_reservation_ends_when_the_job_starts_is_edited_or_its_machine_is_lost(queue: Store) -> None:
     """A machine that dies says nothing: what it kept is for the next that can start the job."""
 
     def grow_old() -> None:

@@ -66,9 +66,7 @@ def sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         yield Sheet(server, tmp_path, capsys)
 
 
-def test_the_program_that_read_the_sheet_before_can_go_on_with_it(
-    sheet: Sheet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_earlier_reader_of_the_sheet_can_continue(sheet: Sheet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counter and commands by the calls that its readers make: `acell` and `update_cells`."""
     sheet.fill("first", "second", "third")
     sheet.look()
@@ -87,7 +85,7 @@ def test_the_program_that_read_the_sheet_before_can_go_on_with_it(
     assert sheet.queue.commands() == ["first", "second", "third", "fifth"]
 
 
-def test_edits_of_rows_not_yet_taken_count_and_later_ones_do_not(sheet: Sheet) -> None:
+def test_edits_count_until_a_row_is_taken(sheet: Sheet) -> None:
     sheet.fill("one", "a draft")
     sheet.server.refusals = [QUOTA]
     with pytest.raises(SheetAwayError):
@@ -101,7 +99,7 @@ def test_edits_of_rows_not_yet_taken_count_and_later_ones_do_not(sheet: Sheet) -
     assert sheet.queue.commands() == ["one", "as it is meant"]
 
 
-def test_a_row_that_changes_between_queue_and_sheet_runs_once(sheet: Sheet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_changed_while_it_is_taken_runs_once(sheet: Sheet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.feeds.sheet.SECONDS_TO_WRITE", 0.0)
     sheet.fill("before")
     sheet.server.read_only = True
@@ -116,7 +114,7 @@ def test_a_row_that_changes_between_queue_and_sheet_runs_once(sheet: Sheet, monk
     assert sheet.cells["D3"] == "queued, as it was when taken: write the change into a new row"
 
 
-def test_nothing_is_taken_by_its_text_alone_before_writing_has_failed_for_long(sheet: Sheet) -> None:
+def test_rows_are_matched_by_text_only_after_writing_has_failed_for_long(sheet: Sheet) -> None:
     sheet.fill("before")
     sheet.server.read_only = True
     with pytest.raises(SheetRefusedError):
@@ -128,7 +126,7 @@ def test_nothing_is_taken_by_its_text_alone_before_writing_has_failed_for_long(s
 
 
 @pytest.mark.parametrize("moment", ["before it looks into the queue", "after it"])
-def test_two_feeders_that_read_a_row_with_different_texts_make_one_job(
+def test_two_feeders_that_read_different_texts_of_a_row_create_one_job(
     sheet: Sheet, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one takes a row that was edited, after this one has read it and before it submits it."""
@@ -155,9 +153,7 @@ def test_two_feeders_that_read_a_row_with_different_texts_make_one_job(
     this.close()
 
 
-def test_a_feeder_that_read_long_ago_does_not_set_the_counter_back(
-    sheet: Sheet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_feeder_with_stale_data_does_not_lower_the_counter(sheet: Sheet, monkeypatch: pytest.MonkeyPatch) -> None:
     sheet.fill("one")
     first, slow = sheet.feed(), sheet.feed()
     open_store = slow._open_store
@@ -176,7 +172,7 @@ def test_a_feeder_that_read_long_ago_does_not_set_the_counter_back(
     slow.close()
 
 
-def test_what_is_written_back_and_where_can_be_chosen(sheet: Sheet) -> None:
+def test_columns_written_back_are_configurable(sheet: Sheet) -> None:
     jobs = Worksheet(77, "My 'jobs'")
     sheet.server.worksheets.append(jobs)
     jobs["A2"] = "1"
@@ -192,9 +188,7 @@ def test_what_is_written_back_and_where_can_be_chosen(sheet: Sheet) -> None:
     assert sheet.queue.commands() == ["one", "two"]
 
 
-def test_a_row_whose_id_is_lost_while_ids_are_written_does_not_run_again(
-    sheet: Sheet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_that_loses_its_id_does_not_run_again(sheet: Sheet, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell that is to be cleared beside one row may be beside another when the request arrives."""
     sheet.fill("one")
     sheet.look()
@@ -241,7 +235,7 @@ def test_new_rows_above_the_counter_run(sheet: Sheet) -> None:
     assert sheet.cells["B1"] == "3", "the next row to take"
 
 
-def test_rows_that_the_counter_was_past_at_first_run_when_it_is_set_back(sheet: Sheet) -> None:
+def test_rows_before_the_initial_counter_run_when_it_is_lowered(sheet: Sheet) -> None:
     sheet.cells["B1"] = "3"
     sheet.fill("old", "older", "new")
     sheet.look()
@@ -253,7 +247,7 @@ def test_rows_that_the_counter_was_past_at_first_run_when_it_is_set_back(sheet: 
 
 
 @pytest.mark.parametrize("layout", [LAYOUT, Layout("B1", "C", 3, {})])
-def test_rows_with_text_appended_run_once_also_when_nothing_can_be_written_and_the_counter_goes_back(
+def test_rows_with_appended_text_run_once_on_a_read_only_sheet_with_a_lowered_counter(
     sheet: Sheet, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.feeds.sheet.SECONDS_TO_WRITE", 0.0)
@@ -273,9 +267,7 @@ def test_rows_with_text_appended_run_once_also_when_nothing_can_be_written_and_t
         assert sheet.ids(3, 4) == [job.id for job in sheet.queue.jobs()]
 
 
-def test_a_row_inserted_between_a_look_and_what_it_writes_shifts_nothing(
-    sheet: Sheet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_inserted_between_read_and_write_shifts_nothing(sheet: Sheet, monkeypatch: pytest.MonkeyPatch) -> None:
     sheet.fill("one", "two")
     write = GoogleSheet.write
     inserted = iter(["inserted"])
@@ -296,7 +288,7 @@ def test_a_row_inserted_between_a_look_and_what_it_writes_shifts_nothing(
     assert sheet.states(3, 5) == {"inserted": "queued", "one": "queued", "two": "succeeded"}
 
 
-def test_a_taken_row_that_moved_down_past_the_counter_is_not_taken_again(sheet: Sheet) -> None:
+def test_taken_row_moved_below_the_counter_does_not_run_again(sheet: Sheet) -> None:
     sheet.fill("one", "two")
     sheet.look()
     sheet.age(1000)
@@ -307,7 +299,7 @@ def test_a_taken_row_that_moved_down_past_the_counter_is_not_taken_again(sheet: 
     assert sheet.ids(4, 6) == [job.id for job in sheet.queue.jobs()]
 
 
-def test_a_copied_row_is_a_row_of_its_own(sheet: Sheet) -> None:
+def test_copied_row_runs_as_a_separate_row(sheet: Sheet) -> None:
     sheet.fill("one")
     sheet.look()
     for column in "CDEFG":
@@ -318,7 +310,7 @@ def test_a_copied_row_is_a_row_of_its_own(sheet: Sheet) -> None:
 
 
 @pytest.mark.parametrize("cleaned", [False, True])
-def test_a_sheet_that_is_begun_again_is_taken_again(sheet: Sheet, cleaned: bool) -> None:
+def test_sheet_started_over_runs_again(sheet: Sheet, cleaned: bool) -> None:
     sheet.fill("one", "two")
     sheet.look()
     sheet.queue.run("two", "succeeded")
@@ -350,7 +342,7 @@ def test_invalid_command_is_reported_and_skipped(sheet: Sheet) -> None:
 
 
 @pytest.mark.parametrize("only_after", [0, 1])
-def test_a_page_that_is_not_from_google_is_waited_out(sheet: Sheet, only_after: int) -> None:
+def test_captive_portal_page_is_retried(sheet: Sheet, only_after: int) -> None:
     """In place of the token, and in place of the sheet."""
     sheet.server.captive_after = only_after
     with pytest.raises(SheetAwayError, match="a hotel's network"):
@@ -358,7 +350,7 @@ def test_a_page_that_is_not_from_google_is_waited_out(sheet: Sheet, only_after: 
 
 
 @pytest.mark.parametrize("written", ["not json", "[]", '{"type": "authorized_user"}', "a broken key"])
-def test_a_file_that_is_no_key_of_a_service_account_is_one_sentence(sheet: Sheet, written: str) -> None:
+def test_invalid_service_account_key_is_reported(sheet: Sheet, written: str) -> None:
     text = sheet.credentials.read_text().replace("BEGIN", "B") if written == "a broken key" else written
     sheet.credentials.write_text(text)
     with pytest.raises(BadInputError, match="is not the key of a service account") as caught:
@@ -366,14 +358,14 @@ def test_a_file_that_is_no_key_of_a_service_account_is_one_sentence(sheet: Sheet
     assert "\n" not in str(caught.value)
 
 
-def test_a_key_that_was_revoked_is_one_sentence(sheet: Sheet) -> None:
+def test_revoked_key_is_reported(sheet: Sheet) -> None:
     sheet.server.token_refusal = Refusal(400, "invalid_grant", "Invalid JWT Signature.")
     with pytest.raises(SheetRefusedError, match=f"Google does not accept the credentials of {EMAIL}") as caught:
         sheet.look()
     assert "\n" not in str(caught.value)
 
 
-def test_a_key_is_found_in_the_address_that_the_browser_shows() -> None:
+def test_sheet_key_is_extracted_from_the_browser_url() -> None:
     assert key_in(f"https://docs.google.com/spreadsheets/d/{KEY}/edit#gid=0") == key_in(KEY) == KEY
     with pytest.raises(BadInputError, match="is not the key of a sheet"):
         key_in("no key!")

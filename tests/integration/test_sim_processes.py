@@ -92,7 +92,7 @@ def look(machine: SimMachine) -> Look:
         source.close()
 
 
-def test_memory_is_held_freed_and_given_back_on_leaving(machine: SimMachine) -> None:
+def test_memory_is_allocated_freed_and_released_on_close(machine: SimMachine) -> None:
     with SimulatedProcess.attach(gpu=0) as gpu:
         gpu.allocate(3 * GIB)
         assert (gpu.memory, gpu.free_memory, held(machine)) == (3 * GIB, GIB, 3 * GIB)
@@ -101,14 +101,14 @@ def test_memory_is_held_freed_and_given_back_on_leaving(machine: SimMachine) -> 
     assert held(machine) == 0
 
 
-def test_a_context_takes_memory_from_the_start(machine: SimMachine) -> None:
+def test_context_uses_memory_from_the_start(machine: SimMachine) -> None:
     with SimulatedProcess.attach(gpu=0, context=300 * 2**20) as gpu:
         assert (gpu.memory, held(machine)) == (0, 300 * 2**20)
         with pytest.raises(SimulatedOutOfMemoryError):
             gpu.allocate(4 * GIB)
 
 
-def test_what_does_not_fit_fails_in_the_words_of_pytorch_and_takes_nothing(machine: SimMachine) -> None:
+def test_failed_allocation_has_the_message_of_pytorch_and_uses_no_memory(machine: SimMachine) -> None:
     with SimulatedProcess.attach(gpu=1) as gpu:
         gpu.allocate(2 * GIB)
         with pytest.raises(RuntimeError) as failed:
@@ -122,7 +122,7 @@ def test_what_does_not_fit_fails_in_the_words_of_pytorch_and_takes_nothing(machi
         gpu.allocate(2 * GIB)
 
 
-def test_nothing_less_than_nothing_can_be_held(machine: SimMachine) -> None:
+def test_negative_allocation_is_refused(machine: SimMachine) -> None:
     with SimulatedProcess.attach() as gpu:
         gpu.allocate(GIB)
         for change, amount in ((gpu.free, 2 * GIB), (gpu.free, -1), (gpu.allocate, -1)):
@@ -131,7 +131,7 @@ def test_nothing_less_than_nothing_can_be_held(machine: SimMachine) -> None:
         assert gpu.memory == GIB
 
 
-def test_one_process_may_use_several_gpus_and_leave_them_one_by_one(machine: SimMachine) -> None:
+def test_process_can_use_several_gpus_and_close_them_separately(machine: SimMachine) -> None:
     with SimulatedProcess.attach(gpu=1) as second:
         second.allocate(2 * GIB)
         with SimulatedProcess.attach(gpu=0) as first:
@@ -157,12 +157,12 @@ def test_gpus_are_counted_as_cuda_counts_them(
         SimulatedProcess.attach(gpu=1)
 
 
-def test_a_gpu_that_is_not_there_is_refused(machine: SimMachine) -> None:
+def test_missing_gpu_is_refused(machine: SimMachine) -> None:
     with pytest.raises(BadInputError, match="has 2"):
         SimulatedProcess.attach(gpu=2)
 
 
-def test_another_process_sees_what_this_one_does(machine: SimMachine, start: Start) -> None:
+def test_state_is_visible_to_another_process(machine: SimMachine, start: Start) -> None:
     child = start(HOLDER)
     assert line(child) == "ready"
     reading = look(machine).readings[0]
@@ -173,9 +173,7 @@ def test_another_process_sees_what_this_one_does(machine: SimMachine, start: Sta
         gpu.allocate(2 * GIB)
 
 
-def test_who_is_killed_gives_everything_back_at_once_even_before_it_is_reaped(
-    machine: SimMachine, start: Start
-) -> None:
+def test_killed_process_releases_memory_before_it_is_reaped(machine: SimMachine, start: Start) -> None:
     child = start(HOLDER)
     line(child)
     child.send_signal(signal.SIGKILL)
@@ -203,7 +201,7 @@ with SimulatedProcess.attach(gpu=0) as gpu:
 """
 
 
-def test_processes_that_race_for_memory_get_all_of_it_and_not_a_byte_more(machine: SimMachine, start: Start) -> None:
+def test_racing_allocations_use_exactly_the_available_memory(machine: SimMachine, start: Start) -> None:
     racers = [start(RACER) for _ in range(4)]
     for racer in racers:
         assert line(racer) == "ready"
@@ -225,7 +223,7 @@ with SimulatedProcess.attach(gpu=0) as gpu:
 """
 
 
-def test_a_look_never_sees_half_of_a_change(machine: SimMachine, start: Start) -> None:
+def test_sample_never_sees_a_partial_change(machine: SimMachine, start: Start) -> None:
     writer = start(BUSY_WRITER)
     assert line(writer) == "ready"
     source = open_source(Path("/"), "2x4GiB")
@@ -255,7 +253,7 @@ with SimulatedProcess.attach(gpu=0) as gpu:
 """
 
 
-def test_a_forked_child_can_neither_use_nor_lose_its_parents_gpu(start: Start) -> None:
+def test_forked_child_can_neither_use_nor_lose_its_parents_gpu(start: Start) -> None:
     parent = start(FORKER)
     assert "forked process" in line(parent)
     assert line(parent) == str(GIB)
@@ -277,7 +275,7 @@ def test_growing_memory_that_fits_ends_at_its_goal(machine: SimMachine, sleeps: 
         assert sum(sleeps) == pytest.approx(60.0)
 
 
-def test_work_for_some_seconds_ends_by_itself(machine: SimMachine) -> None:
+def test_timed_work_ends_after_its_duration(machine: SimMachine) -> None:
     with SimulatedProcess.attach(gpu=0) as gpu:
         gpu.work(0.8, seconds=0.05)
         (found,) = machine.loads()
@@ -287,13 +285,13 @@ def test_work_for_some_seconds_ends_by_itself(machine: SimMachine) -> None:
         assert use.phase_at(use.scripts[0].start + 0.06) is None
 
 
-def test_leaving_a_machine_that_was_removed_makes_no_new_one(machine: SimMachine, tmp_path: Path) -> None:
+def test_closing_on_a_removed_machine_does_not_recreate_it(machine: SimMachine, tmp_path: Path) -> None:
     with SimulatedProcess.attach(gpu=0):
         machine.directory.rename(tmp_path / "away")
     assert not machine.directory.exists()
 
 
-def test_a_prober_reads_the_machine_and_takes_a_hang_for_unknown(machine: SimMachine) -> None:
+def test_prober_reads_the_machine_and_reports_a_hang_as_unknown(machine: SimMachine) -> None:
     with SimulatedProcess.attach(gpu=0) as gpu, Prober("sim:2x4GiB", deadline=60.0) as prober:
         gpu.allocate(GIB)
         assert prober.look().readings[0].memory_used == GIB

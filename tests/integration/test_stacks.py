@@ -178,17 +178,17 @@ def wait_for_call(pid: int, function: str) -> tuple[Thread, ...]:
 
 
 class TestPythonProcesses:
-    def test_a_process_that_waits_for_a_lock_shows_the_line_that_takes_it(self, start: Start) -> None:
+    def test_process_waiting_for_a_lock_shows_the_line_that_takes_it(self, start: Start) -> None:
         frame = wait_for_call(start(LOCKED), "take_the_lock")[0].frames[0]
         assert (frame.function, frame.line, frame.own) == ("take_the_lock", 4, True)
         assert frame.file.endswith("train0.py")
 
-    def test_a_process_that_sleeps_shows_where_and_that_it_sleeps(self, start: Start) -> None:
+    def test_sleeping_process_shows_where_it_sleeps(self, start: Start) -> None:
         pid = start(SLEEPING)
         assert [frame.function for frame in wait_for_call(pid, "nap")[0].frames] == ["nap", "<module>"]
         assert "sleep" in waiting_member(pid).in_words()
 
-    def test_every_process_of_a_tree_has_its_own_stack_in_the_order_asked_for(self, start: Start) -> None:
+    def test_stacks_of_a_tree_keep_the_requested_order(self, start: Start) -> None:
         parent = start(WORKERS)
         family = [parent, *children(parent)]
         found = collect_stacks(family, deadline=180)
@@ -199,7 +199,7 @@ class TestPythonProcesses:
         assert sum("work" in names for names in functions[1:]) == 2
         assert len(family) == 4
 
-    def test_calls_of_the_standard_library_are_not_taken_for_the_persons_own(self, start: Start) -> None:
+    def test_standard_library_frames_are_not_user_code(self, start: Start) -> None:
         parent = start(WORKERS)
 
         def joining() -> tuple[Frame, ...] | None:
@@ -211,7 +211,7 @@ class TestPythonProcesses:
         assert [frame.own for frame in inner] == [False] * len(inner)
         assert {frame.short_file.partition("/")[0] for frame in inner} == {"multiprocessing"}
 
-    def test_a_stopped_process_is_read_nevertheless(self, start: Start) -> None:
+    def test_suspended_process_is_read(self, start: Start) -> None:
         pid = start(SLEEPING)
         wait_for_call(pid, "nap")
         os.kill(pid, signal.SIGSTOP)
@@ -219,7 +219,7 @@ class TestPythonProcesses:
         assert threads_of(stack_of(pid))[0].frames[0].function == "nap"
         assert "SIGCONT" in read_processes([pid])[0].in_words()
 
-    def test_a_process_that_cannot_be_interrupted_is_read_at_once(
+    def test_uninterruptible_process_is_read_at_once(
         self, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(stacks, "PATIENCE", 60.0)
@@ -237,7 +237,7 @@ class TestPythonProcesses:
 
 
 class TestOtherProcesses:
-    def test_a_program_that_is_not_python_says_so_and_what_it_waits_for(self) -> None:
+    def test_non_python_program_is_reported_with_its_wait_channel(self) -> None:
         process = subprocess.Popen(["sleep", "1000"])
         try:
             wait_for(lambda: read_processes([process.pid])[0].name == "sleep", named="the start of sleep")
@@ -247,7 +247,7 @@ class TestOtherProcesses:
             process.kill()
             process.wait()
 
-    def test_a_process_that_ended_and_one_that_nobody_collected(self) -> None:
+    def test_ended_process_and_zombie_are_reported(self) -> None:
         process = subprocess.Popen(["true"])
         wait_for(lambda: read_processes([process.pid])[0].state == "Z", named="the end")
         assert "ended" in reason(stack_of(process.pid))
@@ -257,7 +257,7 @@ class TestOtherProcesses:
         assert "ended" in reason(stack_of(NOBODY))
         assert read_processes([NOBODY]) == []
 
-    def test_a_process_that_asks_a_person_is_seen_to_read_from_the_terminal(self, start: Start) -> None:
+    def test_process_reading_from_the_terminal_is_reported(self, start: Start) -> None:
         ours, theirs = pty.openpty()
         try:
             pid = start(ASKING, stdin=theirs)
@@ -272,7 +272,7 @@ class TestOtherProcesses:
 
 
 class TestMembers:
-    def test_numbers_and_names_of_a_process(self, start: Start) -> None:
+    def test_process_has_its_numbers_and_names(self, start: Start) -> None:
         pid = start(HAVING_WORKED, "--epochs", "3")
         process = read_processes([pid])[0]
         assert (process.pid, process.parent, process.threads) == (pid, os.getpid(), 1)
@@ -282,16 +282,16 @@ class TestMembers:
         assert 2**20 < process.memory < 2**30
         assert process.started > 0
 
-    def test_processes_that_are_gone_are_left_out_and_the_order_is_kept(self, start: Start) -> None:
+    def test_ended_processes_are_omitted_and_the_order_is_kept(self, start: Start) -> None:
         first, second = start(SLEEPING), start(SLEEPING)
         assert [process.pid for process in read_processes([second, NOBODY, first])] == [second, first]
 
-    def test_a_name_with_parentheses_is_not_misread(self, tmp_path: Path) -> None:
+    def test_name_with_parentheses_is_parsed(self, tmp_path: Path) -> None:
         a_fake_process(tmp_path, 7, name="a) R (b")
         process = read_processes([7], proc=str(tmp_path))[0]
         assert (process.name, process.state, process.parent) == ("a) R (b", "S", 1)
 
-    def test_a_command_line_that_hangs_costs_its_process_only_that(self, tmp_path: Path) -> None:
+    def test_hanging_command_line_read_omits_only_the_command_line(self, tmp_path: Path) -> None:
         a_fake_process(tmp_path, 7)
         a_fake_process(tmp_path, 8)
         stuck = tmp_path / "7/cmdline"
@@ -306,7 +306,7 @@ class TestMembers:
         os.close(os.open(stuck, os.O_RDWR))  # the thread that was left behind goes
         wait_for(lambda: not any(thread.name == "reader of 7" for thread in threading.enumerate()), named="its end")
 
-    def test_a_machine_without_a_thread_to_spare_still_tells_the_rest(
+    def test_remaining_facts_are_reported_when_no_thread_can_start(
         self, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         pid = start(SLEEPING)
@@ -319,7 +319,7 @@ class TestMembers:
         assert isinstance(process.command, Unknown)
         assert process.name == "python"
 
-    def test_one_thread_in_the_gpu_driver_is_found_among_others(self, tmp_path: Path) -> None:
+    def test_thread_in_the_gpu_driver_is_found_among_others(self, tmp_path: Path) -> None:
         a_fake_process(tmp_path, 7, threads={7: "S", 8: "S", 9: "D"})
         (tmp_path / "7/task/9/wchan").write_text("os_acquire_rwlock_write")
         (tmp_path / "7/task/9/syscall").write_text("16 0x3 0x0")
@@ -331,20 +331,22 @@ class TestMembers:
         if os.uname().machine == "x86_64":
             assert process.in_words().endswith("in ioctl of /dev/nvidia0 (os_acquire_rwlock_write)")
 
-    def test_a_frozen_control_group_is_told(self, tmp_path: Path) -> None:
+    def test_frozen_cgroup_is_reported(self, tmp_path: Path) -> None:
         a_fake_process(tmp_path, 7)
         (tmp_path / "7/wchan").write_text("do_freezer_trap")
         assert read_processes([7], proc=str(tmp_path))[0].in_words().startswith("frozen by its control group")
 
 
 class TestWithoutPySpy:
-    def test_not_installed_says_what_to_install(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_py_spy_is_reported_with_the_package_to_install(
+        self, start: Start, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         pid = start(SLEEPING)
         monkeypatch.setattr(sys, "executable", "/nonexistent/python")
         monkeypatch.setenv("PATH", "/nonexistent:")
         assert reason(stack_of(pid)) == "py-spy is not installed: pip install 'stoker[report]'"
 
-    def test_the_one_beside_python_is_taken_before_that_on_path(
+    def test_py_spy_beside_python_is_preferred_to_path(
         self, py_spy: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         py_spy("true")
@@ -354,7 +356,7 @@ class TestWithoutPySpy:
         (tmp_path / "bin/py-spy").chmod(0o644)
         assert stacks.find_py_spy() is None
 
-    def test_one_that_cannot_be_started_is_told(
+    def test_py_spy_that_cannot_start_is_reported(
         self, start: Start, py_spy: Callable[[str], None], tmp_path: Path
     ) -> None:
         py_spy("")
@@ -374,9 +376,7 @@ class TestFailures:
             ("", "py-spy ended without a word"),
         ],
     )
-    def test_each_failure_has_its_words(
-        self, start: Start, py_spy: Callable[[str], None], said: str, told: str
-    ) -> None:
+    def test_each_failure_has_a_reason(self, start: Start, py_spy: Callable[[str], None], said: str, told: str) -> None:
         py_spy(f"printf '{said}' >&2; exit 1")
         assert told in reason(stack_of(start(SLEEPING)))
 
@@ -390,7 +390,7 @@ class TestFailures:
             (None, "--cap-add SYS_PTRACE"),
         ],
     )
-    def test_a_refusal_names_the_setting_that_is_in_the_way(
+    def test_refused_permission_names_the_kernel_setting(
         self, py_spy: Callable[[str], None], tmp_path: Path, scope: str | None, told: str
     ) -> None:
         py_spy("echo 'Permission Denied: try sudo' >&2; exit 1")
@@ -401,7 +401,7 @@ class TestFailures:
             (tmp_path / "sys/kernel/yama/ptrace_scope").write_text(f"{scope}\n")
         assert told in reason(collect_stacks([7], deadline=180, proc=str(tmp_path))[0])
 
-    def test_what_cannot_be_paused_is_asked_again_without_a_pause(
+    def test_process_that_cannot_be_paused_is_read_without_pausing(
         self, start: Start, py_spy: Callable[[str], None]
     ) -> None:
         py_spy(
@@ -410,7 +410,7 @@ class TestFailures:
         )
         assert threads_of(stack_of(start(SLEEPING)))[0].frames[0].function == "f"
 
-    def test_one_that_hangs_only_when_pausing_is_given_up_early_enough_to_ask_again(
+    def test_pausing_read_that_hangs_is_abandoned_in_time_for_a_retry(
         self, start: Start, py_spy: Callable[[str], None], clock: Clock, tmp_path: Path
     ) -> None:
         py_spy(
@@ -426,7 +426,7 @@ class TestFailures:
         (found,) = collect_stacks([start(SLEEPING)], deadline=180, enough=pass_time)
         assert threads_of(found)[0].frames[0].function == "f"
 
-    def test_one_that_hangs_is_ended_at_the_deadline_and_nothing_of_it_is_left(
+    def test_hanging_py_spy_is_killed_at_the_deadline_with_its_children(
         self, start: Start, py_spy: Callable[[str], None], clock: Clock, tmp_path: Path
     ) -> None:
         log = tmp_path / "pids"
@@ -448,14 +448,16 @@ class TestFailures:
         assert len(asked) >= stacks.AT_ONCE
         assert not set(asked).intersection(children(os.getpid()))
 
-    def test_endless_output_ends(self, start: Start, py_spy: Callable[[str], None]) -> None:
+    def test_endless_output_is_cut_off(self, start: Start, py_spy: Callable[[str], None]) -> None:
         py_spy("exec yes")
         assert reason(stack_of(start(SLEEPING))) == "py-spy failed: y"
 
-    def test_no_more_than_a_few_are_asked_at_once(self, py_spy: Callable[[str], None], tmp_path: Path) -> None:
-        gate = tmp_path / "gate"
-        os.mkfifo(gate)
-        py_spy(f"echo begun >> '{tmp_path}/log'; read line < '{gate}'; echo ended >> '{tmp_path}/log'")
+    def test_number_of_concurrent_py_spy_processes_is_limited(
+        self, py_spy: Callable[[str], None], tmp_path: Path
+    ) -> None:
+        fifo = tmp_path / "fifo"
+        os.mkfifo(fifo)
+        py_spy(f"echo begun >> '{tmp_path}/log'; read line < '{fifo}'; echo ended >> '{tmp_path}/log'")
         for pid in range(100, 110):
             a_fake_process(tmp_path, pid)
             (tmp_path / f"{pid}/exe").symlink_to("/usr/bin/python3.11")
@@ -466,7 +468,7 @@ class TestFailures:
         asking.start()
         log = (tmp_path / "log").read_text
         wait_for(lambda: log().count("begun") == stacks.AT_ONCE, named="the first round")
-        writer = os.open(gate, os.O_RDWR)
+        writer = os.open(fifo, os.O_RDWR)
         while asking.is_alive():
             assert log().count("begun") - log().count("ended") <= stacks.AT_ONCE
             os.write(writer, b"\n")
@@ -474,7 +476,7 @@ class TestFailures:
         os.close(writer)
         assert log().count("begun") == 10
 
-    def test_whoever_is_in_a_hurry_gets_what_is_there(self, start: Start, py_spy: Callable[[str], None]) -> None:
+    def test_short_deadline_returns_partial_results(self, start: Start, py_spy: Callable[[str], None]) -> None:
         py_spy("exec sleep 1000")
         begun = time.monotonic()
         found = collect_stacks([start(SLEEPING)], deadline=180, enough=lambda: time.monotonic() > begun + 0.1)

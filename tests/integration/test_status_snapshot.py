@@ -264,7 +264,7 @@ def test_unknown_job_is_refused(here: Store, home: Path) -> None:
 
 def test_real_worker_and_its_job_are_in_the_snapshot(site: WorkSite) -> None:
     observer = SnapshotBuilder(site.home)
-    name = site.submit(f"echo 'step 3/10'; {site.until('gate')}", gpus=1, name="train", submitter="alice")
+    name = site.submit(f"echo 'step 3/10'; {site.until('flag')}", gpus=1, name="train", submitter="alice")
     worker = site.work().ready()
 
     def progress() -> Snapshot | None:
@@ -277,7 +277,7 @@ def test_real_worker_and_its_job_are_in_the_snapshot(site: WorkSite) -> None:
     assert (machine.there, machine.simulated, len(machine.gpus)) == (True, True, 2)
     assert [gpu.user for gpu in machine.gpus if name in gpu.jobs] == ["alice"]
     assert seen.health.points == () or "nothing to do" in seen.health.headline
-    site.open_gate("gate")
+    site.create_flag("flag")
     site.wait_until(name, "succeeded")
     assert worker.stop() == 0
     (machine,) = observer.observe(site.store).machines

@@ -121,7 +121,7 @@ def test_hanging_action_is_reported_and_the_next_runs() -> None:
     wait_for(lambda: sorted(log) == ["next", "stuck"], named="both actions")
 
 
-def test_a_defect_in_an_action_does_not_stop_the_others() -> None:
+def test_exception_in_an_action_does_not_stop_the_others() -> None:
     log: list[str] = []
 
     def broken(_facts: Facts) -> None:
@@ -194,7 +194,7 @@ def test_dry_run_sends_nothing_and_does_nothing() -> None:
     assert said[-1].endswith("; dry run: would do tell now")
 
 
-def test_last_look_is_taken_at_the_end_of_the_window() -> None:
+def test_last_sample_is_taken_at_the_end_of_the_window() -> None:
     policy = msgspec.structs.replace(POLICY, every=0.45, window=0.5)
     heard: list[Facts] = []
     # Once more, and again, should the machine have stood still just then.

@@ -14,19 +14,19 @@ def printed(site: WorkSite, job: str) -> str:
     return site.output(job).read_text()
 
 
-def test_words_arrive_as_they_were_submitted(site: WorkSite) -> None:
+def test_arguments_arrive_as_submitted(site: WorkSite) -> None:
     job = site.submit(("printf", "%s|", STRANGE, "", "*"))
     site.work_until_empty()
     assert printed(site, job) == f"{STRANGE}||*|"
 
 
-def test_text_goes_to_the_shell_as_it_is(site: WorkSite) -> None:
+def test_shell_command_is_passed_unchanged(site: WorkSite) -> None:
     job = site.submit("cat <<'END'\n" + STRANGE + "\nEND\necho $((1+1)) | cat")
     site.work_until_empty()
     assert printed(site, job) == f"{STRANGE}\n2\n"
 
 
-def test_command_of_a_mebibyte_runs_unless_a_single_word_is_too_long_for_the_kernel(site: WorkSite) -> None:
+def test_command_of_one_mebibyte_runs_unless_one_argument_exceeds_the_kernel_limit(site: WorkSite) -> None:
     many = site.submit(("sh", "-c", 'echo "$#"', "sh", *["x" * 2**16] * 16))
     word = site.submit(("true", "x" * 2**20))
     text = site.submit("exit 0\n" + "# filler\n" * (2**20 // 9))
@@ -56,7 +56,7 @@ def test_wandb_variables_of_the_user_are_kept(site: WorkSite, whose: str, monkey
     assert printed(site, job) == "mine my name\n"
 
 
-def test_job_runs_in_its_directory_with_its_variables_over_the_workers(
+def test_job_runs_in_its_directory_and_its_variables_override_the_workers(
     site: WorkSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OF_WORKER", "1")
@@ -77,7 +77,7 @@ def test_job_reads_nothing_from_the_workers_terminal(site: WorkSite) -> None:
 
 
 class TestPin:
-    def test_committed_code_runs_although_the_tree_was_changed_since(self, site: WorkSite) -> None:
+    def test_pinned_commit_runs_although_the_tree_has_changed(self, site: WorkSite) -> None:
         repository = _repository(site.directory / "code", "echo committed")
         job = site.stoker("submit", "--gpus", "0", "--pin", "--directory", str(repository), "sh", "run.sh").out.strip()
         (repository / "run.sh").write_text("echo changed\n")
@@ -89,7 +89,7 @@ class TestPin:
         assert not site.output(job).with_name("code").exists()
         assert len(_git(repository, "worktree", "list").splitlines()) == 1
 
-    def test_directory_inside_the_repository_is_the_one_in_the_snapshot(self, site: WorkSite) -> None:
+    def test_subdirectory_of_the_repository_is_used_inside_the_snapshot(self, site: WorkSite) -> None:
         repository = _repository(site.directory / "code", "echo committed; pwd", inside="part")
         job = site.stoker(
             "submit", "--gpus", "0", "--pin", "--directory", str(repository / "part"), "sh", "run.sh"

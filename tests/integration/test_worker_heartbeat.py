@@ -32,7 +32,7 @@ def details(site: WorkSite, job: str) -> AttemptDetails:
     return wait_for(lambda: site.store.attempts.details(attempt), named="what was found")
 
 
-def test_states_of_gpus_are_reported_as_they_change_and_summed_up(site: WorkSite) -> None:
+def test_gpu_states_are_reported_on_change_and_summed_as_usage(site: WorkSite) -> None:
     begun = time.time()
     alice = site.foreigner("--gpu", "1")
     # However late a look comes, no GPU is told to be unknown.
@@ -42,13 +42,13 @@ def test_states_of_gpus_are_reported_as_they_change_and_summed_up(site: WorkSite
     assert there is not None
     assert there.view.simulated
     assert f"(pid {alice.pid})" in gpu_that_is(site, "somebody", 1).user
-    job = site.submit(site.until("gate"), gpus=1)
+    job = site.submit(site.until("flag"), gpus=1)
     held = gpu_that_is(site, "job")
     assert held.jobs == (job,)
     assert free.since is not None
     assert held.since is not None
     assert begun <= free.since <= held.since <= time.time()
-    site.open_gate("gate")
+    site.create_flag("flag")
     site.wait_until(job, "succeeded")
     again = gpu_that_is(site, "free")
     assert again.since is not None
@@ -66,16 +66,16 @@ def test_states_of_gpus_are_reported_as_they_change_and_summed_up(site: WorkSite
     assert {row.host for row in rows} == {there.host}
 
 
-def test_snooze_asked_for_through_the_queue_keeps_an_idle_job_alive(site: WorkSite) -> None:
+def test_snooze_through_the_queue_keeps_an_idle_job_running(site: WorkSite) -> None:
     site.work("--grace", "2s")
-    # It is judged once it has worked, and hangs when the gate is open: not before its snooze was heard.
-    works_first = f"stoker sim load & {site.until('gate')}; kill $!; {HANGS}"
+    # It is judged once it has worked, and hangs once the flag file exists, which is after its snooze has arrived.
+    works_first = f"stoker sim load & {site.until('flag')}; kill $!; {HANGS}"
     spared = site.submit(works_first, gpus=1, policy=IDLE_SOON | {"arm_above": 0.5})
     record = Record(site.output(spared).parent)
     wait_for(lambda: record.status().verdict == "busy", named="that it is seen to work")
     assert site.store.attempts.snooze(site.last_attempt(spared).id, 600.0, "alice")
     wait_for(lambda: record.status().verdict_reason.startswith("snoozed"), named="the snooze")
-    site.open_gate("gate")
+    site.create_flag("flag")
     # By the time that this more patient one is stopped, the first would have been for long.
     stopped = site.submit(HANGS, gpus=1, policy=IDLE_SOON | {"window": 2.0})
     site.wait_until(stopped, "failed")
@@ -85,7 +85,7 @@ def test_snooze_asked_for_through_the_queue_keeps_an_idle_job_alive(site: WorkSi
     assert site.wait_until(spared, "failed").exit_code == 124
 
 
-def test_report_of_a_job_that_hung_is_where_every_machine_can_read_it(site: WorkSite) -> None:
+def test_report_of_a_hung_job_is_stored_in_the_queue(site: WorkSite) -> None:
     hung = site.submit(HANGS, gpus=1, policy=IDLE_SOON)
     fine = site.submit("true")
     site.work_until_empty()

@@ -13,7 +13,7 @@ def kept(site: WorkSite, job: str) -> str:
     return site.store.logs.read(site.last_attempt(job).id)
 
 
-def test_both_streams_are_kept_in_order_with_the_last_state_of_bars(site: WorkSite) -> None:
+def test_both_streams_are_stored_in_order_with_final_progress_bars(site: WorkSite) -> None:
     job = site.submit(r"printf 'begin\n'; printf ' 1%%\r 50%%\r100%%\n' >&2; printf 'end\n'")
     site.work_until_empty()
     assert site.output(job).read_text() == "begin\n100%\nend\n"
@@ -21,7 +21,7 @@ def test_both_streams_are_kept_in_order_with_the_last_state_of_bars(site: WorkSi
     assert site.stoker("logs", job).out == "begin\n100%\nend\n"
 
 
-def test_job_that_prints_much_is_bounded_by_the_log_limit(site: WorkSite) -> None:
+def test_log_size_is_limited(site: WorkSite) -> None:
     job = site.submit("seq 1 100000")
     site.work_until_empty("--log-limit", "40KiB")
     newer = site.output(job)
@@ -34,17 +34,17 @@ def test_job_that_prints_much_is_bounded_by_the_log_limit(site: WorkSite) -> Non
     assert len(kept(site, job)) <= 40 * KIB
 
 
-def test_queue_has_the_end_of_the_output_while_the_job_runs(site: WorkSite) -> None:
-    job = site.submit(f"echo so far; {site.until('gate')}; echo the rest")
+def test_queue_has_the_log_tail_while_the_job_runs(site: WorkSite) -> None:
+    job = site.submit(f"echo so far; {site.until('flag')}; echo the rest")
     site.work()
     site.wait_until(job, "running")
     wait_for(lambda: kept(site, job) == "so far\n", named="the output in the queue")
-    site.open_gate("gate")
+    site.create_flag("flag")
     site.wait_until(job, "succeeded")
     wait_for(lambda: kept(site, job) == "so far\nthe rest\n", named="the rest of it")
 
 
-def test_link_of_a_run_is_kept(site: WorkSite) -> None:
+def test_link_in_the_output_is_stored(site: WorkSite) -> None:
     wandb = "https://wandb.ai/team/project/runs/abc123"
     first = site.submit(f"echo 'wandb: ⭐ View project at https://wandb.ai/team/project'; echo 'wandb: 🚀 at {wandb}'")
     other = site.submit("echo 'View run: http://tracker.local/run/7'; echo 'View run: http://tracker.local/run/8'")
@@ -73,7 +73,7 @@ def test_invalid_utf8_is_stored(site: WorkSite) -> None:
     assert site.job(job).state == "succeeded"
 
 
-def test_every_attempt_has_its_own_output(site: WorkSite) -> None:
+def test_each_attempt_has_a_separate_log(site: WorkSite) -> None:
     job = site.submit("echo $STOKER_ATTEMPT; [ $STOKER_ATTEMPT = 2 ]", retries=1, backoff=0.0)
     site.work_until_empty()
     assert site.stoker("logs", job).out == "2\n"

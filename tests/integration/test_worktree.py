@@ -43,7 +43,7 @@ def repository(tmp_path: Path) -> Path:
     return at
 
 
-def test_job_gets_the_commit_at_the_same_place_inside(repository: Path, tmp_path: Path) -> None:
+def test_job_runs_in_the_same_subdirectory_of_the_commit(repository: Path, tmp_path: Path) -> None:
     first = git(repository, "rev-parse", "HEAD~1")
     worktree = Worktree.create(str(repository / "train"), first, tmp_path / "snapshot")
     assert worktree.directory == str(tmp_path / "snapshot" / "train")
@@ -52,7 +52,7 @@ def test_job_gets_the_commit_at_the_same_place_inside(repository: Path, tmp_path
     assert git(repository, "branch", "--show-current") == "main"
 
 
-def test_cancelled_snapshot_leaves_no_trace(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_snapshot_leaves_no_files(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def called_off() -> None:
         raise KeyboardInterrupt
 
@@ -63,7 +63,7 @@ def test_cancelled_snapshot_leaves_no_trace(repository: Path, tmp_path: Path, mo
     assert len(git(repository, "worktree", "list").splitlines()) == 1
 
 
-def test_removed_snapshot_leaves_no_trace_of_what_the_job_wrote(repository: Path, tmp_path: Path) -> None:
+def test_removed_snapshot_leaves_no_files_of_the_job(repository: Path, tmp_path: Path) -> None:
     worktree = Worktree.create(str(repository), "HEAD", tmp_path / "snapshot")
     (Path(worktree.directory) / "train" / "main.py").write_text("changed by the job")
     (Path(worktree.directory) / "checkpoint").write_text("new")
@@ -80,7 +80,7 @@ def test_snapshot_can_be_removed_without_its_repository(repository: Path, tmp_pa
     assert not (tmp_path / "snapshot").exists()
 
 
-def test_many_at_once_do_not_meet(repository: Path, tmp_path: Path) -> None:
+def test_concurrent_snapshots_do_not_collide(repository: Path, tmp_path: Path) -> None:
     def come_and_go(number: int) -> str:
         worktree = Worktree.create(str(repository / "train"), "HEAD", tmp_path / str(number) / "snapshot")
         try:
@@ -93,7 +93,7 @@ def test_many_at_once_do_not_meet(repository: Path, tmp_path: Path) -> None:
     assert len(git(repository, "worktree", "list").splitlines()) == 1
 
 
-def test_snapshot_of_a_snapshot_is_one_of_the_repository(repository: Path, tmp_path: Path) -> None:
+def test_snapshot_of_a_snapshot_belongs_to_the_repository(repository: Path, tmp_path: Path) -> None:
     outer = Worktree.create(str(repository), "HEAD", tmp_path / "outer")
     inner = Worktree.create(f"{outer.directory}/train", "HEAD~1", tmp_path / "inner")
     outer.remove()
@@ -111,7 +111,7 @@ def test_submodules_are_left_out(repository: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "snapshot").exists()
 
 
-def test_hooks_of_the_person_are_not_run(repository: Path, tmp_path: Path) -> None:
+def test_git_hooks_are_not_run(repository: Path, tmp_path: Path) -> None:
     hook = repository / ".git" / "hooks" / "post-checkout"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text("#!/bin/sh\nexit 1\n")
@@ -119,7 +119,7 @@ def test_hooks_of_the_person_are_not_run(repository: Path, tmp_path: Path) -> No
     assert Worktree.create(str(repository), "HEAD", tmp_path / "snapshot")
 
 
-def test_directory_in_no_repository_is_said(tmp_path: Path) -> None:
+def test_directory_outside_a_repository_is_reported(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.mkdir()
     with pytest.raises(StokerError, match=rf"no snapshot of {plain} can be made: not a git repository"):
@@ -129,13 +129,13 @@ def test_directory_in_no_repository_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("commit", ["0123456789012345678901234567890123456789", "--all", "no such branch", ""])
-def test_commit_that_is_not_there_may_be_fetched(repository: Path, tmp_path: Path, commit: str) -> None:
+def test_missing_commit_can_be_fetched(repository: Path, tmp_path: Path, commit: str) -> None:
     with pytest.raises(StokerError, match=r"is not in the repository of .*: `git fetch` there may bring it"):
         Worktree.create(str(repository), commit, tmp_path / "snapshot")
     assert not (tmp_path / "snapshot").exists()
 
 
-def test_directory_that_the_commit_does_not_have_is_said(repository: Path, tmp_path: Path) -> None:
+def test_directory_missing_from_the_commit_is_reported(repository: Path, tmp_path: Path) -> None:
     (repository / "new").mkdir()
     with pytest.raises(StokerError, match="new is not part of commit HEAD"):
         Worktree.create(str(repository / "new"), "HEAD", tmp_path / "snapshot")
@@ -151,7 +151,7 @@ def test_existing_files_are_not_overwritten(repository: Path, tmp_path: Path) ->
     assert (tmp_path / "snapshot" / "precious").exists()
 
 
-def test_machine_without_git_is_said(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_git_is_reported(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(StokerError, match="git could not be started: no such file or directory"):
         Worktree.create(str(repository), "HEAD", tmp_path / "snapshot")

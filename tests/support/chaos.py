@@ -30,14 +30,14 @@ from tests.support.chaos_machine import (
     OF_STOKER,
     SUPERVISOR,
     WORKER,
-    Keepers,
+    JobProcesses,
     Machine,
     attempts_below,
     lift_limits,
     limit_descriptors,
 )
-from tests.support.diary import Diary
 from tests.support.faults import Call
+from tests.support.job_journal import JobJournal
 from tests.support.postgres import PostgresServer
 from tests.support.work_site import WorkSite
 
@@ -190,7 +190,7 @@ class ChaosRun:
 
     @property
     def attempts(self) -> int:
-        return sum(len(set(job.diary.attempts())) for job in self._jobs.values())
+        return sum(len(set(job.journal.attempts())) for job in self._jobs.values())
 
     def run(self, tell: Callable[[str], None] = lambda _: None) -> None:
         begun = time.monotonic()
@@ -248,15 +248,15 @@ class ChaosRun:
             self._jobs |= {name: submitted for name, (_, submitted) in zip(names, new, strict=True)}
 
     def _new_job(self, number: int) -> tuple[JobSpec, Submitted]:
-        diary = Diary(self._site.directory / f"diary-{number}")
+        journal = JobJournal(self._site.directory / f"journal-{number}")
         chance = random.Random(number)
         # One that does not end when it is asked to lives long enough to overlap the next attempt, if that came early.
         deaf = number % 3 == 0 or number % 10 == 0
         seconds = chance.uniform(0.05, 0.6) if number % 5 else self._extent.longest_job * chance.uniform(0.1, 1.0) ** 2
         code = 0 if number % 4 else 3
-        command = tuple(shlex.split(diary.command(round(seconds, 3), code, deaf=deaf)))
+        command = tuple(shlex.split(journal.command(round(seconds, 3), code, deaf=deaf)))
         job = JobSpec(command=command, gpus=0, directory=str(self._site.directory), origin=f"chaos {number}")
-        return job, Submitted(diary, code)
+        return job, Submitted(journal, code)
 
     def _live_for(self, seconds: float) -> None:
         ends = time.monotonic() + seconds
@@ -411,7 +411,7 @@ class ChaosRun:
             return
         attempts = attempts_below(victim.pid)
         if kind == "kill job":
-            attempts = {keepers.attempt for keepers in machine.running() if keepers.job == victim}
+            attempts = {processes.attempt for processes in machine.running() if processes.job == victim}
             if not attempts:
                 return
         # One that was idle a moment ago may have been given a job meanwhile.
@@ -433,11 +433,13 @@ class ChaosRun:
         if kind in {"worker", "fork server", "spare supervisor"}:
             name = {"worker": WORKER, "fork server": FORK_SERVER}.get(kind, SUPERVISOR)
             return machine.called(name)
-        return [getattr(keepers, kind) for keepers in self._targets(machine)]
+        return [getattr(processes, kind) for processes in self._targets(machine)]
 
-    def _targets(self, machine: Machine) -> list[Keepers]:
+    def _targets(self, machine: Machine) -> list[JobProcesses]:
         """The jobs that run, but for those that had enough: after ten losses a job is held, and rightly so."""
-        return [keepers for keepers in machine.running() if int(keepers.attempt.rpartition("-")[2]) <= MOST_ATTEMPTS]
+        return [
+            processes for processes in machine.running() if int(processes.attempt.rpartition("-")[2]) <= MOST_ATTEMPTS
+        ]
 
     def _kill_all_three(self, machine: Machine, amount: float) -> None:
         """Worker, supervisor and reaper at once, half of the time with the database away."""
@@ -450,16 +452,16 @@ class ChaosRun:
             self._end_kind(None, "kill database", "freeze database")
             self._set_database_away(True)
         running = self._targets(machine)
-        keepers = max(running, key=lambda one: one.seconds, default=None)
-        if keepers is not None:
-            those = [*machine.called(WORKER), keepers.supervisor, keepers.reaper]
+        processes = max(running, key=lambda one: one.seconds, default=None)
+        if processes is not None:
+            those = [*machine.called(WORKER), processes.supervisor, processes.reaper]
             for how in (signal.SIGSTOP, signal.SIGKILL):
                 for who in those:
                     send(who, how)
             self._hit(
-                "kill all three with the database away" if without_database else "kill all three", [keepers.attempt]
+                "kill all three with the database away" if without_database else "kill all three", [processes.attempt]
             )
-            self._expect_end_of_orphan(machine, keepers.job, keepers.attempt)
+            self._expect_end_of_orphan(machine, processes.job, processes.attempt)
         if without_database:
             self._set_database_away(False)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from stoker.queue import Attempt, Store
-from tests.support.diary import Diary, Entry
+from tests.support.job_journal import Entry, JobJournal
 
 # What the shell calls a death by SIGKILL.
 KILLED: Final = 137
@@ -49,7 +49,7 @@ class Condition:
 
 
 class Submitted(NamedTuple):
-    diary: Diary
+    journal: JobJournal
     code: int
     """How it ends when nobody kills it."""
 
@@ -81,8 +81,8 @@ class _Case:
         self._evidence = evidence
         self._name = name
         self._code = submitted.code
-        self._diary = submitted.diary
-        self._entries = submitted.diary.entries()
+        self._journal = submitted.journal
+        self._entries = submitted.journal.entries()
         self._attempts = store.attempts.of(name)
 
     def findings(self) -> Iterator[str]:
@@ -91,7 +91,7 @@ class _Case:
 
     def _history(self) -> str:
         told = [f"{one.number} {one.outcome} {one.exit_code or ''} {one.reason!r}" for one in self._attempts]
-        return f"attempts: {told}, diary: {_digest(self._entries)}, faults: {self._faults()}"
+        return f"attempts: {told}, journal: {_digest(self._entries)}, faults: {self._faults()}"
 
     def _faults(self) -> list[str]:
         if not self._entries:
@@ -120,7 +120,7 @@ class _Case:
         if any(attempt.outcome in {"succeeded", "failed"} for attempt in self._attempts[:-1]):
             yield f"has several outcomes; {self._history()}"
         known = {attempt.number for attempt in self._attempts}
-        for number in set(self._diary.attempts()) - known:
+        for number in set(self._journal.attempts()) - known:
             yield f"attempt {number} ran, and is not known"
         for attempt in self._attempts:
             if attempt.outcome == "succeeded" and not self._ended(attempt):
@@ -217,7 +217,7 @@ class _Case:
 
     def _outputs(self) -> Iterator[str]:
         for attempt in self._attempts:
-            printed = self._diary.printed(attempt.number)
+            printed = self._journal.printed(attempt.number)
             if not printed or self._had(
                 attempt, COSTS_OUTPUT, self._first_sign(attempt) - 1, self._kept_until(attempt)
             ):

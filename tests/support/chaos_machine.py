@@ -24,7 +24,7 @@ STRANGER_FOR: Final = 2.0
 OF_STOKER: Final = (WORKER, SUPERVISOR, REAPER, FORK_SERVER)
 
 
-class Keepers(NamedTuple):
+class JobProcesses(NamedTuple):
     """A job that runs, and who looks after it."""
 
     attempt: str
@@ -139,7 +139,7 @@ class Machine:
     def called(self, *names: str) -> list[Identity]:
         return [who for pid, name in sorted(self.processes().items()) if name in names and (who := identify(pid))]
 
-    def running(self) -> list[Keepers]:
+    def running(self) -> list[JobProcesses]:
         """The jobs that run now with all who look after them."""
         found = []
         for job in self.called(JOB):
@@ -147,7 +147,7 @@ class Machine:
             supervisor = _parent(reaper, SUPERVISOR) if reaper is not None else None
             attempt = attempt_of(job.pid)
             if reaper is not None and supervisor is not None and attempt:
-                found.append(Keepers(attempt, job, reaper, supervisor))
+                found.append(JobProcesses(attempt, job, reaper, supervisor))
         return found
 
     def stop_all(self) -> list[Identity]:

@@ -19,7 +19,7 @@ from stoker.paths import state_home
 from tests.support.command import Finished, stoker, stoker_command
 from tests.support.compiled import compiled
 from tests.support.mock_nvml import MockMachine
-from tests.support.openers import Openers
+from tests.support.node_holders import NodeHolders
 from tests.support.waiting import kill_all, wait_for
 
 # On a machine that runs other tests at the same time.
@@ -29,8 +29,8 @@ FAST = 20
 
 # It runs until it is asked to end, and notes both. What it starts itself is left to whoever looks after it.
 MINER = """\
-trap 'echo "term $$" >> "$DIARY"; exit 0' TERM
-echo "start $$ ${CUDA_VISIBLE_DEVICES-unset}" >> "$DIARY"
+trap 'echo "term $$" >> "$JOURNAL"; exit 0' TERM
+echo "start $$ ${CUDA_VISIBLE_DEVICES-unset}" >> "$JOURNAL"
 sleep 1000 & wait $!
 """
 
@@ -70,14 +70,14 @@ class FillSite:
     def __init__(self, directory: Path, machine: MockMachine) -> None:
         self.directory = directory
         self.machine = machine
-        self.openers = Openers()
+        self.node_holders = NodeHolders()
         self.root = directory / "root"
         self.programs = directory / "programs"
-        self.diary = directory / "diary"
+        self.journal = directory / "journal"
         self.environment = {
             "STOKER_ROOT": str(self.root),
             "STOKER_GPUS": "nvml",
-            "DIARY": str(self.diary),
+            "JOURNAL": str(self.journal),
             "PATH": f"{self.programs}:{os.environ['PATH']}",
         }
         self._fillers: list[RunningFiller] = []
@@ -168,7 +168,7 @@ class FillSite:
 
     def noted(self) -> list[list[str]]:
         # The last line may be being written.
-        return [line.split() for line in self.diary.read_text().split("\n")[:-1]] if self.diary.exists() else []
+        return [line.split() for line in self.journal.read_text().split("\n")[:-1]] if self.journal.exists() else []
 
     def started(self) -> dict[int, str]:
         """The visible devices of every program that was started, by its pid."""
@@ -192,21 +192,21 @@ class FillSite:
 
     # Who disturbs
 
-    def visit(self, *gpus: int) -> "subprocess.Popen[str]":
+    def open_node(self, *gpus: int) -> "subprocess.Popen[str]":
         """Somebody else's program, `sleep`, that has these GPUs open."""
-        return self.openers.open(*(self.nodes[gpu] for gpu in gpus))
+        return self.node_holders.open(*(self.nodes[gpu] for gpu in gpus))
 
-    def leave(self, visitor: "subprocess.Popen[str]") -> None:
+    def leave(self, other_user: "subprocess.Popen[str]") -> None:
         """It is collected in the end, like those that stay."""
-        visitor.kill()
+        other_user.kill()
 
     def follow_gpus(self) -> "subprocess.Popen[str]":
         """`stoker gpus --follow`, once it has seen the GPUs."""
         variables = (f"{name}={value}" for name, value in self.environment.items())
         follow = f'"{stoker_command()}" gpus --follow | while read -r _; do echo ready; done'
-        return self.openers.run(["env", *variables, "sh", "-c", follow])
+        return self.node_holders.run(["env", *variables, "sh", "-c", follow])
 
-    def visit_as(self, name: str, *gpus: int) -> "subprocess.Popen[str]":
+    def open_node_as(self, name: str, *gpus: int) -> "subprocess.Popen[str]":
         """The same by a program of that name."""
         program = self.directory / name
         if not program.exists():
@@ -214,7 +214,7 @@ class FillSite:
             program.chmod(0o755)
         opened = " ".join(f'{number}<"{self.nodes[gpu]}"' for number, gpu in enumerate(gpus, 3))
         # A shell under another name: it opens them itself, so that nobody of another name ever has.
-        return self.openers.run([str(program), "-c", f"exec {opened}; echo ready; read -r _"])
+        return self.node_holders.run([str(program), "-c", f"exec {opened}; echo ready; read -r _"])
 
     def terminal(self, user: int, idle: float) -> Path:
         """A terminal of this user's, at which nothing was typed for so many seconds."""
@@ -230,7 +230,7 @@ class FillSite:
 
     def processes(self) -> list[int]:
         """Everything that a filler of this site started and that lives, the fillers included."""
-        tag = f"DIARY={self.diary}".encode()
+        tag = f"JOURNAL={self.journal}".encode()
         found = []
         for runner in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
@@ -247,7 +247,7 @@ class FillSite:
             filler.process.kill()
             filler.process.wait(timeout=PATIENCE)
         kill_all(self.processes)
-        self.openers.end()
+        self.node_holders.end()
         for descriptor in self._terminals:
             os.close(descriptor)
 

@@ -166,12 +166,12 @@ class WorkSite:
         usual: dict[str, object] = {"gpus": 0, "directory": str(self.directory), "policy": {"idle": False}}
         return self.store.jobs.submit([JobSpec(command=command, **(usual | asked))])[0]  # type: ignore[arg-type]  # by name
 
-    def until(self, gate: str) -> str:
-        """A command that runs until `open_gate`."""
-        return f"until [ -e {shlex.quote(gate)} ]; do sleep 0.05; done"
+    def until(self, flag: str) -> str:
+        """A command that runs until `create_flag`."""
+        return f"until [ -e {shlex.quote(flag)} ]; do sleep 0.05; done"
 
-    def open_gate(self, gate: str) -> None:
-        (self.directory / gate).touch()
+    def create_flag(self, flag: str) -> None:
+        (self.directory / flag).touch()
 
     def job(self, name: str) -> Job:
         return self.store.jobs.get(name)

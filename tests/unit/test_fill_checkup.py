@@ -11,8 +11,8 @@ from stoker.fill.config_files import FillConfigError, read_ini
 from stoker.gpus.model import Gpu, Unknown
 from tests.support.gpu_mon_conf import ONE_FOR_ALL, ONE_FOR_EACH
 
-NOT_TOLD = Unknown("not told")
-TWO = tuple(Gpu(f"GPU-{n}abc", n, "a GPU", "nvidia", n, 2**30, NOT_TOLD) for n in (0, 1))
+NOT_REPORTED = Unknown("not told")
+TWO = tuple(Gpu(f"GPU-{n}abc", n, "a GPU", "nvidia", n, 2**30, NOT_REPORTED) for n in (0, 1))
 WATCH = "[gpu-all]\ngpus=ALL\n"
 
 

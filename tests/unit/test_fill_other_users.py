@@ -58,13 +58,18 @@ def view(
     return other_users.views([GPU] if occupied else [])[GPU]
 
 
-NOT_TOLD = look(Unknown("not supported by this GPU"), Unknown("not supported by this GPU"))
+NOT_REPORTED = look(Unknown("not supported by this GPU"), Unknown("not supported by this GPU"))
 LOST = look(Unknown("the GPU is lost"), Unknown("the GPU is lost"))
 
 
 @pytest.mark.parametrize(
     ("seen", "has_node", "expected"),
-    [(NOT_TOLD, True, True), (NOT_TOLD, False, None), (LOST, True, None), (look(utilization=BUSY), True, False)],
+    [
+        (NOT_REPORTED, True, True),
+        (NOT_REPORTED, False, None),
+        (LOST, True, None),
+        (look(utilization=BUSY), True, False),
+    ],
 )
 def test_gpu_without_driver_values_is_idle_without_holders(
     stranger: "subprocess.Popen[bytes]", seen: Look, has_node: bool, expected: bool | None

@@ -8,11 +8,11 @@ from stoker.errors import BadInputError
 from stoker.gpus.model import Gpu, Unknown
 from stoker.gpus.visible import select_gpus, visible_gpus
 
-NOT_TOLD = Unknown("not told")
+NOT_REPORTED = Unknown("not told")
 
 
 def gpu(index: int, uuid: str, vendor: str = "nvidia", parent: str | None = None) -> Gpu:
-    return Gpu(uuid, index, "a GPU", vendor, NOT_TOLD, 2**30, NOT_TOLD, parent)
+    return Gpu(uuid, index, "a GPU", vendor, NOT_REPORTED, 2**30, NOT_REPORTED, parent)
 
 
 # The second and third uuid begin alike.

@@ -46,21 +46,21 @@ with SignalStream(FORWARDED) as signals:
     sys.exit(Supervisor(plan, record, Prober("sim:1"), os.environ, signals, reaper, controller).run())
 """
 # A job that ends once the mistake was told of, or else when it has waited for long.
-UNTIL_TOLD = "for look in $(seq 3000); do [ -e told ] && exit 7; sleep 0.02; done"
+UNTIL_LOGGED = "for look in $(seq 3000); do [ -e told ] && exit 7; sleep 0.02; done"
 
 
 @pytest.mark.parametrize(
     ("mistake", "command", "code", "sentence"),
     [
-        ("supervisor.Judge.observe = broken", UNTIL_TOLD, 7, "the command goes on"),
-        ("supervisor.Journal.append = broken", UNTIL_TOLD, 7, "the command goes on"),
+        ("supervisor.Judge.observe = broken", UNTIL_LOGGED, 7, "the command goes on"),
+        ("supervisor.Journal.append = broken", UNTIL_LOGGED, 7, "the command goes on"),
         ("report.collect_stacks = broken", "sleep 60", 124, "the report is incomplete"),
         ("report.render = broken", "sleep 60", 124, "the report is incomplete"),
         ("report.RunFacts = broken", "sleep 60", 124, "the report is incomplete"),
     ],
     ids=["rule", "journal", "stacks", "page", "evidence"],
 )
-def test_bug_in_stoker_neither_kills_nor_spares_a_job(
+def test_internal_error_neither_stops_a_job_nor_prevents_its_stop(
     mistake: str, command: str, code: int, sentence: str, tmp_path: Path
 ) -> None:
     supervisor = subprocess.Popen(

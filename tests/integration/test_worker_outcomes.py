@@ -22,7 +22,7 @@ def record(site: WorkSite, job: str) -> Record:
     return Record(site.output(job).parent)
 
 
-def test_job_that_fails_is_tried_again_after_its_back_off_and_then_has_failed(site: WorkSite) -> None:
+def test_failed_job_is_retried_after_its_backoff_and_then_fails(site: WorkSite) -> None:
     job = site.submit("echo attempt $STOKER_ATTEMPT; exit 3", retries=2, backoff=0.2)
     site.work_until_empty()
     found = site.job(job)
@@ -36,7 +36,7 @@ def test_job_that_fails_is_tried_again_after_its_back_off_and_then_has_failed(si
     assert third.started - second.ended >= 0.4
 
 
-def test_job_that_succeeds_on_its_second_try_has_succeeded(site: WorkSite) -> None:
+def test_job_that_succeeds_on_its_second_attempt_has_succeeded(site: WorkSite) -> None:
     job = site.submit("[ $STOKER_ATTEMPT = 2 ]", retries=5, backoff=0.0)
     site.work_until_empty()
     assert site.job(job).state == "succeeded"
@@ -54,7 +54,7 @@ def test_job_is_stopped_at_its_time_limit(site: WorkSite) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_hung_job_frees_its_gpu_and_its_report_is_kept(site: WorkSite) -> None:
+def test_hung_job_is_stopped_and_its_report_is_kept(site: WorkSite) -> None:
     command = "echo loss 0.3; echo warned >&2; exec stoker sim load --phase idle"
     hung = site.submit(command, gpus=1, policy=IDLE_AT_ONCE)
     site.work("--gpus", "0")
@@ -73,12 +73,12 @@ def test_hung_job_frees_its_gpu_and_its_report_is_kept(site: WorkSite) -> None:
 
 def test_busy_job_is_left_alone_under_the_same_rule(site: WorkSite) -> None:
     # It is judged once it has begun to work, however long that takes.
-    command = f"stoker sim load --memory 1GiB & {site.until('gate')}"
+    command = f"stoker sim load --memory 1GiB & {site.until('flag')}"
     job = site.submit(command, gpus=1, policy=IDLE_AT_ONCE | {"arm_above": 0.5})
     site.work()
     wait_for(lambda: record(site, job).status().verdict == "busy", named="that it is seen to work")
     time.sleep(1.5 * IDLE_AT_ONCE["window"])
-    site.open_gate("gate")
+    site.create_flag("flag")
     assert site.wait_until(job, "succeeded", "failed").state == "succeeded"
 
 
@@ -95,7 +95,7 @@ def test_busy_job_is_left_alone_under_the_same_rule(site: WorkSite) -> None:
         ({"command": "kill -9 $$"}, 137, "it died of SIGKILL"),
     ],
 )
-def test_job_that_cannot_run_fails_with_a_sentence_and_the_next_one_runs(
+def test_job_that_cannot_start_fails_with_a_reason_and_the_next_job_runs(
     site: WorkSite, asked: dict[str, object], code: int, sentence: str
 ) -> None:
     job = site.submit(**asked)  # type: ignore[arg-type]  # by name
@@ -124,7 +124,7 @@ def test_job_after_a_killed_one_runs_normally(site: WorkSite) -> None:
     assert [site.job(job).exit_code for job in jobs] == [0, 0, 0, 0, 127]
 
 
-def test_gpu_of_a_job_that_ends_is_free_at_once(site: WorkSite) -> None:
+def test_gpu_of_an_ended_job_is_free_at_once(site: WorkSite) -> None:
     """Memory that comes back with the end of a process is not waited for longer than that takes."""
     jobs = [site.submit("exec stoker sim load --memory 20GiB --for 0.3s", gpus=1) for _ in range(3)]
     site.work_until_empty("--gpus", "0")
@@ -134,9 +134,9 @@ def test_gpu_of_a_job_that_ends_is_free_at_once(site: WorkSite) -> None:
     assert min(changes) < 5.0
 
 
-def test_sentence_of_a_preempted_job_says_so(site: WorkSite) -> None:
+def test_reason_of_a_preempted_job_names_the_preemption(site: WorkSite) -> None:
     site.work("--gpus", "0")
-    filler = site.submit(site.until("gate"), gpus=1, preemptible=True)
+    filler = site.submit(site.until("flag"), gpus=1, preemptible=True)
     site.wait_until(filler, "running")
-    site.wait_until(site.submit(site.until("gate"), gpus=1), "running")
+    site.wait_until(site.submit(site.until("flag"), gpus=1), "running")
     assert wait_for(lambda: site.store.attempts.of(filler)[0].reason) == "It was preempted by another job"

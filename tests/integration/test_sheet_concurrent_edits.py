@@ -11,7 +11,7 @@ from stoker.feeds.rows import Layout, parse_columns
 from stoker.feeds.sheet import SheetAwayError, SheetFeed
 from stoker.queue import JobSpec
 from tests.support.feeding import Queue
-from tests.support.fickle_sheet import FickleSheet
+from tests.support.unreliable_sheet import UnreliableSheet
 
 LAYOUT = Layout("B1", "C", 3, parse_columns("state=D,gpu=E,id=F,link=G"))
 APPENDED = "--version={id}"
@@ -21,7 +21,7 @@ class Storm:
     """A sheet in motion, and feeds that come and go."""
 
     def __init__(self, directory: Path, seed: int, layout: Layout = LAYOUT) -> None:
-        self.sheet = FickleSheet(seed)
+        self.sheet = UnreliableSheet(seed)
         self.queue = Queue(str(directory / f"queue-{seed}.db"))
         self._layout = layout
         self._feed = self._new()
@@ -57,7 +57,7 @@ class Storm:
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_every_row_runs_once_and_has_its_own_job_beside_it(tmp_path: Path, part: int) -> None:
+def test_every_row_runs_once_and_has_its_job_id_written_back(tmp_path: Path, part: int) -> None:
     for seed in range(part * 6, part * 6 + 6):
         storm = Storm(tmp_path, seed)
         for _ in range(12):

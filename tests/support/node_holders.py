@@ -32,7 +32,7 @@ def make_node(path: Path, number: int, mode: int = 0o666) -> Path:
     return path
 
 
-class Openers:
+class NodeHolders:
     """Processes that have something open, until the test ends."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture
-def openers() -> Iterator[Openers]:
-    those = Openers()
+def node_holders() -> Iterator[NodeHolders]:
+    those = NodeHolders()
     yield those
     those.end()

@@ -43,8 +43,8 @@ def work(site: WorkSite, trouble: str, *arguments: str) -> RunningWorker:
 # After the start
 
 
-def test_full_disk_after_the_start_costs_the_record_and_not_the_job(site: WorkSite) -> None:
-    job = site.submit(f"echo begun; {site.until('gate')}; exit 3", retries=1, backoff=3600.0)
+def test_full_disk_after_the_start_loses_the_record_but_not_the_job(site: WorkSite) -> None:
+    job = site.submit(f"echo begun; {site.until('flag')}; exit 3", retries=1, backoff=3600.0)
     trouble = "\n".join(
         f"failing({name!r}, errno.ENOSPC)"
         for name in ("pathlib.Path.write_bytes", "stoker.engines.local.record.LocalAttemptRecord.listen")
@@ -61,7 +61,7 @@ def test_full_disk_after_the_start_costs_the_record_and_not_the_job(site: WorkSi
     worker.kill()
     worker = site.work(prefix=troubled(""))
     worker.wait_until_it_says("found 1 job that an earlier worker had started")
-    site.open_gate("gate")
+    site.create_flag("flag")
     wait_for(lambda: outcomes(site, job) == ["failed"], named="the outcome")
     assert "begun" in site.output(job).read_text()
     # The record is whole again, too.
@@ -69,13 +69,13 @@ def test_full_disk_after_the_start_costs_the_record_and_not_the_job(site: WorkSi
     assert record.spec().id == record.id
 
 
-def test_outcome_that_the_disk_does_not_take_reaches_the_queue(site: WorkSite) -> None:
-    job = site.submit(f"echo begun; {site.until('gate')}")
+def test_outcome_reaches_the_queue_although_the_disk_is_full(site: WorkSite) -> None:
+    job = site.submit(f"echo begun; {site.until('flag')}")
     worker = work(site, "failing('pathlib.Path.write_bytes', errno.ENOSPC)")
     wait_for(lambda: site.output(job).exists() and "begun" in site.output(job).read_text(), named="the start")
     supervisors = processes_of_attempt(site, job)
     worker.kill()
-    site.open_gate("gate")
+    site.create_flag("flag")
     site.wait_until(job, "succeeded")
     wait_for(lambda: not is_alive(supervisors.shim_identity))
     assert outcomes(site, job) == ["succeeded"]
@@ -93,9 +93,7 @@ NO_PROCESSES = (
     ("number", "words"),
     [("EAGAIN", "no more processes are allowed here"), ("EMFILE", "too many files are open")],
 )
-def test_machine_that_is_short_of_something_gives_the_job_back_uncounted(
-    site: WorkSite, number: str, words: str
-) -> None:
+def test_job_is_returned_uncounted_when_the_machine_lacks_resources(site: WorkSite, number: str, words: str) -> None:
     job = site.submit(("true",), on_loss="hold")
     worker = work(site, f"{NO_PROCESSES}\nfailing('stoker.runs.processes.spawn._fork', errno.{number})")
     said = site.wait_for_why(job, "can start jobs again|retry")
@@ -107,7 +105,7 @@ def test_machine_that_is_short_of_something_gives_the_job_back_uncounted(
     assert worker.said.count(words) == 1, worker.said
 
 
-def test_start_that_the_disk_does_not_take_is_no_loss_and_leaves_nothing_behind(site: WorkSite) -> None:
+def test_start_on_a_full_disk_is_undone_and_loses_no_job(site: WorkSite) -> None:
     job = site.submit(("true",), on_loss="hold")
     worker = work(site, "failing('stoker.engines.attempt.AttemptRecord.write_attempt', errno.ENOSPC)")
     site.wait_for_why(job, "No space left on device")
@@ -128,7 +126,7 @@ def test_shim_that_cannot_read_its_attempt_reports_it_to_this_worker_and_the_nex
     site.wait_until(job, "succeeded")
 
 
-def test_fork_that_fails_before_there_is_a_job_is_tried_again(site: WorkSite) -> None:
+def test_failed_fork_before_the_job_is_retried(site: WorkSite) -> None:
     job = site.submit(("true",))
     worker = work(site, "failing('os.fork', errno.EAGAIN, caller='_fork_shim')")
     wait_for_failure(site)
@@ -138,8 +136,8 @@ def test_fork_that_fails_before_there_is_a_job_is_tried_again(site: WorkSite) ->
     assert outcomes(site, job) == ["succeeded"]
 
 
-def test_fork_that_fails_without_a_worker_is_tried_again_and_the_job_goes_on(site: WorkSite) -> None:
-    job = site.submit(f"echo begun; {site.until('gate')}")
+def test_failed_fork_without_a_worker_is_retried_and_the_job_continues(site: WorkSite) -> None:
+    job = site.submit(f"echo begun; {site.until('flag')}")
     # In `DetachedDelivery.__init__`: how a supervisor without a worker reaches the queue.
     worker = work(site, "failing('os.fork', errno.EAGAIN, caller='__init__')", "--lease", "6s", "--grace", "1s")
     end_trouble(site)
@@ -152,7 +150,7 @@ def test_fork_that_fails_without_a_worker_is_tried_again_and_the_job_goes_on(sit
     end_trouble(site)
     wait_for(lambda: site.last_attempt(job).lease_expires > before, named="that its lease is renewed")
     assert processes_of(record)
-    site.open_gate("gate")
+    site.create_flag("flag")
     site.wait_until(job, "succeeded")
     assert outcomes(site, job) == ["succeeded"]
 
@@ -160,7 +158,7 @@ def test_fork_that_fails_without_a_worker_is_tried_again_and_the_job_goes_on(sit
 # Ending and tidying
 
 
-def test_worker_whose_fork_server_was_stopped_ends_when_asked_to(site: WorkSite) -> None:
+def test_worker_with_a_suspended_fork_server_ends_on_request(site: WorkSite) -> None:
     worker = site.work().ready()
     # While it forks, its child has its name for a moment.
     wait_for(lambda: list(site.processes().values()).count("stoker-shim") == 2, named="two shims that are ready")
@@ -169,9 +167,7 @@ def test_worker_whose_fork_server_was_stopped_ends_when_asked_to(site: WorkSite)
     assert worker.stop() == 0
 
 
-def test_home_that_fills_with_short_jobs_is_tidied_before_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_home_full_of_short_jobs_is_cleaned_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.engines.identity.MOST_ATTEMPTS", 20)
     home = WorkerIdentity(tmp_path)
     for number in range(20 + 2 * TIDY_AFTER):
@@ -184,7 +180,7 @@ def test_home_that_fills_with_short_jobs_is_tidied_before_its_time(
     assert 20 <= len(list((tmp_path / "attempts").iterdir())) <= 20 + TIDY_AFTER
 
 
-def test_attempts_that_never_began_are_tidied_away_like_others(tmp_path: Path) -> None:
+def test_attempts_that_never_started_are_cleaned_up(tmp_path: Path) -> None:
     home = WorkerIdentity(tmp_path)
     for number in range(MOST_ATTEMPTS + 2):
         (tmp_path / "attempts" / str(number)).mkdir()
@@ -199,7 +195,7 @@ def test_attempts_that_never_began_are_tidied_away_like_others(tmp_path: Path) -
     assert len(list((tmp_path / "attempts").iterdir())) == MOST_ATTEMPTS + 1
 
 
-def test_full_disk_does_not_cost_a_worker_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_keeps_its_id_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By which its next start knows what was claimed and never started."""
     home = WorkerIdentity(tmp_path)
     home.leave()

@@ -1,4 +1,4 @@
-"""A machine with stand-ins for GPUs and their device nodes, a filler on it, and visitors who come and go."""
+"""A machine with stand-ins for GPUs and their device nodes, a filler on it, and other users who come and go."""
 
 import os
 import signal
@@ -18,9 +18,9 @@ from tests.support.waiting import kill_all, wait_for
 PROGRAM: Final = """
 import fcntl, os, signal, sys, time
 site, gpu, linger = sys.argv[1], os.environ["CUDA_VISIBLE_DEVICES"], float(sys.argv[2])
-diary = os.open(site + "/diary", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+journal = os.open(site + "/journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 def note(what):
-    os.write(diary, f"{time.monotonic()} {os.getpid()} {gpu} {what}\\n".encode())
+    os.write(journal, f"{time.monotonic()} {os.getpid()} {gpu} {what}\\n".encode())
 def asked(*_):
     note("asked")
     if linger < 0:
@@ -73,7 +73,7 @@ class Entry(NamedTuple):
     what: str
 
 
-class FillStage:
+class FillMachine:
     """All of it, below one directory. `keys` go into the configuration as they are."""
 
     def __init__(
@@ -121,15 +121,15 @@ class FillStage:
     def said(self) -> str:
         return (self.directory / "said").read_text()
 
-    def diary(self) -> list[Entry]:
-        path = self.directory / "diary"
+    def journal(self) -> list[Entry]:
+        path = self.directory / "journal"
         # The last line may be being written.
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
         return [Entry(float(at), int(pid), gpu, what) for at, pid, gpu, what in map(str.split, lines)]
 
     def latest(self, gpu: str) -> Entry | None:
         """The last that was written down of this GPU."""
-        return next((entry for entry in reversed(self.diary()) if entry.gpu == gpu), None)
+        return next((entry for entry in reversed(self.journal()) if entry.gpu == gpu), None)
 
     def running(self, gpu: str) -> int | None:
         """The pid of the program that runs there and was not asked to end."""
@@ -159,7 +159,7 @@ class FillStage:
         kill_all(self.programs)
 
 
-class Visitor:
+class OtherUser:
     """Another process that opens and closes device nodes, and says when it began to."""
 
     def __init__(self) -> None:
@@ -198,17 +198,17 @@ class SteppingAside(NamedTuple):
     """Until nothing of it was left, and its memory with it."""
 
 
-def visit(
-    site: FillStage, visitor: Visitor, gpu: str, node: Path | None = None, patience: float = 60.0
+def occupy(
+    site: FillMachine, other_user: OtherUser, gpu: str, node: Path | None = None, patience: float = 60.0
 ) -> SteppingAside:
     """Opens the node of a GPU on which a program runs, waits until that is gone, and leaves again."""
     pid = site.running(gpu)
     assert pid is not None, "no program runs there"
-    opened = visitor.open(node or site.nodes[gpu])
+    opened = other_user.open(node or site.nodes[gpu])
     wait_for(lambda: not _is_there(pid), deadline=patience, named="the end of the background program")
     gone = time.monotonic()
-    visitor.leave()
-    asked = next(entry.at for entry in site.diary() if entry.pid == pid and entry.what == "asked")
+    other_user.leave()
+    asked = next(entry.at for entry in site.journal() if entry.pid == pid and entry.what == "asked")
     return SteppingAside(asked - opened, gone - opened)
 
 

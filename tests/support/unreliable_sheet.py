@@ -10,7 +10,7 @@ from tests.support.sheets_server import Worksheet
 FIRST_ROW = 3
 
 
-class FickleSheet:
+class UnreliableSheet:
     """The counter in B1, commands in column C from row 3 on. People do something before many a request."""
 
     def __init__(self, seed: int) -> None:

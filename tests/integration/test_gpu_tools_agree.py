@@ -88,7 +88,7 @@ def in_words_of(gpu: dict[str, Any], *, memory_unit: int, power_unit: float) -> 
 @pytest.mark.parametrize(
     ("program", "memory_unit", "power_unit"), [(NVITOP, 1, 0.001), (GPUSTAT, MIB, 1.0)], ids=["nvitop", "gpustat"]
 )
-def test_a_peer_says_the_same_field_by_field(
+def test_other_tools_report_the_same_values(
     busy: MockMachine, program: str, memory_unit: int, power_unit: float
 ) -> None:
     look = stoker("gpus", "--json", "--deadline", "60s").json()

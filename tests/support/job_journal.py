@@ -1,4 +1,4 @@
-"""The diary of a marking job: what it says of itself, beside all that Stoker says of it."""
+"""The journal of a marking job: what it says of itself, beside all that Stoker says of it."""
 
 import shlex
 from pathlib import Path
@@ -16,7 +16,7 @@ class Entry(NamedTuple):
     """Seconds since the epoch."""
 
 
-class Diary:
+class JobJournal:
     """One file, written by every attempt at one job."""
 
     def __init__(self, path: Path) -> None:

@@ -17,7 +17,9 @@ BATCH = 400
 
 def crowd(queue: Store, url: str, processes: int, seconds: float, directory: Path) -> int:
     """How many jobs they did, being fed for so long. Fails when one of them was taken twice or lost."""
-    program = "import sys; from tests.support.queue_crowd import lead; lead(sys.argv[1], int(sys.argv[2]), sys.argv[3])"
+    program = (
+        "import sys; from tests.support.queue_contention import lead; lead(sys.argv[1], int(sys.argv[2]), sys.argv[3])"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", program, url, str(processes), str(directory)], stdin=subprocess.PIPE
     ) as leader:

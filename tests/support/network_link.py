@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tests.support.relay import relay_to
 
 
-class Cable(NamedTuple):
+class NetworkLink(NamedTuple):
     """How a worker at its end reaches the database, and how it is cut off."""
 
     host: str
@@ -23,10 +23,10 @@ class Cable(NamedTuple):
 
 
 @contextlib.contextmanager
-def relayed(socket: Path) -> Iterator[Cable]:
+def relayed(socket: Path) -> Iterator[NetworkLink]:
     """For every user, on every machine."""
     with relay_to(socket) as relay:
-        yield Cable("127.0.0.1", relay.port, (), relay.cut, relay.mend)
+        yield NetworkLink("127.0.0.1", relay.port, (), relay.cut, relay.mend)
 
 
 def has_namespaces() -> bool:
@@ -38,8 +38,8 @@ def has_namespaces() -> bool:
 
 
 @contextlib.contextmanager
-def namespaced(socket: Path) -> Iterator[Cable]:
-    """A machine with a kernel's network stack of its own and one cable to this one; for root."""
+def namespaced(socket: Path) -> Iterator[NetworkLink]:
+    """A machine with a kernel's network stack of its own and one link to this one; for root."""
     number = os.getpid()
     name, ours, theirs = f"stoker-{number}", f"sk{number}a", f"sk{number}b"
     # Of the addresses that nobody routes; other tests of the same kind run at the same time.
@@ -53,7 +53,7 @@ def namespaced(socket: Path) -> Iterator[Cable]:
         for words in (("addr", "add", f"{there}/30", "dev", theirs), ("link", "set", theirs, "up")):
             _ip("-n", name, *words)
         with relay_to(socket, here) as relay:
-            yield Cable(
+            yield NetworkLink(
                 here,
                 relay.port,
                 ("nsenter", f"--net=/run/netns/{name}"),

@@ -22,7 +22,7 @@ from tests.support.attempt_processes import (
     processes_of_attempt,
     record_of,
 )
-from tests.support.diary import Diary
+from tests.support.job_journal import JobJournal
 from tests.support.postgres import PostgresServer
 from tests.support.waiting import wait_for
 from tests.support.work_site import PATIENCE, RunningWorker, WorkSite
@@ -34,8 +34,8 @@ SHORT_LEASE = ("--lease", "6s", "--grace", "1s")
 
 
 @pytest.fixture
-def diary(tmp_path: Path) -> Diary:
-    return Diary(tmp_path / "diary")
+def journal(tmp_path: Path) -> JobJournal:
+    return JobJournal(tmp_path / "journal")
 
 
 @pytest.fixture
@@ -51,9 +51,9 @@ def any_site(request: pytest.FixtureRequest) -> WorkSite:
     return found
 
 
-def wait_for_start(diary: Diary, worker: RunningWorker) -> None:
+def wait_for_start(journal: JobJournal, worker: RunningWorker) -> None:
     try:
-        wait_for(diary.has_started, deadline=PATIENCE, named="the start of the job")
+        wait_for(journal.has_started, deadline=PATIENCE, named="the start of the job")
     except AssertionError as error:
         error.add_note(worker.said)
         raise
@@ -65,9 +65,9 @@ def bring_back(server: PostgresServer, site: WorkSite) -> None:
         site.store.paused()  # the test's own connection was lost too
 
 
-def let_second_end(diary: Diary) -> None:
-    wait_for(lambda: diary.has_started(2), named="the second attempt")
-    diary.let_end()
+def let_second_end(journal: JobJournal) -> None:
+    wait_for(lambda: journal.has_started(2), named="the second attempt")
+    journal.let_end()
 
 
 def wait_for_log(site: WorkSite, job: str, lines: list[str]) -> None:
@@ -80,96 +80,96 @@ def outcomes(site: WorkSite, job: str) -> list[str | None]:
     return [attempt.outcome for attempt in site.store.attempts.of(job)]
 
 
-def test_job_goes_on_when_its_worker_is_killed_and_the_next_one_finds_it(any_site: WorkSite, diary: Diary) -> None:
-    job = any_site.submit(diary.command(LONG, 7))
+def test_job_survives_its_killed_worker_and_is_adopted_by_the_next(any_site: WorkSite, journal: JobJournal) -> None:
+    job = any_site.submit(journal.command(LONG, 7))
     worker = any_site.work()
-    wait_for_start(diary, worker)
+    wait_for_start(journal, worker)
     worker.kill()
     worker = any_site.work("--until-empty")
     worker.wait_until_it_says("found 1 job that an earlier worker had started")
-    wait_for(lambda: len(diary.printed(1)) > 20)
-    diary.let_end()
+    wait_for(lambda: len(journal.printed(1)) > 20)
+    journal.let_end()
     assert worker.process.wait(timeout=PATIENCE) == 0
     assert f"{job}: failed" in worker.said
     found = any_site.job(job)
-    assert (found.state, found.exit_code, diary.attempts()) == ("failed", 7, [1])
-    printed = diary.printed(1)
+    assert (found.state, found.exit_code, journal.attempts()) == ("failed", 7, [1])
+    printed = journal.printed(1)
     assert any_site.store.logs.read(any_site.last_attempt(job).id).splitlines() == printed
     assert any_site.output(job).read_text().splitlines() == printed
 
 
-def test_without_any_worker_the_queue_still_learns_how_a_job_ended(any_site: WorkSite, diary: Diary) -> None:
+def test_outcome_reaches_the_queue_without_a_worker(any_site: WorkSite, journal: JobJournal) -> None:
     link = "https://wandb.ai/a/b/runs/c"
-    job = any_site.submit(f"echo {link}; {diary.command(LONG)}; exit 7")
+    job = any_site.submit(f"echo {link}; {journal.command(LONG)}; exit 7")
     worker = any_site.work()
-    wait_for_start(diary, worker)
+    wait_for_start(journal, worker)
     worker.kill()
-    wait_for(lambda: len(diary.printed(1)) > 20)
-    diary.let_end()
+    wait_for(lambda: len(journal.printed(1)) > 20)
+    journal.let_end()
     found = any_site.wait_until(job, "failed")
     assert found.exit_code == 7
     wait_for(lambda: any_site.job(job).link == link, named="the link")
-    wait_for_log(any_site, job, [link, *diary.printed(1)])
+    wait_for_log(any_site, job, [link, *journal.printed(1)])
     wait_for(lambda: not any_site.processes(), named="the end of all that looked after the job")
 
 
 @pytest.mark.parametrize(("on_loss", "becomes"), [("retry", "succeeded"), ("hold", "held")])
-def test_when_its_supervisor_is_killed_a_job_is_stopped_and_tried_again_or_held(
-    site: WorkSite, diary: Diary, on_loss: str, becomes: str
+def test_job_of_a_killed_supervisor_is_stopped_and_retried_or_held(
+    site: WorkSite, journal: JobJournal, on_loss: str, becomes: str
 ) -> None:
-    job = site.submit(diary.command(LONG), on_loss=on_loss)
+    job = site.submit(journal.command(LONG), on_loss=on_loss)
     worker = site.work()
-    wait_for_start(diary, worker)
+    wait_for_start(journal, worker)
     kill_shim(processes_of_attempt(site, job))
     if on_loss == "retry":
-        let_second_end(diary)
+        let_second_end(journal)
     site.wait_until(job, becomes)
     worker.stop()
     assert outcomes(site, job) == (["lost", "succeeded"] if on_loss == "retry" else ["lost"])
-    assert not diary.overlaps()
-    assert not any(entry.word == "end" for entry in diary.entries() if entry.attempt == 1)
+    assert not journal.overlaps()
+    assert not any(entry.word == "end" for entry in journal.entries() if entry.attempt == 1)
 
 
-def test_supervisor_that_is_asked_to_end_stops_its_job_which_is_tried_again(site: WorkSite, diary: Diary) -> None:
-    job = site.submit(diary.command(LONG))
+def test_terminated_supervisor_stops_its_job_which_is_retried(site: WorkSite, journal: JobJournal) -> None:
+    job = site.submit(journal.command(LONG))
     worker = site.work()
-    wait_for_start(diary, worker)
+    wait_for_start(journal, worker)
     kill_shim(processes_of_attempt(site, job), signal.SIGTERM)
-    let_second_end(diary)
+    let_second_end(journal)
     site.wait_until(job, "succeeded")
     worker.stop()
     assert outcomes(site, job) == ["lost", "succeeded"]
     assert "SIGTERM" in site.store.attempts.of(job)[0].reason
-    assert not diary.overlaps()
+    assert not journal.overlaps()
 
 
 @pytest.mark.parametrize("with_worker", [True, False], ids=["with a worker", "without one"])
-def test_when_a_reaper_is_killed_the_job_is_stopped_and_none_of_its_output_is_lost(
-    site: WorkSite, diary: Diary, with_worker: bool
+def test_job_of_a_killed_reaper_is_stopped_without_losing_output(
+    site: WorkSite, journal: JobJournal, with_worker: bool
 ) -> None:
-    job = site.submit(diary.command(LONG), on_loss="hold")
+    job = site.submit(journal.command(LONG), on_loss="hold")
     worker = site.work()
-    wait_for_start(diary, worker)
+    wait_for_start(journal, worker)
     if not with_worker:
         worker.kill()
     # What the job prints from now on stays in the pipe.
     assert send(processes_of_attempt(site, job).reaper_identity, signal.SIGSTOP)
-    before = len(diary.printed(1))
-    wait_for(lambda: len(diary.printed(1)) > before + 5)
+    before = len(journal.printed(1))
+    wait_for(lambda: len(journal.printed(1)) > before + 5)
     kill_reaper(processes_of_attempt(site, job))
     site.wait_until(job, "held")
     assert outcomes(site, job) == ["lost"]
     wait_for(lambda: record_of(site, job).attempt_spec() is None, named="the last of the output")
     log = site.store.logs.read(site.last_attempt(job).id)
-    assert [line for line in log.splitlines() if line.startswith("attempt")] == diary.printed(1)
+    assert [line for line in log.splitlines() if line.startswith("attempt")] == journal.printed(1)
 
 
 def test_job_is_killed_without_another_worker_when_worker_shim_and_reaper_are_killed(
-    site: WorkSite, diary: Diary
+    site: WorkSite, journal: JobJournal
 ) -> None:
-    job = site.submit(f"setsid {diary.command(LONG, deaf=True)} & sleep {LONG}")
+    job = site.submit(f"setsid {journal.command(LONG, deaf=True)} & sleep {LONG}")
     worker = site.work()
-    wait_for_start(diary, worker)
+    wait_for_start(journal, worker)
     worker.kill()
     kill_both(processes_of_attempt(site, job))
     wait_for(lambda: processes_of(record_of(site, job)) == [], named="the end of what is left of the job")
@@ -179,11 +179,11 @@ def test_job_is_killed_without_another_worker_when_worker_shim_and_reaper_are_ki
 
 @pytest.mark.parametrize("worker_lives", [True, False], ids=["the worker sees it", "the next worker finds it"])
 def test_job_whose_shim_and_reaper_are_killed_is_stopped_before_the_next_attempt(
-    site: WorkSite, diary: Diary, worker_lives: bool
+    site: WorkSite, journal: JobJournal, worker_lives: bool
 ) -> None:
-    job = site.submit(f"setsid {diary.command(LONG, deaf=True)} & sleep {LONG}", on_loss="hold")
+    job = site.submit(f"setsid {journal.command(LONG, deaf=True)} & sleep {LONG}", on_loss="hold")
     worker = site.work()
-    wait_for_start(diary, worker)
+    wait_for_start(journal, worker)
     if not worker_lives:
         worker.kill()
     record = record_of(site, job)
@@ -198,24 +198,24 @@ def test_job_whose_shim_and_reaper_are_killed_is_stopped_before_the_next_attempt
     assert outcomes(site, job) == ["lost"]
 
 
-def test_job_whose_files_are_deleted_goes_on_and_is_not_run_twice(site: WorkSite, diary: Diary) -> None:
-    job = site.submit(diary.command(LONG, 7))
+def test_job_with_deleted_files_continues_and_does_not_run_twice(site: WorkSite, journal: JobJournal) -> None:
+    job = site.submit(journal.command(LONG, 7))
     worker = site.work()
-    wait_for_start(diary, worker)
+    wait_for_start(journal, worker)
     worker.kill()
     shutil.rmtree(site.home / "attempts")
     worker = site.work()
     site.wait_until(site.submit("true"), "succeeded")
-    diary.let_end()
+    journal.let_end()
     assert site.wait_until(job, "failed").exit_code == 7
     worker.stop()
-    assert (outcomes(site, job), diary.attempts()) == (["failed"], [1])
+    assert (outcomes(site, job), journal.attempts()) == (["failed"], [1])
 
 
-def test_job_of_a_stopped_supervisor_is_cancelled(site: WorkSite, diary: Diary) -> None:
-    job = site.submit(diary.command(LONG))
+def test_job_of_a_suspended_supervisor_can_be_cancelled(site: WorkSite, journal: JobJournal) -> None:
+    job = site.submit(journal.command(LONG))
     worker = site.work()
-    wait_for_start(diary, worker)
+    wait_for_start(journal, worker)
     assert send(processes_of_attempt(site, job).shim_identity, signal.SIGSTOP)
     site.store.jobs.cancel([job])
     site.wait_until(job, "cancelled")
@@ -223,51 +223,51 @@ def test_job_of_a_stopped_supervisor_is_cancelled(site: WorkSite, diary: Diary) 
     worker.stop()
 
 
-def test_job_that_ended_while_its_reaper_stood_still_counts_when_its_supervisor_is_killed(
-    site: WorkSite, diary: Diary
+def test_job_that_ended_during_a_suspended_reaper_counts_when_its_supervisor_is_killed(
+    site: WorkSite, journal: JobJournal
 ) -> None:
-    job = site.submit(diary.command(LONG))
-    wait_for_start(diary, site.work())
+    job = site.submit(journal.command(LONG))
+    wait_for_start(journal, site.work())
     processes = processes_of_attempt(site, job)
     assert send(processes.reaper_identity, signal.SIGSTOP)
-    diary.let_end()
-    wait_for(lambda: any(entry.word == "end" for entry in diary.entries()), named="the end of the job")
+    journal.let_end()
+    wait_for(lambda: any(entry.word == "end" for entry in journal.entries()), named="the end of the job")
     kill_shim(processes)
     site.wait_until(job, "succeeded")
-    assert diary.attempts() == [1]
+    assert journal.attempts() == [1]
 
 
-def test_job_that_the_queue_gave_up_is_not_started_beside_itself(site: WorkSite, diary: Diary) -> None:
-    job = site.submit(diary.command(LONG, deaf=True))
+def test_job_with_expired_lease_is_stopped_before_it_starts_again(site: WorkSite, journal: JobJournal) -> None:
+    job = site.submit(journal.command(LONG, deaf=True))
     worker = site.work(*SHORT_LEASE)
-    wait_for_start(diary, worker)
+    wait_for_start(journal, worker)
     assert site.store.attempts.finish(site.last_attempt(job).id, "lost", None, "its worker was not heard of in time")
-    wait_for(lambda: diary.has_started(2), named="the second attempt")
-    diary.let_end()
+    wait_for(lambda: journal.has_started(2), named="the second attempt")
+    journal.let_end()
     site.wait_until(job, "succeeded")
-    assert diary.overlaps() == []
+    assert journal.overlaps() == []
 
 
-def test_claim_that_a_killed_worker_did_not_live_to_start_is_given_back_at_once(
-    any_site: WorkSite, diary: Diary
-) -> None:
+def test_claim_of_a_worker_killed_before_the_start_is_released_at_once(any_site: WorkSite, journal: JobJournal) -> None:
     home = WorkerIdentity(any_site.home)
-    job = any_site.submit(diary.command(0.1), on_loss="hold")
+    job = any_site.submit(journal.command(0.1), on_loss="hold")
     assert any_site.store.attempts.claim(job, home.worker, [], 600.0) is not None
     home.leave()
     assert "stoker" not in any_site.work_until_empty().err
     assert outcomes(any_site, job) == ["requeued", "succeeded"]
-    assert diary.attempts() == [2]
+    assert journal.attempts() == [2]
 
 
 @pytest.mark.parametrize(("on_loss", "becomes"), [("retry", "succeeded"), ("hold", "held")])
-def test_job_that_ran_at_a_reboot_is_retried_or_held(site: WorkSite, diary: Diary, on_loss: str, becomes: str) -> None:
-    job = site.submit(diary.command(LONG), on_loss=on_loss)
+def test_job_interrupted_by_a_reboot_is_retried_or_held(
+    site: WorkSite, journal: JobJournal, on_loss: str, becomes: str
+) -> None:
+    job = site.submit(journal.command(LONG), on_loss=on_loss)
     worker = site.work()
-    wait_for_start(diary, worker)
+    wait_for_start(journal, worker)
     worker.kill()
     _restart_machine(site, job)
-    diary.let_end()
+    journal.let_end()
     site.work_until_empty()
     assert site.job(job).state == becomes
     assert outcomes(site, job)[0] == "lost"
@@ -287,19 +287,17 @@ def _restart_machine(site: WorkSite, job: str) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_worker_that_is_stopped_leaves_its_jobs_to_the_next_one(
-    site: WorkSite, diary: Diary, how: signal.Signals
-) -> None:
-    job = site.submit(diary.command(LONG))
+def test_suspended_worker_leaves_its_jobs_to_the_next(site: WorkSite, journal: JobJournal, how: signal.Signals) -> None:
+    job = site.submit(journal.command(LONG))
     worker = site.work()
-    wait_for_start(diary, worker)
+    wait_for_start(journal, worker)
     worker.process.send_signal(how)
     assert worker.process.wait(timeout=PATIENCE) == 0
     assert "1 job goes on: the next `stoker work` here finds it again" in worker.said
     assert site.job(job).state == "running"
-    diary.let_end()
+    journal.let_end()
     site.work_until_empty()
-    assert (outcomes(site, job), diary.attempts()) == (["succeeded"], [1])
+    assert (outcomes(site, job), journal.attempts()) == (["succeeded"], [1])
 
 
 def test_second_worker_in_the_same_home_is_refused(site: WorkSite) -> None:
@@ -310,48 +308,48 @@ def test_second_worker_in_the_same_home_is_refused(site: WorkSite) -> None:
     assert first.stop() == 0
 
 
-def test_job_ends_while_the_database_is_away_and_the_outcome_arrives_later(
-    postgres_site: WorkSite, mortal_server: PostgresServer, diary: Diary
+def test_outcome_of_a_job_arrives_after_a_database_outage(
+    postgres_site: WorkSite, mortal_server: PostgresServer, journal: JobJournal
 ) -> None:
     site = postgres_site
-    job = site.submit(diary.command(LONG, 7))
+    job = site.submit(journal.command(LONG, 7))
     worker = site.work()
-    wait_for_start(diary, worker)
+    wait_for_start(journal, worker)
     mortal_server.kill()
-    diary.let_end()
-    wait_for(lambda: any(entry.word == "end" for entry in diary.entries()), named="the end of the job")
+    journal.let_end()
+    wait_for(lambda: any(entry.word == "end" for entry in journal.entries()), named="the end of the job")
     worker.wait_until_it_says("jobs go on, trying again")
     bring_back(mortal_server, site)
     worker.wait_until_it_says("the queue is back")
     assert site.wait_until(job, "failed").exit_code == 7
-    after = Diary(diary.path.with_name("after"))
+    after = JobJournal(journal.path.with_name("after"))
     site.wait_until(site.submit(after.command(0.1)), "succeeded")
     assert worker.stop() == 0
     assert worker.said.count("trying again") == worker.said.count("the queue is back") == 1
-    assert diary.attempts() == [1]
+    assert journal.attempts() == [1]
 
 
-def test_job_without_worker_ends_while_the_database_is_away_and_the_outcome_arrives_later(
-    postgres_site: WorkSite, mortal_server: PostgresServer, diary: Diary
+def test_outcome_of_a_job_without_worker_arrives_after_a_database_outage(
+    postgres_site: WorkSite, mortal_server: PostgresServer, journal: JobJournal
 ) -> None:
     site = postgres_site
-    job = site.submit(diary.command(LONG, 7))
+    job = site.submit(journal.command(LONG, 7))
     worker = site.work()
-    wait_for_start(diary, worker)
+    wait_for_start(journal, worker)
     worker.kill()
     mortal_server.kill_hard()
-    diary.let_end()
-    wait_for(lambda: any(entry.word == "end" for entry in diary.entries()), named="the end of the job")
+    journal.let_end()
+    wait_for(lambda: any(entry.word == "end" for entry in journal.entries()), named="the end of the job")
     bring_back(mortal_server, site)
     assert site.wait_until(job, "failed").exit_code == 7
-    wait_for_log(site, job, diary.printed(1))
+    wait_for_log(site, job, journal.printed(1))
 
 
-def test_worker_waits_for_a_database_that_is_down_when_it_starts(
-    postgres_site: WorkSite, mortal_server: PostgresServer, diary: Diary
+def test_worker_waits_for_an_unreachable_database_at_startup(
+    postgres_site: WorkSite, mortal_server: PostgresServer, journal: JobJournal
 ) -> None:
     site = postgres_site
-    job = site.submit(diary.command(0.1))
+    job = site.submit(journal.command(0.1))
     mortal_server.kill()
     worker = site.work()
     worker.wait_until_it_says("trying again")
@@ -360,24 +358,24 @@ def test_worker_waits_for_a_database_that_is_down_when_it_starts(
     assert worker.stop() == 0
 
 
-def test_job_that_can_reach_no_queue_is_stopped_before_its_lease_is_over(
-    postgres_site: WorkSite, mortal_server: PostgresServer, diary: Diary
+def test_job_without_a_reachable_queue_is_stopped_before_its_lease_expires(
+    postgres_site: WorkSite, mortal_server: PostgresServer, journal: JobJournal
 ) -> None:
     site = postgres_site
-    job = site.submit(diary.command(LONG, deaf=True), on_loss="hold")
+    job = site.submit(journal.command(LONG, deaf=True), on_loss="hold")
     worker = site.work(*SHORT_LEASE)
-    wait_for_start(diary, worker)
+    wait_for_start(journal, worker)
     worker.kill()
     mortal_server.kill()
     wait_for(lambda: processes_of(record_of(site, job)) == [], named="the end of the job")
     bring_back(mortal_server, site)
     # Read only now: until the database went away, the lease may have been renewed.
-    assert diary.entries()[-1].time < site.last_attempt(job).lease_expires
+    assert journal.entries()[-1].time < site.last_attempt(job).lease_expires
     site.wait_until(job, "held")
     assert "could not be reached" in site.last_attempt(job).reason
 
 
-def test_claim_whose_answer_was_lost_is_requeued_when_the_database_is_back(
+def test_claim_with_a_lost_response_is_requeued_after_the_outage(
     postgres_site: WorkSite, mortal_server: PostgresServer
 ) -> None:
     site = postgres_site
