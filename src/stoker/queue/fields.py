@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final, Literal, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from stoker.actions.catalogue import check_actions
 from stoker.errors import BadInputError
 from stoker.queue.commands import LONGEST_COMMAND, Command, check_command, shell_text
 from stoker.queue.provenance import check_environment, working_directory
@@ -253,6 +252,12 @@ def _check_policy(policy: Mapping[str, object]) -> None:
     policies_of(policy)
 
 
+def _check_actions(texts: Sequence[str]) -> None:
+    from stoker.actions.catalogue import check_actions
+
+    check_actions(texts)
+
+
 def _mapping(value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise BadInputError(f"{str(value)[:40]!r} is not a mapping")
@@ -278,7 +283,7 @@ ACTIONS: Final = Kind(
     name="action",
     read=lambda value: tuple(line.strip() for line in (value.splitlines() if isinstance(value, str) else value)),
     write="\n".join,
-    check=check_actions,
+    check=_check_actions,
     json=Annotated[list[Annotated[str, Meta(max_length=LONGEST_COMMAND)]], Meta(max_length=20)],
     metavar="ACTION",
 )

@@ -3,17 +3,19 @@
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from stoker.errors import BadInputError
-from stoker.gpus.prober import Prober
 from stoker.gpus.source import source_names
 from stoker.gpus.spawn import Helper, spawned
 from stoker.settings import OptionTable, load_settings
 from stoker.settings_path import config_path
 from stoker.units import parse_fraction, parse_memory, parse_positive_duration
+
+if TYPE_CHECKING:
+    from stoker.gpus.prober import Prober
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,7 +54,7 @@ def source_options(command: F) -> F:
     )(command)
 
 
-def open_prober(source: str | None, deadline: float | None, start: Callable[[str, str], Helper] = spawned) -> Prober:
+def open_prober(source: str | None, deadline: float | None, start: Callable[[str, str], Helper] = spawned) -> "Prober":
     """A prober as set by the options, the environment or the configuration file, in that order.
 
     A verb that starts no threads may pass `start=forked`: the helper then shares its memory.
@@ -60,6 +62,8 @@ def open_prober(source: str | None, deadline: float | None, start: Callable[[str
     settings = load_settings()
     early = click.get_current_context().find_object(Helper)
     seconds = deadline or parse_positive_duration(settings.deadline)
+    from stoker.gpus.prober import Prober
+
     return Prober(source or settings.gpus, deadline=seconds, start=start, early=early)
 
 

@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from stoker.fit.model import Fitted, ProbeOutcome
-from stoker.logs.reader import attempt_directory
 from stoker.masking import masked, masked_actions, masked_command, masked_environment
 from stoker.paths import state_home
 from stoker.queue.explanation import Surroundings, Why, gpu_names, look_around, spoken, why
 from stoker.queue.fields import State
 from stoker.queue.model import Attempt, AttemptDetails, Job
-from stoker.runs.record import Record
-from stoker.runs.summary import Summary, in_a_word, summary_of
 from stoker.status.job_columns import JobRow, columns_of
 from stoker.status.job_text import command_text
 from stoker.units import format_duration, format_memory
 
 if TYPE_CHECKING:
+    from stoker.fit.model import ProbeOutcome
     from stoker.queue import Store
+    from stoker.runs.record import Record
+    from stoker.runs.summary import Summary
 
 # In the order of the table.
 ORDER: Final[tuple[State, ...]] = ("running", "queued", "held", "succeeded", "failed", "cancelled")
@@ -133,6 +132,8 @@ class JobText(msgspec.Struct, frozen=True):
 
 
 def job_page(store: "Store", job: Job) -> JobText:
+    from stoker.logs.reader import attempt_directory
+
     attempts = store.attempts.of(job.id)
     last = attempt_directory(state_home(), attempts[-1]) if attempts else None
     return JobText(
@@ -223,6 +224,8 @@ def _clock(wall: float) -> str:
 
 def fit_words(fit: Mapping[str, Any]) -> str:
     """A few lines about the batch size; empty without one, or when a newer Stoker wrote it."""
+    from stoker.fit.model import Fitted
+
     try:
         fitted = msgspec.convert(fit, Fitted)
     except msgspec.ValidationError:
@@ -233,7 +236,7 @@ def fit_words(fit: Mapping[str, Any]) -> str:
     return "\n".join([found, *([f"tried {probes}"] if probes else []), *([fitted.note] if fitted.note else [])])
 
 
-def _probe(seen: ProbeOutcome) -> str:
+def _probe(seen: "ProbeOutcome") -> str:
     """`96 (61 GiB)`, `128 (out of memory)`."""
     if seen.outcome == "oom":
         return f"{seen.size} (out of memory)"
@@ -250,8 +253,9 @@ def attempt_json(attempt: Attempt, host: str | None) -> dict[str, Any]:
     return {**msgspec.to_builtins(attempt), "host": host}
 
 
-def print_runs(summaries: Sequence[Summary]) -> None:
+def print_runs(summaries: "Sequence[Summary]") -> None:
     from stoker.cli.tables.table import Column, print_table
+    from stoker.runs.summary import in_a_word
 
     columns = (
         Column("run"),
@@ -275,13 +279,17 @@ def print_runs(summaries: Sequence[Summary]) -> None:
     print_table(columns, rows)
 
 
-def run_text(record: Record) -> str:
+def run_text(record: "Record") -> str:
+    from stoker.runs.summary import summary_of
+
     summary = summary_of(record)
     report = "" if summary.report is None else "\n" + record.report.read_text(encoding="utf-8")
     return _text(summary) + report
 
 
-def _text(summary: Summary) -> str:
+def _text(summary: "Summary") -> str:
+    from stoker.runs.summary import in_a_word
+
     lines = {
         "run": summary.id + (" (dry run)" if summary.dry_run else ""),
         "command": masked_command(shlex.join(summary.command)),

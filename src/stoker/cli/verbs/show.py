@@ -16,12 +16,11 @@ from stoker.paths import state_home
 from stoker.queue.explanation import Surroundings, Why, explain, look_around, why
 from stoker.queue.fields import State
 from stoker.queue.model import ENDED, Job, Order
-from stoker.runs.record import Record, Records
-from stoker.runs.summary import summary_of
 from stoker.status.job_columns import JobRow, columns_of
 
 if TYPE_CHECKING:
     from stoker.queue import Store
+    from stoker.runs.record import Record, Records
 
 _NO_RUNS: Final = "no runs yet: `stoker run -- COMMAND` makes one\n"
 # A screenful: running jobs, the next ones, and the last to end.
@@ -130,6 +129,8 @@ def show_command(what: str | None, as_json: bool, queue_url: str | None) -> int:
 
     JOB is an id, the beginning of an id, or a name.
     """
+    from stoker.runs.record import Records
+
     records = Records(state_home())
     if what is None:
         _show_run(next(records.newest_first(), None), as_json)
@@ -140,7 +141,7 @@ def show_command(what: str | None, as_json: bool, queue_url: str | None) -> int:
     return 0
 
 
-def _run_of_this_id(records: Records, what: str) -> Record | None:
+def _run_of_this_id(records: "Records", what: str) -> "Record | None":
     """The run with exactly this id: then the queue, which may be down, is not needed."""
     if not re.fullmatch(r"[0-9a-f]{8}", what):
         return None
@@ -150,7 +151,7 @@ def _run_of_this_id(records: Records, what: str) -> Record | None:
         return None
 
 
-def _show_job_or_run(records: Records, what: str, as_json: bool, queue_url: str | None) -> None:
+def _show_job_or_run(records: "Records", what: str, as_json: bool, queue_url: str | None) -> None:
     try:
         store = opened(queue_url)
     except StokerError as error:
@@ -167,7 +168,7 @@ def _show_job_or_run(records: Records, what: str, as_json: bool, queue_url: str 
     _show_run(run, as_json)
 
 
-def _run_or_neither(records: Records, what: str, no_job: StokerError) -> Record:
+def _run_or_neither(records: "Records", what: str, no_job: StokerError) -> "Record":
     try:
         return records.find(what)
     except BadInputError as no_run:
@@ -182,10 +183,12 @@ def _show_job(store: "Store", job: "Job", as_json: bool) -> None:
         sys.stdout.write(page.text())
 
 
-def _show_run(record: Record | None, as_json: bool) -> None:
+def _show_run(record: "Record | None", as_json: bool) -> None:
     if record is None:
         sys.stdout.write(_NO_RUNS)
     elif as_json:
+        from stoker.runs.summary import summary_of
+
         print_json(summary_of(record))
     else:
         sys.stdout.write(run_text(record))
@@ -212,6 +215,9 @@ def why_command(job: str, as_json: bool, queue_url: str | None) -> int:
 @click.option("--all", "everything", is_flag=True, help="All runs, not only the newest 20.")
 def runs_command(as_json: bool, everything: bool) -> int:
     """List runs and how they ended."""
+    from stoker.runs.record import Records
+    from stoker.runs.summary import summary_of
+
     records = list(Records(state_home()).newest_first())
     shown = records if everything else records[:20]
     summaries = [summary_of(record) for record in shown]
