@@ -26,7 +26,7 @@ _HEAD: Final = struct.Struct("iIII")
 _MOST_READS: Final = 64
 
 
-class Event(NamedTuple):
+class FileEvent(NamedTuple):
     """What happened, to which watch, and to which file if the watch is on a directory."""
 
     watch: int
@@ -57,9 +57,9 @@ class Inotify:
             raise OSError(error, os.strerror(error), str(path))
         return watch
 
-    def read(self) -> list[Event]:
+    def read(self) -> list[FileEvent]:
         """The events since the last call."""
-        events: list[Event] = []
+        events: list[FileEvent] = []
         with contextlib.suppress(BlockingIOError):
             for _ in range(_MOST_READS if self._descriptor >= 0 else 0):
                 events += _split(os.read(self._descriptor, 16 * 1024))
@@ -77,12 +77,12 @@ class Inotify:
             self._descriptor = -1
 
 
-def _split(data: bytes) -> list[Event]:
+def _split(data: bytes) -> list[FileEvent]:
     events = []
     at = 0
     while at < len(data):
         watch, mask, _cookie, length = _HEAD.unpack_from(data, at)
         at += _HEAD.size
-        events.append(Event(watch, mask, os.fsdecode(data[at : at + length].rstrip(b"\0"))))
+        events.append(FileEvent(watch, mask, os.fsdecode(data[at : at + length].rstrip(b"\0"))))
         at += length
     return events

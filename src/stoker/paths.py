@@ -90,6 +90,17 @@ def write_atomically(path: str | Path, content: bytes, *, private: bool = True, 
     return written
 
 
+def try_lock(descriptor: int) -> bool:
+    """Locks the file for this process alone; False when another has it."""
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def tighten_home(home: Path) -> str | None:
     """Makes the state directory and Stoker's files in it private; returns a message when others had access."""
     home = home.resolve()

@@ -1,8 +1,8 @@
-"""Durations, memory sizes and percentages as people write and read them: `90s`, `8GiB`, `20%`."""
+"""Durations, memory sizes, percentages and lists as people write and read them: `90s`, `8GiB`, `20%`, `a, b and c`."""
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from stoker.errors import BadInputError
 
@@ -16,7 +16,9 @@ _BYTES = {
 _UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _DURATION_PART = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)(ms|[smhd])")
 # Ten years: no machine runs that long, and float arithmetic stays exact far below it.
-_LONGEST = 10 * 365 * 86400.0
+LONGEST_SECONDS = 10 * 365 * 86400.0
+# A list of this many names and one more is shown whole.
+_MOST_NAMES = 3
 _MEMORY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([a-z]+)")
 
 
@@ -34,7 +36,7 @@ def parse_duration(text: str) -> float:
 def parse_length(text: str) -> float:
     """A duration that a rule or a time limit can have."""
     seconds = parse_duration(text)
-    if seconds > _LONGEST:
+    if seconds > LONGEST_SECONDS:
         raise BadInputError(f"{text!r} is longer than any machine runs: write it like 90s, 5m or 1h30m")
     return seconds
 
@@ -112,3 +114,20 @@ def format_percent(fraction: float) -> str:
     """`37%`, and `0.5%` below ten percent."""
     percent = fraction * 100
     return f"{percent:.1f}".removesuffix(".0") + "%" if percent < 10 else f"{percent:.0f}%"
+
+
+def capitalized(text: str) -> str:
+    """The text with its first letter in upper case, as the beginning of a sentence."""
+    return text[:1].upper() + text[1:]
+
+
+def name_some(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b, c and 4 others`."""
+    if len(names) > _MOST_NAMES + 1:
+        return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} others"
+    return list_all(names)
+
+
+def list_all(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]

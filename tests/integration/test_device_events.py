@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.inotify import OVERFLOWED, Event, Inotify
+from stoker.inotify import OVERFLOWED, FileEvent, Inotify
 from stoker.presence.device_events import DeviceEvents
 from tests.support.node_holders import NUMBERS, NodeHolders, as_nobody, make_node, needs_root, node_holders, place
 
@@ -147,7 +147,7 @@ def test_exhausted_inotify_limit_is_reported(
 def test_event_queue_overflow_causes_an_event_for_every_gpu(
     events: DeviceEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events._events, "read", lambda: [Event(-1, OVERFLOWED, "")])
+    monkeypatch.setattr(events._events, "read", lambda: [FileEvent(-1, OVERFLOWED, "")])
     assert events.changed() == {"GPU-a", "GPU-b"}
 
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.fit.model import Command, FitSpec, Fitted, argv, smaller
+from stoker.fit.model import FitSpec, Fitted, argv, smaller
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import has_host_memory
 from stoker.logs.reader import read_tail
 from stoker.logs.writer import LogWriter
 from stoker.paths import private_directory
+from stoker.queue.commands import Command
 from stoker.runs.plan import Plan
 from stoker.runs.processes.syscalls import boot_clock as lease_clock
 from stoker.runs.record import Status

@@ -1,7 +1,6 @@
 """The status file that `stoker fill status` reads: the state of every slot and the GPU-hours it had so far."""
 
 import contextlib
-import fcntl
 import os
 import time
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.paths import open_privately, private_directory, write_atomically
+from stoker.paths import open_privately, private_directory, try_lock, write_atomically
 
 
 class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +80,7 @@ def lock(home: Path, host: str, patience: float = 0.0) -> int:
             f"{home} cannot be written: {error.strerror} (set STOKER_HOME to another directory)"
         ) from None
     ends = time.monotonic() + patience
-    while not _taken(descriptor):
+    while not try_lock(descriptor):
         if time.monotonic() < ends:
             time.sleep(0.05)
             continue
@@ -91,14 +90,6 @@ def lock(home: Path, host: str, patience: float = 0.0) -> int:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     return descriptor
-
-
-def _taken(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def wall(monotonic: float) -> float:

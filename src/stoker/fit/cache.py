@@ -11,9 +11,10 @@ from typing import Final
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.fit.model import Command, Fitted, Overrides, SearchOptions, in_words, smaller
+from stoker.fit.model import Fitted, Overrides, SearchOptions, smaller
 from stoker.gpus.model import Gpu, known
 from stoker.paths import private_directory, private_file, write_atomically
+from stoker.queue.commands import Command, shell_text
 
 # The oldest are removed first.
 MOST: Final = 500
@@ -65,7 +66,7 @@ def learned(cached: "CachedFit | None", search_options: SearchOptions) -> Search
 
 def shape_of(command: Command) -> str:
     """The command without what does not change its memory: seeds, learning rates, names and places of output."""
-    return _HARMLESS.sub(r"\g<name>*", in_words(command))
+    return _HARMLESS.sub(r"\g<name>*", shell_text(command))
 
 
 def key_of(command: Command, directory: str, gpu: Gpu, search_options: SearchOptions, overrides: Overrides) -> Key:

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
-from stoker.queue.commands import filled, mentioned
+from stoker.queue.commands import Command, filled, mentioned
 from stoker.settings import OptionTable
 
 
@@ -127,9 +127,6 @@ class ProbeFailedError(StokerError):
     """A probe failed for a reason other than memory."""
 
 
-Command = str | tuple[str, ...]
-"""Text for a shell, or words that need none."""
-
 DEFAULT_ARGUMENT: Final = "--batch_size={}"
 _PLACES: Final = ("batch_size", "accumulate")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -195,11 +192,6 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
 def argv(command: Command) -> tuple[str, ...]:
     """The words to execute."""
     return ("/bin/sh", "-c", command) if isinstance(command, str) else command
-
-
-def in_words(command: Command) -> str:
-    """The command as typed in a shell."""
-    return command if isinstance(command, str) else shlex.join(command)
 
 
 def _words(option: str, text: str) -> list[str]:

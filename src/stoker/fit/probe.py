@@ -30,7 +30,7 @@ _LOG_LIMIT: Final = 16 * 2**20
 _TAIL: Final = 256 * 1024
 _CHUNK: Final = 65536
 
-Ending = Literal["exited", "flat", "until", "time", "ceiling"]
+ProbeEnding = Literal["exited", "flat", "until", "time", "ceiling"]
 
 
 class ProbeSetup(NamedTuple):
@@ -51,7 +51,7 @@ class ProbeSetup(NamedTuple):
 class ProbeReport(NamedTuple):
     """What one probe showed."""
 
-    ending: Ending
+    ending: ProbeEnding
     code: int | None
     """Its exit code, where it ended by itself."""
     seconds: float
@@ -59,7 +59,7 @@ class ProbeReport(NamedTuple):
     """The end of what it printed."""
 
 
-class Probe(CommandHandler[tuple[Ending, int | None]]):
+class Probe(CommandHandler[tuple[ProbeEnding, int | None]]):
     """Runs once. None of its processes is left when `run` returns or raises."""
 
     def __init__(self, setup: ProbeSetup, command: tuple[str, ...], log: Path, before: Look, rates: Rates) -> None:
@@ -114,7 +114,7 @@ class Probe(CommandHandler[tuple[Ending, int | None]]):
     def due(self) -> float:
         return time.monotonic() + LOOK_EVERY
 
-    def on_tick(self) -> tuple[Ending, None] | None:
+    def on_tick(self) -> tuple[ProbeEnding, None] | None:
         self._setup.check()
         self._read_output()
         return self._enough()
@@ -127,10 +127,10 @@ class Probe(CommandHandler[tuple[Ending, int | None]]):
     def on_reaper_killed(self) -> None:
         raise ProbeFailedError("the probe was stopped because its reaper was killed from outside")
 
-    def on_exit(self, status: int) -> tuple[Ending, int]:
+    def on_exit(self, status: int) -> tuple[ProbeEnding, int]:
         return "exited", exit_code(status)
 
-    def on_look(self, look: Look) -> tuple[Ending, None] | None:
+    def on_look(self, look: Look) -> tuple[ProbeEnding, None] | None:
         reason = self._memory.see(look) if look.problem is None else look.problem.reason
         if reason is None:
             self._seen = look.at
@@ -141,7 +141,7 @@ class Probe(CommandHandler[tuple[Ending, int | None]]):
             raise ProbeFailedError(f"the memory of the probe could not be watched: {reason}")
         return self._enough()
 
-    def _enough(self) -> tuple[Ending, None] | None:
+    def _enough(self) -> tuple[ProbeEnding, None] | None:
         if self._setup.ceiling is not None and self._memory.peak > self._setup.ceiling:
             return "ceiling", None
         if self._matched is not None and self._seen > self._matched and self._memory.peak:

@@ -9,6 +9,7 @@ from stoker.queue.explanation import spoken
 from stoker.queue.model import HEARD_WITHIN, Attempt, EndCause, Job, Worker, WorkerGpu
 from stoker.status.job_text import one_line, quoted_label, short_label
 from stoker.status.machines import worker_home
+from stoker.units import capitalized
 
 Kind = Literal["failed", "stopped", "queue-empty", "gpu-unknown", "worker-gone"]
 Turn = Literal["happened", "began", "over"]
@@ -239,7 +240,7 @@ def _unreadable(subject: _Subject, worker: Worker, gpu: WorkerGpu | None, second
         kind="gpu-unknown",
         key=f"gpu-unknown:{subject[0]}:{subject[1]}",
         name=name,
-        message=f"{_capital(name)} could not be read for {spoken(seconds)}{reason}.",
+        message=f"{capitalized(name)} could not be read for {spoken(seconds)}{reason}.",
         path="/",
         hint="stoker top",
         turn="began",
@@ -252,7 +253,7 @@ def _readable(subject: _Subject, worker: Worker, gpu: WorkerGpu | None) -> Event
         kind="gpu-unknown",
         key=f"gpu-unknown:{subject[0]}:{subject[1]}",
         name=name,
-        message=f"{_capital(name)} can be read again.",
+        message=f"{capitalized(name)} can be read again.",
         path="/",
         hint="stoker top",
         turn="over",
@@ -313,7 +314,3 @@ def _gpu_name(worker: Worker, gpu: WorkerGpu | None) -> str:
 def _reason(reason: str) -> str:
     shown = one_line(reason[:_MAX_REASON]).rstrip(". ")
     return f": {shown}" if shown else ""
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

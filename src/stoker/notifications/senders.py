@@ -12,7 +12,7 @@ from stoker.actions.notify import AppriseChannel, Tone
 from stoker.errors import StokerError
 from stoker.notifications.events import Event, Kind, Turn, listed
 from stoker.notifications.throttle import SECONDS_BETWEEN
-from stoker.units import format_duration
+from stoker.units import capitalized, format_duration
 
 # Fits every service.
 MAX_LENGTH: Final = 1000
@@ -87,7 +87,7 @@ def _summary(events: Sequence[Event], prefix: str) -> tuple[str, str]:
         return plain(f"{one}{about}"), plain(first.message)
     many = " ".join(filter(None, [str(len(events)), prefix, several]))
     names = "" if first.kind == "queue-empty" else f": {listed([event.name for event in events], _MAX_NAMES)}"
-    return plain(many), plain(f"{_capital(many)}{names}.")
+    return plain(many), plain(f"{capitalized(many)}{names}.")
 
 
 def _link_line(kind: Kind, events: Sequence[Event], link: str) -> str:
@@ -95,10 +95,6 @@ def _link_line(kind: Kind, events: Sequence[Event], link: str) -> str:
     if not link or len(link) > _MAX_LINK:
         return f"{hint} says more."
     return f"{link}{path}"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 # A restart of the service, a long one, an outage. Older messages are dropped.

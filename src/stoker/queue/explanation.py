@@ -9,7 +9,7 @@ import msgspec
 
 from stoker.queue.fields import State
 from stoker.queue.model import ENDED, Attempt, Job, Worker
-from stoker.units import format_memory, memory_formatter
+from stoker.units import format_memory, list_all, memory_formatter, name_some
 
 if TYPE_CHECKING:
     from stoker.queue.store import Store
@@ -157,7 +157,7 @@ def _where(attempt: Attempt, around: Surroundings) -> str:
     if not attempt.gpus:
         return f"{host} without a GPU"
     names = gpu_names(attempt.gpus, worker)
-    return f"{host}, {'GPU' if len(names) == 1 else 'GPUs'} {_listed(names)}"
+    return f"{host}, {'GPU' if len(names) == 1 else 'GPUs'} {list_all(names)}"
 
 
 def gpu_names(uuids: Sequence[str], worker: Worker | None) -> list[str]:
@@ -184,7 +184,7 @@ def _held(job: Job) -> Why:
 
 
 def _never(job: Job, failed: Sequence[str], needs: Mapping[str, State]) -> Why:
-    which = _some([f"{name}, which {_became(needs[name])}" for name in failed])
+    which = name_some([f"{name}, which {_became(needs[name])}" for name in failed])
     cure = f"`stoker retry {failed[0]}` tries that again, `stoker cancel {job.id}` gives this one up"
     return Why(
         "never", f"after {_first_of(failed)}, {needs[failed[0]]}", f"can never start: it comes after {which}; {cure}"
@@ -203,7 +203,7 @@ def _never_through(job: Job, way: DeadEnd) -> Why:
 
 
 def _after(needs: Mapping[str, State]) -> Why:
-    which = _some([f"{name} ({state})" for name, state in needs.items()])
+    which = name_some([f"{name} ({state})" for name, state in needs.items()])
     jobs = "job" if len(needs) == 1 else "jobs"
     return Why("after", f"after {_first_of(list(needs))}", f"waits for {jobs} {which}")
 
@@ -242,7 +242,7 @@ def _obstacle(around: Surroundings) -> Why | None:
         return Why("no worker", "", f"no worker is there{_last_heard(around)}: `stoker work` starts one")
     if all(worker.paused for worker in there):
         hosts = sorted({worker.host for worker in there})
-        paused = f"the worker on {hosts[0]} is" if len(there) == 1 else f"all workers (on {_some(hosts)}) are"
+        paused = f"the worker on {hosts[0]} is" if len(there) == 1 else f"all workers (on {name_some(hosts)}) are"
         cure = f"`stoker resume --worker {hosts[0]}` lets jobs start there"
         return Why("workers paused", "", f"{paused} paused: {cure}")
     return None
@@ -277,7 +277,7 @@ def _on_workers(job: Job, there: Sequence[Worker], ahead: int) -> Why:
 def _kept(job: Job, reaper_process: Worker) -> str:
     """`GPUs are kept for it on gpu-box (2 GPUs, has 1: GPU 0)`."""
     names = gpu_names(job.kept.gpus, reaper_process) if job.kept is not None else []
-    which = f": {'GPU' if len(names) == 1 else 'GPUs'} {_listed(names)}" if names else ""
+    which = f": {'GPU' if len(names) == 1 else 'GPUs'} {list_all(names)}" if names else ""
     return f"GPUs are kept for it on {reaper_process.host} ({_count(job.gpus)}, has {len(names)}{which})"
 
 
@@ -349,16 +349,6 @@ def _count(gpus: int) -> str:
 
 def _first_of(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-
-
-def _some(names: Sequence[str]) -> str:
-    if len(names) <= _MOST_NAMES + 1:
-        return _listed(names)
-    return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} others"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
 def look_around(store: "Store") -> Surroundings:

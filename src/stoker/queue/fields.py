@@ -12,15 +12,13 @@ from stoker.errors import BadInputError
 from stoker.queue.commands import LONGEST_COMMAND, Command, check_command, shell_text
 from stoker.queue.provenance import check_environment, working_directory
 from stoker.rules.registry import Stored, policies_of
-from stoker.units import format_duration, format_memory, parse_duration, parse_memory
+from stoker.units import LONGEST_SECONDS, format_duration, format_memory, parse_duration, parse_memory
 
 State = Literal["queued", "held", "running", "succeeded", "failed", "cancelled"]
 
 ID: Final = re.compile(r"[0-9a-f]{8}")
 # A name or a tag is one line of a table; more belongs in the command.
 LONGEST_LABEL: Final = 200
-# Ten years: no machine runs that long, and float arithmetic stays exact far below it.
-LONGEST_SECONDS: Final = 10 * 365 * 86400.0
 NOT_RUNNING: Final[tuple[State, ...]] = ("queued", "held", "succeeded", "failed", "cancelled")
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")

@@ -12,7 +12,7 @@ from stoker.queue.model import Failure, Job
 from stoker.status.job_text import quoted_label
 from stoker.status.machines import HIDDEN_AFTER, worker_home
 from stoker.status.model import EndedJob, GpuCard, Health, HealthIssue, Level, Machine, RunningJob, WaitingJob
-from stoker.units import format_memory
+from stoker.units import capitalized, format_memory
 
 # Older failures are not an issue any more.
 RECENT: Final = 86400.0
@@ -49,7 +49,7 @@ def assess(facts: HealthInputs) -> Health:
 
 def without_queue(health: Health, away: str) -> Health:
     """Adds that the queue is away: an old answer must not look like a new one."""
-    return _summed_up([HealthIssue(level="bad", message=_capital(away)), *health.points], ())
+    return _summed_up([HealthIssue(level="bad", message=capitalized(away)), *health.points], ())
 
 
 def _summed_up(points: Sequence[HealthIssue], machines: Sequence[Machine]) -> Health:
@@ -306,7 +306,3 @@ def _machine(jobs: int) -> str:
 
 def _is(count: int) -> str:
     return "is" if count == 1 else "are"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -19,7 +19,7 @@ from stoker.gpus.model import Gpu, Look, Reading, known
 from stoker.gpus.report import title
 from stoker.rules.registry import in_words
 from stoker.rules.replay import Firing, Moment, Replay, Stretch
-from stoker.units import format_duration, format_percent
+from stoker.units import capitalized, format_duration, format_percent
 
 # About the width of a large screen in pixels.
 _POINTS: Final = 1000
@@ -373,7 +373,7 @@ def _card(number: int, firing: Firing, detail: str) -> str:
     return (
         f'<li class="firing{" hit" if firing.hit_work else ""}" id="firing-{number}">'
         f"<h3><b>{number}</b>{escape(text.local_time(firing.moment.wall))}{badge}</h3>"
-        f"<p>{escape(_capital(firing.reason))}. {escape(_capital(after))}. "
+        f"<p>{escape(capitalized(firing.reason))}. {escape(capitalized(after))}. "
         f'<span class="saved">{text.gpu_hours(firing.saved)} GPU-hours saved</span></p>{extra}{detail}</li>'
     )
 
@@ -407,10 +407,6 @@ def _table(heading: str, stretches: Sequence[Stretch]) -> str:
 def _text(sentence: str) -> str:
     """Escaped, and without a line break in GPU-hours."""
     return escape(sentence).replace("GPU-hours", "GPU\N{NON-BREAKING HYPHEN}hours")
-
-
-def _capital(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
 
 
 def _percent(share: float) -> str:

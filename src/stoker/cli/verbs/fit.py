@@ -19,8 +19,9 @@ from stoker.settings import load_settings
 if TYPE_CHECKING:
     from stoker.fit.cache import CachedFit, Key
     from stoker.fit.fitter import FitRequest, Fitter
-    from stoker.fit.model import Command, Fitted
+    from stoker.fit.model import Fitted
     from stoker.gpus.prober import Prober
+    from stoker.queue.commands import Command
     from stoker.runs.processes.signals import SignalStream
 
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -17,13 +17,12 @@ from stoker.engines.local.capacity import (
     UsedByOthers,
 )
 from stoker.engines.local.placement import CannotFit, CannotStart, CpuSlotsTaken, NoGpusSeen, NotEnoughGpus, Reason
-from stoker.units import format_memory, format_percent, memory_formatter
+from stoker.units import format_memory, format_percent, list_all, memory_formatter, name_some
 
 Amount: TypeAlias = Callable[[int], str]
 """Formats memory so that the amounts in one sentence can be compared."""
 
 # The first few jobs on a shared GPU are enough to know who to ask.
-_MOST_NAMES = 3
 
 
 def why_waiting(reason: Reason) -> str:
@@ -78,7 +77,7 @@ def _by_gpu(obstacles: Sequence[tuple[int, Obstacle]], amount: Amount) -> str:
     return ", ".join(
         f"GPU {gpus[0]} {predicate.one}"
         if len(gpus) == 1
-        else f"GPUs {_listed([str(gpu) for gpu in gpus])} {predicate.several}"
+        else f"GPUs {list_all([str(gpu) for gpu in gpus])} {predicate.several}"
         for predicate, gpus in indices.items()
     )
 
@@ -147,16 +146,6 @@ def _what_there_is(reason: CannotFit, amount: Amount) -> str:
 
 def _jobs(jobs: Sequence[str]) -> str:
     return f"job {jobs[0]}" if len(jobs) == 1 else f"jobs {name_some(jobs)}"
-
-
-def name_some(names: Sequence[str]) -> str:
-    if len(names) <= _MOST_NAMES + 1:
-        return _listed(names)
-    return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} others"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
 def _rounded_up(seconds: float) -> str:

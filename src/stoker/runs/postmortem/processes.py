@@ -16,6 +16,7 @@ import msgspec
 
 from stoker.gpus.model import Maybe, Unknown, known
 from stoker.procfs import read_stat
+from stoker.runs.processes.tree import state_in_words
 
 T = TypeVar("T")
 
@@ -28,16 +29,10 @@ MOST_COMMAND: Final = 4096
 # Only this many threads of a process are read, to stay within milliseconds.
 MOST_THREADS: Final = 512
 
-BLOCKED: Final = "blocked in the kernel (often the GPU driver or a file system)"
-_STATES: Final = {
-    "R": "running",
-    "S": "sleeping",
-    "D": BLOCKED,
-    "T": "stopped by a signal (SIGCONT lets it go on)",
-    "t": "stopped by a debugger",
-    "Z": "ended, but its parent has not collected it",
-    "X": "ended",
-    "I": "idle in the kernel",
+_EXPLAINED: Final = {
+    "D": "often the GPU driver or a file system",
+    "T": "SIGCONT lets it go on",
+    "Z": "its parent has not collected it",
 }
 _FROZEN: Final = ("freezer", "refrigerator")
 _ENDED: Final = frozenset("ZX")
@@ -102,13 +97,18 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
         if known(self.place) and any(word in self.place for word in _FROZEN):
             return "frozen by its control group"
         if self.blocked and self.threads > 1:
-            return f"{self.blocked} of its {self.threads} threads {BLOCKED}"
-        return _STATES.get(self.state, f"in state {self.state}")
+            return f"{self.blocked} of its {self.threads} threads {_explained('D')}"
+        return _explained(self.state)
 
     def _where_in_words(self) -> str:
         if known(self.call):
             return f" in {self.call} ({self.place})" if known(self.place) else f" in {self.call}"
         return f" in {self.place}" if known(self.place) else ""
+
+
+def _explained(state: str) -> str:
+    words = state_in_words(state)
+    return f"{words} ({_EXPLAINED[state]})" if state in _EXPLAINED else words
 
 
 def read_processes(pids: Iterable[int], *, proc: str = "/proc") -> list[ProcessInfo]:

@@ -39,7 +39,7 @@ from stoker.runs.postmortem.text import (
 from stoker.runs.processes.signals import SignalStream
 from stoker.runs.record import Ending, Journal, Record, Status
 from stoker.streams import ERROR, emit
-from stoker.units import format_duration, format_memory
+from stoker.units import capitalized, format_duration, format_memory
 from stoker.version import __version__
 
 OUTPUT_LINES: Final = 40
@@ -240,7 +240,7 @@ def _output(facts: RunFacts) -> str:
     lines = max(OUTPUT_LINES // max(len(quoted), 1), FEWEST_LINES)
     parts = []
     for output in quoted:
-        parts += [f"{_capitalized(_source(output))}:", block(last_lines(texts[output], lines))]
+        parts += [f"{capitalized(_source(output))}:", block(last_lines(texts[output], lines))]
     empty = [_source(output) for output in texts if output not in quoted]
     if empty and not quoted:
         parts.append(f"It wrote nothing: {listed(empty)} {'is' if len(empty) == 1 else 'are'} empty.")
@@ -253,10 +253,6 @@ def _output(facts: RunFacts) -> str:
 
 def _source(output: Output) -> str:
     return f"{prose(output.name)} ({code(output.file)})" if output.file else prose(output.name)
-
-
-def _capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _facts(facts: RunFacts) -> str:

@@ -326,7 +326,7 @@ def chart(series: Sequence[Series], window: float, *, below: float | None = None
     for one in series:
         bins = _bins(one.samples, last - window, window / columns, columns)
         bars = "".join(_mark(values, below) for values in bins)
-        lines.append(f"{_cut(one.label, room):<{room}} {bars}{_caption(bins):>{_CAPTION}}")
+        lines.append(f"{clipped(one.label, room):<{room}} {bars}{_caption(bins):>{_CAPTION}}")
     lines.append(f"{'':<{room}} {_axis(window, columns)}")
     return "\n".join([*(line.rstrip() for line in lines), *_legend(lines[:-1], below)])
 
@@ -386,7 +386,3 @@ def _legend(lines: Sequence[str], below: float | None) -> list[str]:
     if any(_UNKNOWN in line for line in lines):
         notes.append("? could not be read")
     return notes
-
-
-def _cut(label: str, room: int) -> str:
-    return label if len(label) <= room else f"{label[: room - 1]}…"

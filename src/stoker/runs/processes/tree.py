@@ -22,11 +22,11 @@ _STATES: Final = {
     "R": "running",
     "S": "sleeping",
     "D": "blocked in the kernel",
-    "T": "stopped",
+    "T": "stopped by a signal",
     "t": "stopped by a debugger",
     "Z": "zombie",
     "X": "dead",
-    "I": "idle",
+    "I": "idle in the kernel",
     "P": "parked",
 }
 _NONE: Final[frozenset[int]] = frozenset()
@@ -117,12 +117,17 @@ def send(who: Identity, signum: int) -> bool:
     return True
 
 
+def state_in_words(state: str) -> str:
+    """What the letter of a state in /proc means."""
+    return _STATES.get(state, f"in state {state}")
+
+
 def describe(who: Identity) -> Description | None:
     """None when it is gone. Never blocks, unlike reading the command line of a hung process."""
     found = stat(who.pid)
     if found is None or found.identity != who:
         return None
-    return Description(who, found.parent, found.name, _STATES.get(found.state, f"in state {found.state}"))
+    return Description(who, found.parent, found.name, state_in_words(found.state))
 
 
 def children(pid: int) -> list[int]:

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from stoker.queue.fields import FIELDS, LONGEST_LABEL, LONGEST_SECONDS
+from stoker.queue.fields import FIELDS, LONGEST_LABEL
+from stoker.units import LONGEST_SECONDS
 from stoker.web.submission import settable
 
 Seconds = Annotated[float, Field(ge=0, le=LONGEST_SECONDS, allow_inf_nan=False)]

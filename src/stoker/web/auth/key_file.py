@@ -1,7 +1,6 @@
 """The file of tokens and device sessions: nobody else ever reads it, and writers take turns."""
 
 import contextlib
-import fcntl
 import os
 import stat
 import time
@@ -12,7 +11,7 @@ from typing import Final
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.paths import open_privately, private_directory, write_atomically
+from stoker.paths import open_privately, private_directory, try_lock, write_atomically
 from stoker.web.auth.user import Role
 
 # A writer holds the lock for milliseconds; one that is stopped must not stop the page too.
@@ -116,21 +115,13 @@ class KeyFile:
         lock = open_privately(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT)
         try:
             ends = time.monotonic() + patience
-            while not _taken(lock):
+            while not try_lock(lock):
                 if time.monotonic() >= ends:
                     raise TimeoutError(0, "another process has been writing it for seconds")
                 time.sleep(_BETWEEN_TRIES)
             yield
         finally:
             os.close(lock)
-
-
-def _taken(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _stamp(found: os.stat_result) -> Stamp:
