@@ -10,9 +10,9 @@ metrics = load_script("house-metrics")
 
 # The most of each that src may have. Lower a number when src meets it; never raise one.
 LIMITS = {
-    "fragments": 15,
-    "crowded_folders": 4,
-    "ambiguous_classes": 28,
+    "fragments": 0,
+    "crowded_folders": 0,
+    "ambiguous_classes": 0,
 }
 
 

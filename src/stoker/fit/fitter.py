@@ -14,7 +14,6 @@ from stoker.errors import BadInputError, StokerError
 from stoker.fit.measurements import BLOCK, MemoryTracker, Rates
 from stoker.fit.model import (
     Capacity,
-    Command,
     Fitted,
     NextProbe,
     NothingFitsError,
@@ -33,6 +32,7 @@ from stoker.gpus.prober import Prober
 from stoker.gpus.source import has_host_memory
 from stoker.gpus.visible import visible_gpus
 from stoker.paths import private_directory
+from stoker.queue.commands import Command
 from stoker.units import format_duration, format_memory
 
 # The driver takes seconds to clear the memory of a large program that has ended.

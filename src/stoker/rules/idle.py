@@ -19,7 +19,7 @@ from stoker.rules.rule import (
     longest_unseen,
     percentage_option,
 )
-from stoker.units import format_duration, format_percent
+from stoker.units import format_duration, format_percent, list_all
 
 Require = Literal["all", "any"] | int
 
@@ -333,4 +333,4 @@ def _listed(names: Sequence[str], of: int) -> str:
     """`GPU 0`, `GPU 0 and GPU 1`, `GPU 0, GPU 1 and GPU 2`, `all 8 GPUs`."""
     if len(names) == of > _MOST_NAMES:
         return f"all {of} GPUs"
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return list_all(names)

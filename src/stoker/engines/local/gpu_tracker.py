@@ -23,12 +23,13 @@ from stoker.engines.local.capacity import (
     UnreadableGpu,
     UsedByOthers,
 )
-from stoker.engines.local.waiting_reasons import describe_obstacle, name_some
+from stoker.engines.local.waiting_reasons import describe_obstacle
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, known
 from stoker.gpus.report import describe, title
 from stoker.gpus.source import is_simulated_source
 from stoker.gpus.visible import select_gpus
 from stoker.queue.model import GpuUse, WorkerGpu
+from stoker.units import name_some
 
 Owner = Callable[[int], str | None]
 """The job of ours that a process belongs to, by its pid; None for processes of others."""

@@ -22,8 +22,6 @@ from stoker.units import format_memory, format_percent, list_all, memory_formatt
 Amount: TypeAlias = Callable[[int], str]
 """Formats memory so that the amounts in one sentence can be compared."""
 
-# The first few jobs on a shared GPU are enough to know who to ask.
-
 
 def why_waiting(reason: Reason) -> str:
     """A sentence without its subject, the job, and without a full stop."""

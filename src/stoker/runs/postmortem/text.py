@@ -13,7 +13,7 @@ from stoker.runs.postmortem.causes import cause_of, own_call, waits_for_work
 from stoker.runs.postmortem.facts import RunFacts
 from stoker.runs.postmortem.processes import ProcessInfo
 from stoker.runs.postmortem.stacks import Frame, Thread
-from stoker.units import format_duration, format_memory, format_percent
+from stoker.units import format_duration, format_memory, format_percent, list_all
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -54,7 +54,7 @@ def listed(words: list[str], most: int = 8) -> str:
     """`a`, `a and b`, `a, b and c`, `a, b and 5 more`."""
     if len(words) > most:
         words = [*words[: most - 1], f"{len(words) - most + 1} more"]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+    return list_all(words) if words else ""
 
 
 def clipped(text: str, columns: int) -> str:
