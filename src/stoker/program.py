@@ -1,7 +1,6 @@
 """Other programs that Stoker needs: found on PATH, run without a terminal and with a time limit."""
 
 import contextlib
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +32,8 @@ class ProgramResult(NamedTuple):
 def find_program(name: str, environment: Mapping[str, str], root: str = "/") -> str | None:
     """The absolute path of a program."""
     places = [environment.get("PATH", ""), *(str(Path(root) / place) for place in _ADMINISTRATORS)]
+    import shutil
+
     return shutil.which(name, path=":".join(place for place in places if place))
 
 
