@@ -14,7 +14,7 @@ from typing import IO
 import pytest
 
 from stoker.actions.action import ActionError, Facts
-from stoker.actions.command import Command
+from stoker.actions.command import Exec
 from stoker.actions.stop import Stop
 from stoker.procfs import Identity, identify, is_alive
 from stoker.runs.processes.syscalls import share_file
@@ -245,9 +245,9 @@ def test_watcher_inside_the_tree_is_spared(started: Started, tmp_path: Path) -> 
     wait_for((tmp_path / "over").exists, named="the end of the one that stopped")
 
 
-def command(line: str, timeout: float = 60.0, **environment: str) -> Command:
+def command(line: str, timeout: float = 60.0, **environment: str) -> Exec:
     whole = {"PATH": os.environ["PATH"], **environment}
-    action = Command(line, timeout=timeout, environment=whole, late_grace=0.2)
+    action = Exec(line, timeout=timeout, environment=whole, late_grace=0.2)
     assert action.prepare() == ()
     return action
 
@@ -341,4 +341,4 @@ def test_any_shell_command_is_accepted(line: str) -> None:
 
 def test_exec_needs_a_shell() -> None:
     with pytest.raises(ActionError, match="there is no sh on PATH"):
-        Command("true", timeout=1, environment={"PATH": "/nowhere"}).prepare()
+        Exec("true", timeout=1, environment={"PATH": "/nowhere"}).prepare()

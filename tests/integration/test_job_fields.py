@@ -7,7 +7,7 @@ import click
 import pytest
 
 import stoker
-from stoker.cli.options.job import Verb, job_options, job_values
+from stoker.cli.options.job import JobVerb, job_options, job_values
 from stoker.queue import Store
 from stoker.queue.fields import COUNT, FIELDS, FormInput, JobField, check, register, spec_of
 from stoker.queue.jobs import edited
@@ -36,7 +36,7 @@ def nodes() -> Iterator[JobField]:
 
 
 @pytest.mark.parametrize("verb", ["submit", "edit", "feed"])
-def test_registered_field_is_an_option_of_the_verbs(verb: Verb, nodes: JobField) -> None:
+def test_registered_field_is_an_option_of_the_verbs(verb: JobVerb, nodes: JobField) -> None:
     @click.command()
     @job_options(verb)
     def command(**options: object) -> dict[str, object]:

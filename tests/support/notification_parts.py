@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.notifications.events import Event, Kind
+from stoker.notifications.events import Event, EventKind
 from stoker.queue.model import Attempt, Job, View, Worker, WorkerGpu
 
 NOW = 1_700_000_000.0
@@ -66,7 +66,7 @@ def gpu(index: int = 0, **changes: Any) -> WorkerGpu:
     return msgspec.structs.replace(WorkerGpu(uuid=f"GPU-{index}", index=index, name="A100", state="free"), **changes)
 
 
-def event(name: str, kind: Kind = "failed") -> Event:
+def event(name: str, kind: EventKind = "failed") -> Event:
     return Event(
         kind=kind, key=f"{kind}:{name}", name=name, message=f"Job {name} failed.", path="/", hint="stoker list"
     )

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from stoker.queue.explanation import Kind, Why
+from stoker.queue.explanation import ReasonKind, Why
 from stoker.queue.model import Attempt, Job, View, Worker, WorkerGpu
 from stoker.status.model import EndedJob, GpuCard, Machine, RunningJob, WaitingJob
 
@@ -73,7 +73,7 @@ def machine(*gpus: GpuCard, **changes: Any) -> Machine:
     return Machine(gpus=gpus, **{**usual, **changes})
 
 
-def running(kind: Kind = "running", **changes: Any) -> RunningJob:
+def running(kind: ReasonKind = "running", **changes: Any) -> RunningJob:
     tried = changes.pop("attempt", None) or attempt()
     return RunningJob(
         job=job("running", started=NOW - 600, **changes),
@@ -86,7 +86,7 @@ def running(kind: Kind = "running", **changes: Any) -> RunningJob:
     )
 
 
-def waiting(kind: Kind = "waits", **changes: Any) -> WaitingJob:
+def waiting(kind: ReasonKind = "waits", **changes: Any) -> WaitingJob:
     return WaitingJob(job=job("held" if kind == "held" else "queued", **changes), why=Why(kind, "", "waits"))
 
 

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from stoker.actions.catalogue import Exit, action_settings, parse_action
-from stoker.actions.command import Command
+from stoker.actions.command import Exec
 from stoker.actions.stop import Stop
 from stoker.cli.options.policy import policy_options, policy_options_with
 from stoker.errors import BadInputError
@@ -41,7 +41,7 @@ def test_action_describes_itself(typed: str, does: str) -> None:
 def test_action_is_found_by_name() -> None:
     assert isinstance(parse_action("exit", MEANS), Exit)
     assert isinstance(parse_action("stop 1", MEANS), Stop)
-    assert isinstance(parse_action("exec true", MEANS), Command)
+    assert isinstance(parse_action("exec true", MEANS), Exec)
 
 
 @pytest.mark.parametrize(

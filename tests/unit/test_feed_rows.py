@@ -7,8 +7,8 @@ from stoker.feeds.rows import (
     Cell,
     Content,
     CounterError,
-    Field,
     Layout,
+    RowField,
     changes,
     content_of,
     counter_after,
@@ -56,7 +56,7 @@ def test_invalid_counter_is_refused_with_one_message(text: str) -> None:
 
 def test_only_differing_cells_are_written() -> None:
     there = content("3", "one", "two", ids=("aaaaaaaa", ""), states=("queued", ""))
-    truth: dict[int, dict[Field, str]] = {
+    truth: dict[int, dict[RowField, str]] = {
         3: {"state": "running", "id": "aaaaaaaa", "link": "nowhere"},
         4: {"state": "queued", "id": "bbbbbbbb"},
     }

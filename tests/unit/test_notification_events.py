@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.notifications.events import CAUSE_WITHIN, MAX_AGE, Event, EventDetector, Kind, QueueState
+from stoker.notifications.events import CAUSE_WITHIN, MAX_AGE, Event, EventDetector, EventKind, QueueState
 from stoker.notifications.senders import MAX_LENGTH, compose, plain
 from stoker.notifications.throttle import Throttle, release
 from stoker.queue.model import HEARD_WITHIN, EndCause
@@ -253,7 +253,7 @@ def test_return_of_a_worker_is_reported_only_after_its_loss() -> None:
     )
 )
 def test_at_most_one_message_a_minute_per_kind_and_no_event_is_lost(
-    bursts: list[tuple[float, Kind, int, int]],
+    bursts: list[tuple[float, EventKind, int, int]],
 ) -> None:
     """Two processes that see the same, one sometimes first."""
     notes, pacers = MemoryNotes(), [Throttle(), Throttle()]

@@ -6,7 +6,7 @@ import pytest
 
 from stoker.errors import BadInputError
 from stoker.gpus.model import NOT_SUPPORTED, Look, Maybe, Reading, Unknown, known
-from stoker.gpus.sim.faults import FIELDS, Field, add_fault, clear_faults, parse_fault, read_faults
+from stoker.gpus.sim.faults import FIELDS, FaultField, add_fault, clear_faults, parse_fault, read_faults
 from stoker.gpus.sim.load import busy
 from tests.support.sim_world import GIB, SimWorld
 
@@ -30,7 +30,7 @@ def look(world: SimWorld) -> Look:
     return world.source().look()
 
 
-def part(reading: Reading, field: Field) -> Maybe[object]:
+def part(reading: Reading, field: FaultField) -> Maybe[object]:
     return reading.memory_used if field == "memory" else getattr(reading, field)
 
 
@@ -48,7 +48,7 @@ def test_fault_without_a_gpu_affects_all(world: SimWorld) -> None:
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_unsupported_field_is_unknown_and_the_others_are_read(world: SimWorld, field: Field) -> None:
+def test_unsupported_field_is_unknown_and_the_others_are_read(world: SimWorld, field: FaultField) -> None:
     break_it(world, "unsupported", field, gpu=0)
     reading, other = look(world).readings
     for each in FIELDS:
@@ -67,7 +67,7 @@ def test_unsupported_memory_is_unknown_for_gpu_and_processes(world: SimWorld) ->
 
 
 @pytest.mark.parametrize("field", ["utilization", "memory", "power", "temperature"])
-def test_absurd_value_is_unknown_with_the_reported_value(world: SimWorld, field: Field) -> None:
+def test_absurd_value_is_unknown_with_the_reported_value(world: SimWorld, field: FaultField) -> None:
     break_it(world, "absurd", field, gpu=0)
     value = part(look(world).readings[0], field)
     assert isinstance(value, Unknown)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import stoker.web
-from stoker.queue.explanation import Kind, Why
+from stoker.queue.explanation import ReasonKind, Why
 from stoker.queue.fields import State
 from stoker.queue.model import Attempt, AttemptDetails, GpuUse, Job
 from stoker.status.detail import AttemptDetail, JobDetail
@@ -102,7 +102,7 @@ def make_machine(*gpus: GpuCard, **fields: Any) -> Machine:
     return Machine(**usual | fields)
 
 
-def make_running(job: Job, kind: Kind = "running", **fields: Any) -> RunningJob:
+def make_running(job: Job, kind: ReasonKind = "running", **fields: Any) -> RunningJob:
     usual: dict[str, Any] = {
         "job": job,
         "attempt": make_attempt(),
@@ -303,7 +303,7 @@ def test_nothing_changes_because_time_passes() -> None:
         ("after", "waits for job 0000000a (running); besides, no worker is there (the last was seen {} ago)"),
     ],
 )
-def test_a_reason_that_tells_a_length_of_time_is_told_without_it(kind: Kind, sentence: str) -> None:
+def test_a_reason_that_tells_a_length_of_time_is_told_without_it(kind: ReasonKind, sentence: str) -> None:
     def shown(length: str) -> str:
         job = make_job("vit", "queued", not_before=NOW + 44)
         waiting = WaitingJob(job=job, why=Why(kind, "", sentence.format(length)))

@@ -91,11 +91,11 @@ def _determined(_argument: str, settings: ActionSettings) -> Action:
 
 
 def _exec(argument: str, settings: ActionSettings) -> Action:
-    from stoker.actions.command import Command
+    from stoker.actions.command import Exec
 
     if not argument:
         raise BadInputError("--then: 'exec' needs a command, as in \"exec 'echo idle'\"")
-    return Command(_unquoted(argument), timeout=settings.exec_timeout, environment=settings.environment)
+    return Exec(_unquoted(argument), timeout=settings.exec_timeout, environment=settings.environment)
 
 
 def _notify(argument: str, _settings: ActionSettings) -> Action:

@@ -27,7 +27,7 @@ _REAP_PATIENCE: Final = 5.0
 _NAME: Final = re.compile(r"[A-Za-z0-9_./+-]+")
 
 
-class Command(Action, Cancellable):
+class Exec(Action, Cancellable):
     """Runs `sh -c` in a new session, with the output passed through."""
 
     def __init__(

@@ -80,7 +80,7 @@ _TOP_OF_STACKS: Final = 0x7FFFFF000000
 _INIT: Final = 1
 _STREAMS: Final = (0, 1, 2)
 
-Layout = tuple[int, ...]
+StackLayout = tuple[int, ...]
 
 
 class _Seen(NamedTuple):
@@ -90,7 +90,7 @@ class _Seen(NamedTuple):
     parent: int
     group: int
     session: int
-    layout: Layout | None
+    layout: StackLayout | None
     """None where it cannot be read or is not random."""
 
 
@@ -104,7 +104,7 @@ class ForeignTree:
     def __init__(self, root: Identity) -> None:
         self._root = root
         self._members = {root}
-        self._layouts: set[Layout] = set()
+        self._layouts: set[StackLayout] = set()
         """Those that began with a member."""
 
     def scan_processes(self) -> ProcessScan:
@@ -205,7 +205,7 @@ def _scan() -> dict[int, _Seen]:
     return seen
 
 
-def _layout(fields: list[bytes]) -> Layout | None:
+def _layout(fields: list[bytes]) -> StackLayout | None:
     if len(fields) <= max(_LAYOUT):
         return None
     layout = tuple(int(fields[place]) for place in _LAYOUT)

@@ -8,7 +8,7 @@ import msgspec
 
 from stoker.errors import BadInputError
 
-Field = Literal["state", "gpu", "id", "link"]
+RowField = Literal["state", "gpu", "id", "link"]
 Values = Sequence[Sequence[Sequence[str]]]
 """Rows of cells for each range; empty ends are missing."""
 
@@ -27,7 +27,7 @@ class Layout(msgspec.Struct, frozen=True):
     counter: str
     commands: str
     first_row: int
-    columns: dict[Field, str]
+    columns: dict[RowField, str]
     """Where each thing is written back; none when nothing is."""
 
     def ranges(self) -> list[str]:
@@ -45,7 +45,7 @@ class Layout(msgspec.Struct, frozen=True):
 class SheetRow(NamedTuple):
     number: int
     command: str
-    cells: Mapping[Field, str]
+    cells: Mapping[RowField, str]
     """What is written back beside it now."""
 
 
@@ -61,14 +61,14 @@ class Cell(NamedTuple):
     value: str | int
 
 
-def parse_columns(text: str) -> dict[Field, str]:
+def parse_columns(text: str) -> dict[RowField, str]:
     """The columns in `state=D,id=F`; none for `off`."""
     if text.strip().lower() == _OFF:
         return {}
-    columns: dict[Field, str] = {}
+    columns: dict[RowField, str] = {}
     for part in text.split(","):
         name, _, column = (piece.strip() for piece in part.partition("="))
-        known = {field: field for field in get_args(Field)}
+        known = {field: field for field in get_args(RowField)}
         if name not in known or not _COLUMN.fullmatch(column.upper()):
             raise BadInputError(
                 f"{text!r} does not say what goes where: write it like state=D,gpu=E,id=F,link=G, or off"
@@ -77,7 +77,7 @@ def parse_columns(text: str) -> dict[Field, str]:
     return columns
 
 
-def parse_layout(counter: str, commands: str, first_row: int, columns: Mapping[Field, str]) -> Layout:
+def parse_layout(counter: str, commands: str, first_row: int, columns: Mapping[RowField, str]) -> Layout:
     """Checks that no column or cell is used twice."""
     cell = _CELL.fullmatch(counter.strip().upper())
     if cell is None:
@@ -117,7 +117,7 @@ def counter_after(content: Content, layout: Layout, unhandled: Sequence[SheetRow
     return max(floor, layout.counter_at(max((row.number for row in content.rows if row.command), default=0) + 1), 1)
 
 
-def changes(content: Content, layout: Layout, truth: Mapping[int, Mapping[Field, str]]) -> list[Cell]:
+def changes(content: Content, layout: Layout, truth: Mapping[int, Mapping[RowField, str]]) -> list[Cell]:
     """The cells that say something else than the truth of their row."""
     return [
         Cell(f"{layout.columns[field]}{row.number}", value)

@@ -29,8 +29,8 @@ from stoker.feeds.rows import (
     Cell,
     Content,
     CounterError,
-    Field,
     Layout,
+    RowField,
     SheetRow,
     Values,
     changes,
@@ -280,7 +280,7 @@ class SheetFeed:
         shown = [found.jobs[name] for name in sorted(ours) if name in found.jobs]
         gpus = self._gpus.of(shown, store) if "gpu" in columns else {}
         last = found.memory or Memory()
-        truth: dict[int, dict[Field, str]] = {}
+        truth: dict[int, dict[RowField, str]] = {}
         for row in found.content.rows:
             entry = entries.get(row.number)
             if row.number in fresh:
@@ -292,7 +292,7 @@ class SheetFeed:
                 truth[row.number] = {"id": entry.id} if job is None else self._about(row, entry, job, gpus)
                 continue
             # What was written beside it belongs to a row that has moved.
-            stray: dict[Field, str] = {
+            stray: dict[RowField, str] = {
                 field: "" for field, column in columns.items() if row.cells[field] in last.pending.get(column, ())
             }
             name = row.cells.get("id", "")
@@ -305,7 +305,7 @@ class SheetFeed:
             truth[row.number] = stray
         return changes(found.content, self._layout, truth)
 
-    def _about(self, row: SheetRow, entry: RememberedRow, job: Job, gpus: Mapping[str, str]) -> dict[Field, str]:
+    def _about(self, row: SheetRow, entry: RememberedRow, job: Job, gpus: Mapping[str, str]) -> dict[RowField, str]:
         """What is to be read beside the row of this job."""
         state: str = job.state
         if entry.again and job.state not in ENDED:

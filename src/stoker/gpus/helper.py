@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.gpus.model import Choice, Gpu, Look, Unknown
+from stoker.gpus.model import Gpu, Look, SourceChoice, Unknown
 from stoker.gpus.source import AbsentError, Source, open_source
 from stoker.procfs import close_inherited_descriptors
 
@@ -40,7 +40,7 @@ class HelperReply(msgspec.Struct, frozen=True, array_like=True):
     same_gpus: bool = False
     absent: str | None = None
     """Why there is no source to look with."""
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[SourceChoice, ...] = ()
     """With the first look: why this source was taken and others were left."""
 
 
@@ -85,7 +85,7 @@ class _Reader:
         self._sent: tuple[Gpu, ...] | None = None
 
     def answer(self) -> HelperReply:
-        choices: tuple[Choice, ...] = ()
+        choices: tuple[SourceChoice, ...] = ()
         try:
             if self._source is None:
                 self._source, choices = open_source(self._spec, self._root)

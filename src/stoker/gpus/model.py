@@ -126,7 +126,7 @@ class Look(msgspec.Struct, frozen=True, array_like=True):
     """A remark on all readings that is shown once, such as pids of another namespace."""
 
 
-class Choice(msgspec.Struct, frozen=True, array_like=True):
+class SourceChoice(msgspec.Struct, frozen=True, array_like=True):
     """Why a source was taken or left when several were tried."""
 
     source: str

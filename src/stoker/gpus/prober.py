@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from stoker.gpus.helper import ASK, HEADER, HelperReply
-from stoker.gpus.model import Choice, Gpu, Look, Reading, Unknown
+from stoker.gpus.model import Gpu, Look, Reading, SourceChoice, Unknown
 from stoker.gpus.source import AbsentError, check_spec
 from stoker.gpus.spawn import Helper, spawned
 
@@ -151,7 +151,7 @@ class Prober:
         check_spec(spec)
         self.spec = spec
         self.deadline = deadline
-        self.choices: tuple[Choice, ...] = ()
+        self.choices: tuple[SourceChoice, ...] = ()
         self._root = root or os.environ.get("STOKER_ROOT", "/")
         self._source = spec
         self._gpus: tuple[Gpu, ...] = ()

@@ -7,13 +7,13 @@ import msgspec
 from stoker.gpus.model import Gpu, Look, Process, Reading, Unknown, known
 from stoker.units import format_duration, format_memory, format_percent
 
-State = Literal["busy", "idle", "unknown"]
+GpuActivity = Literal["busy", "idle", "unknown"]
 
 # Drivers count in whole percents.
 BUSY_FROM: Final = 0.01
 
 
-def state_of(reading: Reading) -> tuple[State, str]:
+def state_of(reading: Reading) -> tuple[GpuActivity, str]:
     """The state and the reason. The peak decides: a short burst is work too."""
     utilization = reading.utilization
     if not known(utilization):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from stoker.errors import BadInputError, StokerError
-from stoker.gpus.model import Choice, Look
+from stoker.gpus.model import Look, SourceChoice
 
 
 class Source(Protocol):
@@ -113,20 +113,20 @@ def check_spec(spec: str) -> None:
         )
 
 
-def open_source(spec: str, root: Path) -> tuple[Source, tuple[Choice, ...]]:
+def open_source(spec: str, root: Path) -> tuple[Source, tuple[SourceChoice, ...]]:
     """Opens the source of `spec`, with the reason why each one was taken or left; `AbsentError` when there is none."""
     if spec != "auto":
         name, _, argument = spec.partition(":")
         source: Source = _imported(_SOURCES[name].factory)(root, argument)
-        return source, (Choice(source.name, True, "asked for by name"),)
-    choices: list[Choice] = []
+        return source, (SourceChoice(source.name, True, "asked for by name"),)
+    choices: list[SourceChoice] = []
     for entry in _automatic():
         try:
             source = _imported(entry.factory)(root, "")
         except AbsentError as absent:
-            choices.append(Choice(entry.name, False, str(absent)))
+            choices.append(SourceChoice(entry.name, False, str(absent)))
         else:
-            choices.append(Choice(entry.name, True, "it reads the GPUs of this machine"))
+            choices.append(SourceChoice(entry.name, True, "it reads the GPUs of this machine"))
             return source, tuple(choices)
     tried = "; ".join(f"{choice.source}: {choice.reason}" for choice in choices)
     raise AbsentError(f"no GPU was found ({tried}); to try Stoker on simulated ones, set STOKER_GPUS=sim:4")

@@ -11,7 +11,7 @@ from stoker.logs.model import LoggedAttempt, LogReader, LogStore, LogUpdate
 from stoker.logs.reader import STEP, LogFileReader, TailReader, log_directory, new_lines, read_tail
 from stoker.logs.remote import RemoteLog, is_streamable
 
-Source = Literal["", "file", "stream", "tail"]
+LogOrigin = Literal["", "file", "stream", "tail"]
 
 # A live worker starts to stream within this; after that the tail in the queue is read.
 STREAM_STARTS_WITHIN: Final = 3.0
@@ -81,7 +81,7 @@ class LogFollower:
         self._unfinished = b""
         self._skipped = b""
         """New lines found in another source, not returned yet."""
-        self.source: Source = ""
+        self.source: LogOrigin = ""
         self.epoch = ""
         """Within one, line numbers mean the same, also to another follower."""
         self.directory: Path | None = None
@@ -255,7 +255,7 @@ class LogFollower:
         if remote is not None:
             remote.close()
 
-    def _read_files(self, directory: Path, source: Source, epoch: str) -> None:
+    def _read_files(self, directory: Path, source: LogOrigin, epoch: str) -> None:
         reader = LogFileReader(directory)
         reader.open()
         self._skipped = self._after_known(reader) if self._continuous and not self._is_silent() else b""
@@ -265,7 +265,7 @@ class LogFollower:
         known = _as_stored(self._memory.decode(errors="replace")).encode() if self._continuous else b""
         self._switch(TailReader(lambda: self._tail, known), "tail", None, os.urandom(8).hex())
 
-    def _switch(self, reader: LogReader, source: Source, directory: Path | None, epoch: str) -> None:
+    def _switch(self, reader: LogReader, source: LogOrigin, directory: Path | None, epoch: str) -> None:
         if self._reader is not None:
             self._reader.close()
         self._reader, self.source, self.directory, self.epoch = reader, source, directory, epoch

@@ -11,7 +11,7 @@ from stoker.status.job_text import one_line, quoted_label, short_label
 from stoker.status.machines import worker_home
 from stoker.units import capitalized
 
-Kind = Literal["failed", "stopped", "queue-empty", "gpu-unknown", "worker-gone"]
+EventKind = Literal["failed", "stopped", "queue-empty", "gpu-unknown", "worker-gone"]
 Turn = Literal["happened", "began", "over"]
 
 # Older events are not reported, for example after a long outage.
@@ -30,7 +30,7 @@ _ALL_GPUS: Final = "*"
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    kind: Kind
+    kind: EventKind
     key: str
     """The same in every process."""
     name: str

@@ -10,7 +10,7 @@ import msgspec
 
 from stoker.actions.notify import AppriseChannel, Tone
 from stoker.errors import StokerError
-from stoker.notifications.events import Event, Kind, Turn, listed
+from stoker.notifications.events import Event, EventKind, Turn, listed
 from stoker.notifications.throttle import SECONDS_BETWEEN
 from stoker.units import capitalized, format_duration
 
@@ -18,7 +18,7 @@ from stoker.units import capitalized, format_duration
 MAX_LENGTH: Final = 1000
 _MAX_LINK: Final = 200
 _MAX_NAMES: Final = 3
-_TITLES: Final[dict[tuple[Kind, Turn], tuple[str, str]]] = {
+_TITLES: Final[dict[tuple[EventKind, Turn], tuple[str, str]]] = {
     ("failed", "happened"): ("job failed", "jobs failed"),
     ("stopped", "happened"): ("job was stopped by a rule", "jobs were stopped by a rule"),
     ("queue-empty", "happened"): ("the queue is empty", "times the queue became empty"),
@@ -27,7 +27,7 @@ _TITLES: Final[dict[tuple[Kind, Turn], tuple[str, str]]] = {
     ("worker-gone", "began"): ("worker is gone", "workers are gone"),
     ("worker-gone", "over"): ("worker is back", "workers are back"),
 }
-_TONES: Final[dict[tuple[Kind, Turn], Tone]] = {
+_TONES: Final[dict[tuple[EventKind, Turn], Tone]] = {
     ("failed", "happened"): "failure",
     ("stopped", "happened"): "warning",
     ("queue-empty", "happened"): "info",
@@ -36,7 +36,7 @@ _TONES: Final[dict[tuple[Kind, Turn], Tone]] = {
     ("worker-gone", "began"): "failure",
     ("worker-gone", "over"): "success",
 }
-_LISTS: Final[dict[Kind, str]] = {"failed": "/jobs?state=failed", "stopped": "/jobs?state=failed"}
+_LISTS: Final[dict[EventKind, str]] = {"failed": "/jobs?state=failed", "stopped": "/jobs?state=failed"}
 _BY_SEVERITY: Final[tuple[Tone, ...]] = ("failure", "warning", "info", "success")
 # Characters that chats take for markup, and similar ones that they do not.
 _MARKUP: Final = str.maketrans("*`<>[]@~|\\", "∗ʼ‹›［］＠∼∣∖")
@@ -44,14 +44,14 @@ _EDGE_UNDERSCORES: Final = re.compile(r"(?<![^\W_])_+|_+(?![^\W_])")
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    kind: Kind
+    kind: EventKind
     title: str
     body: str
     events: tuple[Event, ...]
     tone: Tone = "info"
 
 
-def compose(kind: Kind, events: Sequence[Event], link: str, *, prefix: str = "") -> Message:
+def compose(kind: EventKind, events: Sequence[Event], link: str, *, prefix: str = "") -> Message:
     """`prefix`: the word `more` after a message of the same kind."""
     parts = [
         _summary(group, prefix)
@@ -90,7 +90,7 @@ def _summary(events: Sequence[Event], prefix: str) -> tuple[str, str]:
     return plain(many), plain(f"{capitalized(many)}{names}.")
 
 
-def _link_line(kind: Kind, events: Sequence[Event], link: str) -> str:
+def _link_line(kind: EventKind, events: Sequence[Event], link: str) -> str:
     path, hint = (events[0].path, events[0].hint) if len(events) == 1 else (_LISTS.get(kind, "/"), "stoker list")
     if not link or len(link) > _MAX_LINK:
         return f"{hint} says more."

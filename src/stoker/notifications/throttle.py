@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from stoker.notifications.events import Event, Kind
+from stoker.notifications.events import Event, EventKind
 
 # People ignore more than one message a minute.
 SECONDS_BETWEEN: Final = 60.0
@@ -28,7 +28,7 @@ class SentEvents(Protocol):
 class Batch(msgspec.Struct, frozen=True):
     """Events of one kind for one message."""
 
-    kind: Kind
+    kind: EventKind
     events: tuple[Event, ...]
     prefix: str
     """`more` after an earlier message of this process."""
@@ -40,11 +40,11 @@ class Throttle:
 
     def __init__(self) -> None:
         self._new: deque[Event] = deque()
-        self._pending: dict[Kind, list[Event]] = {}
-        self._claimed: dict[Kind, list[Event]] = {}
+        self._pending: dict[EventKind, list[Event]] = {}
+        self._claimed: dict[EventKind, list[Event]] = {}
         """Claimed but not sent yet."""
-        self._blocked_until: dict[Kind, float] = {}
-        self._sent: dict[Kind, float] = {}
+        self._blocked_until: dict[EventKind, float] = {}
+        self._sent: dict[EventKind, float] = {}
 
     def add(self, events: Iterable[Event]) -> None:
         self._new += events
@@ -88,7 +88,7 @@ class Throttle:
         if sent.forget_note(over.key):
             self._claimed.setdefault(over.kind, []).append(over)
 
-    def _claim(self, kind: Kind, sent: SentEvents) -> None:
+    def _claim(self, kind: EventKind, sent: SentEvents) -> None:
         pending = self._pending.get(kind, [])
         while pending:
             if sent.note_once(pending[0].key):
@@ -110,7 +110,7 @@ def release(events: Iterable[Event], sent: SentEvents) -> None:
             sent.forget_note(event.key)
 
 
-def _reserve_slot(kind: Kind, now: float, sent: SentEvents) -> list[str]:
+def _reserve_slot(kind: EventKind, now: float, sent: SentEvents) -> list[str]:
     """The keys of the reserved slots; empty if another process has sent a message within a minute."""
     first = int(now // _SLOT)
     keys = [f"pace:{kind}:{number}" for number in range(first, first + _SLOTS_PER_MESSAGE)]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stoker.queue.store import Store
 
 DeadEnd: TypeAlias = Sequence[tuple[str, State]]
-Kind = Literal[
+ReasonKind = Literal[
     "running",
     "stopping",
     "silent",
@@ -41,7 +41,7 @@ _MOST_NAMES: Final = 3
 class Why(msgspec.Struct, frozen=True):
     """The reason, in three lengths."""
 
-    kind: Kind
+    kind: ReasonKind
     word: str
     """For a column of a table, after the state; empty when the state says it all."""
     reason: str

@@ -34,7 +34,7 @@ JobName = Annotated[str, Meta(min_length=1, max_length=LONGEST_LABEL)]
 Value = Annotated[str, Meta(max_length=128 * 1024)]
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
+class FieldKind(msgspec.Struct, frozen=True, kw_only=True):
     """How the values of a field are read, written and limited."""
 
     name: str
@@ -66,7 +66,7 @@ class FormInput(msgspec.Struct, frozen=True):
 class JobField(msgspec.Struct, frozen=True, kw_only=True):
     """One field of a job."""
 
-    kind: Kind
+    kind: FieldKind
     help: str
     option: str = ""
     """The option of `submit` and `edit`; empty when the verbs have their own options for it."""
@@ -222,12 +222,12 @@ def _check_limit(seconds: float) -> None:
         raise BadInputError("must be greater than zero: leave it out for no limit")
 
 
-def _choice(*values: str) -> Kind:
+def _choice(*values: str) -> FieldKind:
     def check(value: object) -> None:
         if value not in values:
             raise BadInputError(f"{str(value)[:40]!r} is not one of {', '.join(values)}")
 
-    return Kind(name="choice", read=str, check=check, json=Literal[values], metavar="|".join(values))
+    return FieldKind(name="choice", read=str, check=check, json=Literal[values], metavar="|".join(values))
 
 
 def _directory(value: object) -> str:
@@ -262,22 +262,22 @@ def _mapping(value: object) -> dict[str, Any]:
     return dict(value)
 
 
-TEXT: Final = Kind(name="text", read=_text, check=_check_label, json=Label)
-TAGS: Final = Kind(
+TEXT: Final = FieldKind(name="text", read=_text, check=_check_label, json=Label)
+TAGS: Final = FieldKind(
     name="tags",
     read=lambda value: tuple(dict.fromkeys(map(_text, _several(value)))),
     write=", ".join,
     check=_check_tags,
     json=Annotated[list[Label], Meta(max_length=100)],
 )
-JOBS: Final = Kind(
+JOBS: Final = FieldKind(
     name="jobs",
     read=lambda value: tuple(dict.fromkeys(_several(value))),
     write=", ".join,
     json=Annotated[list[JobName], Meta(max_length=1000)],
     metavar="JOB",
 )
-ACTIONS: Final = Kind(
+ACTIONS: Final = FieldKind(
     name="action",
     read=lambda value: tuple(line.strip() for line in (value.splitlines() if isinstance(value, str) else value)),
     write="\n".join,
@@ -285,24 +285,24 @@ ACTIONS: Final = Kind(
     json=Annotated[list[Annotated[str, Meta(max_length=LONGEST_COMMAND)]], Meta(max_length=20)],
     metavar="ACTION",
 )
-COMMAND: Final = Kind(
+COMMAND: Final = FieldKind(
     name="command",
     read=_command,
     write=shell_text,
     json=Annotated[str, Meta(max_length=LONGEST_COMMAND)] | Annotated[list[Value], Meta(max_length=10_000)],
 )
-COUNT: Final = Kind(name="number", read=_whole, check=_between(0, 2**31 - 1), json=Count, metavar="N")
-SIZE: Final = Kind(
+COUNT: Final = FieldKind(name="number", read=_whole, check=_between(0, 2**31 - 1), json=Count, metavar="N")
+SIZE: Final = FieldKind(
     name="number", read=_whole, check=_between(1, 2**31 - 1), json=Annotated[int, Meta(ge=1, lt=2**31)], metavar="N"
 )
-INTEGER: Final = Kind(
+INTEGER: Final = FieldKind(
     name="number",
     read=_whole,
     check=_between(1 - 2**31, 2**31 - 1),
     json=Annotated[int, Meta(gt=-(2**31), lt=2**31)],
     metavar="N",
 )
-MEMORY: Final = Kind(
+MEMORY: Final = FieldKind(
     name="memory",
     read=_memory,
     write=_memory_text,
@@ -311,7 +311,7 @@ MEMORY: Final = Kind(
     metavar="SIZE",
     has_unit=True,
 )
-DURATION: Final = Kind(
+DURATION: Final = FieldKind(
     name="duration",
     read=read_seconds,
     write=seconds_text,
@@ -321,17 +321,19 @@ DURATION: Final = Kind(
     has_unit=True,
 )
 LIMIT: Final = msgspec.structs.replace(DURATION, check=_check_limit)
-FLAG: Final = Kind(name="flag", read=read_flag, write=lambda on: "on" if on else "off", json=bool)
-DIRECTORY: Final = Kind(
+FLAG: Final = FieldKind(name="flag", read=read_flag, write=lambda on: "on" if on else "off", json=bool)
+DIRECTORY: Final = FieldKind(
     name="directory",
     read=_directory,
     json=Annotated[str, Meta(max_length=4096)],
     metavar="DIR",
 )
-ENVIRONMENT: Final = Kind(name="environment", read=_environment, check=check_environment, json=dict[str, Value])
-POLICY: Final = Kind(name="policy", read=_mapping, check=_check_policy, json=dict[str, str | int | float | bool | None])
-MAPPING: Final = Kind(name="mapping", read=_mapping, json=dict[str, Any])
-FACT: Final = Kind(name="fact", read=lambda value: value, json=Any)
+ENVIRONMENT: Final = FieldKind(name="environment", read=_environment, check=check_environment, json=dict[str, Value])
+POLICY: Final = FieldKind(
+    name="policy", read=_mapping, check=_check_policy, json=dict[str, str | int | float | bool | None]
+)
+MAPPING: Final = FieldKind(name="mapping", read=_mapping, json=dict[str, Any])
+FACT: Final = FieldKind(name="fact", read=lambda value: value, json=Any)
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):

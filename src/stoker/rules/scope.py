@@ -9,7 +9,7 @@ from stoker.gpus.report import describe
 from stoker.gpus.visible import select_gpus, visible_gpus
 from stoker.rules.rule import UNSEEN, Activity, JobProgress, Observation
 
-Choice = Literal["job", "mine", "visible", "all"]
+GpuScope = Literal["job", "mine", "visible", "all"]
 # A process of root may run in a container that the job asked a daemon to start.
 _NOBODY_ELSE: Final = frozenset({"root"})
 # It works for several clients, and the driver does not report which.

@@ -7,7 +7,7 @@ import msgspec
 
 from stoker.runs.record import Record, readable
 
-State = Literal["starting", "running", "stopping", "ended", "lost"]
+RunState = Literal["starting", "running", "stopping", "ended", "lost"]
 
 
 _ENDED: Final = {
@@ -26,7 +26,7 @@ class Summary(msgspec.Struct, kw_only=True):
     """What is known of a run now. The fields are documented in docs/reference/json.md."""
 
     id: str
-    state: State
+    state: RunState
     command: tuple[str, ...]
     directory: str
     user: str
@@ -58,7 +58,7 @@ class Summary(msgspec.Struct, kw_only=True):
 def summary_of(record: Record) -> Summary:
     spec, status = record.spec(), record.status()
     alive = record.is_alive(spec)
-    state: State = status.state if alive or status.state == "ended" else "lost"
+    state: RunState = status.state if alive or status.state == "ended" else "lost"
     snooze = record.snooze() if alive else None
     ended = status.ended
     reason = status.reason

@@ -45,7 +45,7 @@ class Problem(BaseModel):
     errors: list[FieldError] | None = Field(None, description="Where several things may be wrong: each of them.")
 
 
-Page = Callable[[Request, int, str, str], Response]
+ErrorPage = Callable[[Request, int, str, str], Response]
 """Makes a page for people of a status, a title and a sentence."""
 
 
@@ -82,7 +82,7 @@ def problem(
     return Response(json.dumps(told), status, headers=headers, media_type=MEDIA_TYPE)
 
 
-def install(app: FastAPI, page: Page | None = None) -> None:
+def install(app: FastAPI, page: ErrorPage | None = None) -> None:
     """Every error of the application becomes a problem, or a `page` for whoever asked for HTML."""
 
     def answer(

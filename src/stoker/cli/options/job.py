@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stoker.queue.commands import Command
 
 F = TypeVar("F", bound=Callable[..., Any])
-Verb = Literal["submit", "edit", "feed"]
+JobVerb = Literal["submit", "edit", "feed"]
 
 NONE: Final = "none"
 """The word that removes a value in `edit`."""
@@ -35,7 +35,7 @@ class OrNone(click.ParamType[Any]):
         return value if value == NONE else self._wanted.convert(value, param, ctx)
 
 
-def job_options(verb: Verb) -> Callable[[F], F]:
+def job_options(verb: JobVerb) -> Callable[[F], F]:
     """One option per field, in the order of the table."""
 
     def decorate(command: F) -> F:
@@ -57,19 +57,19 @@ def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: FIELDS[name].default if value in {NONE, (NONE,)} else value for name, value in values.items()}
 
 
-def _takes(verb: Verb, field: JobField) -> bool:
+def _takes(verb: JobVerb, field: JobField) -> bool:
     if not field.option:
         return False
     return bool(field.feed_help) if verb == "feed" else verb == "submit" or bool(field.editable_in)
 
 
-def _names(verb: Verb, field: JobField) -> tuple[str, str]:
+def _names(verb: JobVerb, field: JobField) -> tuple[str, str]:
     bare = field.option.removeprefix("--")
     option = f"--{bare}/--no-{bare}" if verb == "edit" and field.kind is FLAG else field.option
     return option, _PREFIX + field.name
 
 
-def _settings(verb: Verb, field: JobField) -> dict[str, Any]:
+def _settings(verb: JobVerb, field: JobField) -> dict[str, Any]:
     edits = verb == "edit"
     default = None if edits else field.default
     if field.kind is FLAG:
@@ -100,7 +100,7 @@ def _reader(field: JobField) -> Callable[[str], Any]:
     return read
 
 
-def _help(verb: Verb, field: JobField) -> str:
+def _help(verb: JobVerb, field: JobField) -> str:
     if verb == "edit":
         return field.edit_help or (
             f"{field.help.removesuffix('.')}, or {NONE}." if field.default is None else field.help

@@ -7,12 +7,12 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from stoker.cli.tables.table import Cell, Column, console, fits, print_lines, table_lines, width_of
+from stoker.cli.tables.table import CellText, Column, console, fits, print_lines, table_lines, width_of
 from stoker.gpus.model import Gpu, Look, Maybe, Reading, known
-from stoker.gpus.report import State, describe, state_of, title
+from stoker.gpus.report import GpuActivity, describe, state_of, title
 from stoker.units import format_memory, format_percent
 
-_COLOURS: Final[dict[State, str]] = {"busy": "green", "idle": "yellow", "unknown": "red"}
+_COLOURS: Final[dict[GpuActivity, str]] = {"busy": "green", "idle": "yellow", "unknown": "red"}
 _BAR: Final = 10
 _FULL_FROM: Final = 0.9
 
@@ -87,7 +87,7 @@ def _reserved() -> dict[str, str]:
     return reserved_gpus(state_home(), gethostname())
 
 
-def _row(gpu: Gpu, reading: Reading, kept: str, *, bars: bool) -> list[Cell]:
+def _row(gpu: Gpu, reading: Reading, kept: str, *, bars: bool) -> list[CellText]:
     state, reason = state_of(reading)
     utilization = reading.utilization
     return [

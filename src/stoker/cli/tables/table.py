@@ -11,7 +11,7 @@ from rich.text import Text
 _PLAIN_WIDTH: Final = 200
 _GAP: Final = 2
 
-Cell = Text | str
+CellText = Text | str
 
 
 class Column(NamedTuple):
@@ -33,7 +33,7 @@ def console() -> Console:
     return found if found.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
 
 
-def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
+def print_table(columns: Sequence[Column], rows: Sequence[Sequence[CellText]]) -> None:
     screen = console()
     print_lines(screen, table_lines(columns, rows, width_of(screen)))
 
@@ -52,7 +52,7 @@ def width_of(screen: Console) -> int | None:
     return screen.width if screen.is_terminal else None
 
 
-def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> list[Text]:
+def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[CellText]], width: int | None) -> list[Text]:
     """The table with its heading; without a width each row is one whole line."""
     cells = [[_on_one_line(cell) for cell in row] for row in rows]
     natural = [
@@ -66,7 +66,7 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width
     return [line for row in (heading, *cells) for line in _lines(columns, row, natural, shown)]
 
 
-def fits(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> bool:
+def fits(columns: Sequence[Column], rows: Sequence[Sequence[CellText]], width: int | None) -> bool:
     """Whether all columns fit, the flexible ones at their narrowest."""
     if width is None:
         return True
@@ -77,7 +77,7 @@ def fits(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int |
     return _needed(columns, natural, range(len(columns))) <= width
 
 
-def _on_one_line(cell: Cell) -> Text:
+def _on_one_line(cell: CellText) -> Text:
     """Without line breaks and control characters."""
     text = cell if isinstance(cell, Text) else Text(cell)
     if text.plain.isprintable():

@@ -11,7 +11,7 @@ import click
 from stoker.cli.options.common import DURATION, SteadyRhythm, open_prober, source_options
 from stoker.cli.output import count_of, json_option, note
 from stoker.errors import BadInputError, StokerError
-from stoker.gpus.model import Choice, Look
+from stoker.gpus.model import Look, SourceChoice
 from stoker.gpus.prober import Prober
 from stoker.gpus.recording import RecordingWriter
 from stoker.gpus.spawn import forked
@@ -117,7 +117,7 @@ def _code(look: Look) -> int:
     return 0
 
 
-def _explain(choices: tuple[Choice, ...]) -> None:
+def _explain(choices: tuple[SourceChoice, ...]) -> None:
     for choice in choices:
         note(f"{choice.source}: {'used' if choice.taken else 'not used'}: {choice.reason}")
 

@@ -22,8 +22,8 @@ from stoker.engines.local.placement import (
     CpuSlotsTaken,
     NoGpusSeen,
     Offer,
-    Reason,
     Reservation,
+    WaitingReason,
     place,
 )
 from stoker.engines.local.record import LocalAttemptRecord, LocalAttemptSpec
@@ -73,7 +73,7 @@ class LocalEngine:
         self._reserved_file: ReservedGpusFile | None = None
         self._check_shims_at = 0.0
         self._waiting_for_gpus: set[str] = set()
-        self._reasons: dict[str, Reason] = {}
+        self._reasons: dict[str, WaitingReason] = {}
         self._reservations: tuple[Reservation, ...] = ()
 
     def open(self, identity: WorkerIdentity) -> None:
@@ -137,7 +137,7 @@ class LocalEngine:
         starts_in = math.inf if job.kept.until is None else max(0.0, job.kept.until - queue_time)
         return Offer(starts_in, job.gpus - len(job.kept.gpus))
 
-    def _is_final(self, reason: Reason) -> bool:
+    def _is_final(self, reason: WaitingReason) -> bool:
         """Whether the job can never start here."""
         match reason:
             case CannotFit():

@@ -46,11 +46,11 @@ class ResultRecorded(msgspec.Struct, frozen=True, tag="recorded"):
     """From the worker: the queue has the result, which a shim sends as AttemptResult."""
 
 
-Message: TypeAlias = (
+ShimMessage: TypeAlias = (
     ShimReady | StartAttempt | AttemptRunning | LeaseRenewed | StopAttempt | AttemptResult | ResultRecorded
 )
 
-_DECODER: Final = msgspec.msgpack.Decoder[Message](Message)
+_DECODER: Final = msgspec.msgpack.Decoder[ShimMessage](ShimMessage)
 
 
 class ShimChannel:
@@ -63,7 +63,7 @@ class ShimChannel:
     def fileno(self) -> int:
         return self._connection.fileno()
 
-    def send(self, message: Message) -> bool:
+    def send(self, message: ShimMessage) -> bool:
         """False when the other end is gone."""
         try:
             # A peer that is stopped must not block this end.
@@ -72,7 +72,7 @@ class ShimChannel:
             return False
         return True
 
-    def receive(self) -> Message | None:
+    def receive(self) -> ShimMessage | None:
         """The next message, if there is one; `open` is false once the other end is gone."""
         try:
             packet = self._connection.recv(_LONGEST, socket.MSG_DONTWAIT)
@@ -84,7 +84,7 @@ class ShimChannel:
             self.open = False
             return None
         try:
-            message: Message = _DECODER.decode(packet)
+            message: ShimMessage = _DECODER.decode(packet)
         except msgspec.DecodeError:
             return None  # from another version of Stoker
         return message

@@ -81,7 +81,7 @@ class CannotStart(msgspec.Struct, frozen=True, tag="cannot-start"):
     problem: str
 
 
-Reason = CannotFit | CannotStart | NoGpusSeen | CpuSlotsTaken | NotEnoughGpus
+WaitingReason = CannotFit | CannotStart | NoGpusSeen | CpuSlotsTaken | NotEnoughGpus
 
 
 class Offer(NamedTuple):
@@ -121,7 +121,7 @@ class Placements(msgspec.Struct, frozen=True):
     start: tuple[Placed, ...]
     preempt: tuple[str, ...]
     """Preemptible jobs to stop, so that a waiting job has room."""
-    waiting: dict[str, Reason]
+    waiting: dict[str, WaitingReason]
     reservations: tuple[Reservation, ...] = ()
 
 
@@ -203,7 +203,7 @@ class _Turn:
         """The jobs for which others stop or wait."""
         self._started: list[Allocation] = []
         self.victims: list[str] = []
-        self.reasons: dict[str, Reason] = {}
+        self.reasons: dict[str, WaitingReason] = {}
 
     def run(self, queue: Sequence[ResourceRequest]) -> list[Allocation]:
         """The jobs that start, and on which GPUs; `queue` is in order.
@@ -477,7 +477,7 @@ class _Turn:
 
     def _explain(self, queue: Sequence[ResourceRequest]) -> None:
         """Gives every waiting job its reason; jobs with a reservation already have theirs."""
-        by_shape: dict[_Shape, Reason] = {}
+        by_shape: dict[_Shape, WaitingReason] = {}
         obstacles: dict[_Shape, tuple[tuple[int, Obstacle], ...]] = {}
         for request in queue:
             if request.job in self.reasons:
@@ -490,7 +490,7 @@ class _Turn:
                 by_shape[shape] = self._reason(request, obstacles[of_any_count])
             self.reasons[request.job] = by_shape[shape]
 
-    def _reason(self, request: ResourceRequest, obstacles: tuple[tuple[int, Obstacle], ...]) -> Reason:
+    def _reason(self, request: ResourceRequest, obstacles: tuple[tuple[int, Obstacle], ...]) -> WaitingReason:
         if request.gpus == 0:
             return CpuSlotsTaken(self._rules.cpu_jobs)
         return self._cannot_fit(request) or NotEnoughGpus(request.gpus, request.memory, obstacles)

@@ -29,9 +29,9 @@ from stoker.engines.fitting import FittedRun
 from stoker.engines.local.messages import (
     AttemptRunning,
     LeaseRenewed,
-    Message,
     ResultRecorded,
     ShimChannel,
+    ShimMessage,
     ShimReady,
     StartAttempt,
     StopAttempt,
@@ -457,7 +457,7 @@ class _Supervision:
             self._lose_worker()
         return request
 
-    def _handle(self, message: Message) -> StopRequest | None:
+    def _handle(self, message: ShimMessage) -> StopRequest | None:
         match message:
             case LeaseRenewed(until=until):
                 self._hold_until(max(self._until, until))

@@ -16,14 +16,21 @@ from stoker.engines.local.capacity import (
     UnreadableGpu,
     UsedByOthers,
 )
-from stoker.engines.local.placement import CannotFit, CannotStart, CpuSlotsTaken, NoGpusSeen, NotEnoughGpus, Reason
+from stoker.engines.local.placement import (
+    CannotFit,
+    CannotStart,
+    CpuSlotsTaken,
+    NoGpusSeen,
+    NotEnoughGpus,
+    WaitingReason,
+)
 from stoker.units import format_memory, format_percent, list_all, memory_formatter, name_some
 
 Amount: TypeAlias = Callable[[int], str]
 """Formats memory so that the amounts in one sentence can be compared."""
 
 
-def why_waiting(reason: Reason) -> str:
+def why_waiting(reason: WaitingReason) -> str:
     """A sentence without its subject, the job, and without a full stop."""
     match reason:
         case NotEnoughGpus(gpus=gpus, memory=memory, obstacles=obstacles):

@@ -23,10 +23,10 @@ from stoker.gpus.sim.machine import SimMachine
 from stoker.units import format_duration, parse_duration
 
 FaultKind = Literal["lost", "unsupported", "hang", "absurd", "absent"]
-Field = Literal["utilization", "memory", "power", "processes", "temperature"]
+FaultField = Literal["utilization", "memory", "power", "processes", "temperature"]
 
 KINDS: Final[tuple[FaultKind, ...]] = get_args(FaultKind)
-FIELDS: Final[tuple[Field, ...]] = get_args(Field)
+FIELDS: Final[tuple[FaultField, ...]] = get_args(FaultField)
 
 LOST: Final = "GPU is lost"
 ABSENT: Final = "the simulated machine has a fault: its GPUs are absent"
@@ -44,7 +44,7 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     """Monotonic seconds."""
     gpu: int | None = None
     """None: every GPU."""
-    field: Field | None = None
+    field: FaultField | None = None
     """Only of `unsupported` and `absurd`."""
     seconds: float | None = None
     """Only of `hang`: how long every look blocks; None: until the fault is over."""
@@ -96,7 +96,7 @@ def _no_argument(kind: str, argument: str | None) -> None:
         raise BadInputError(f"{kind} takes no {argument!r}: it is about the GPU as a whole")
 
 
-def _field(kind: str, argument: str | None) -> Field:
+def _field(kind: str, argument: str | None) -> FaultField:
     for field in FIELDS:
         if argument == field:
             return field
@@ -167,7 +167,7 @@ def faulty_reading(gpu: Gpu, reading: Reading, faults: tuple[Fault, ...]) -> Rea
     return reading
 
 
-def _without(reading: Reading, field: Field) -> Reading:
+def _without(reading: Reading, field: FaultField) -> Reading:
     why = Unknown(NOT_SUPPORTED)
     replace = msgspec.structs.replace
     match field:
@@ -184,7 +184,7 @@ def _without(reading: Reading, field: Field) -> Reading:
             return replace(reading, processes=why)
 
 
-def _absurd(reading: Reading, field: Field) -> Reading:
+def _absurd(reading: Reading, field: FaultField) -> Reading:
     """Blank values instead of real ones, which are refused as those of a real driver are."""
     replace = msgspec.structs.replace
     percent = plausible_fraction(_BLANK_32)

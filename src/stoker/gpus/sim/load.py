@@ -20,7 +20,7 @@ from stoker.units import (
     parse_memory,
 )
 
-Kind = Literal["busy", "idle", "spin", "grow", "burst"]
+PhaseKind = Literal["busy", "idle", "spin", "grow", "burst"]
 # Checked when a file is read: one that was edited by hand must not stop a reader.
 _Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -40,7 +40,7 @@ GROW_EVERY: Final = 0.1
 GROW_BY: Final = 64 * 2**20
 
 _MEMORY_WORD: Final = re.compile(r"[\d.]+\s*[a-z]*b", re.IGNORECASE)
-_FORMS: Final[dict[Kind, str]] = {
+_FORMS: Final[dict[PhaseKind, str]] = {
     "busy": "busy 90% 30s",
     "idle": "idle 20s",
     "spin": "spin 60s",
@@ -52,7 +52,7 @@ _FORMS: Final[dict[Kind, str]] = {
 class Phase(msgspec.Struct, frozen=True, omit_defaults=True):
     """A stretch in which a process treats its GPU in one way."""
 
-    kind: Kind
+    kind: PhaseKind
     seconds: _Seconds | None = None
     """None: for ever."""
     utilization: _Fraction = 0.0
