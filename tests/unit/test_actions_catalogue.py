@@ -1,4 +1,4 @@
-"""What a person types after --then, and the options of a policy."""
+"""Parsing of --then and of policy options."""
 
 from typing import Any
 

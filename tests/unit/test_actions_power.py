@@ -1,4 +1,4 @@
-"""Shutting down and rebooting: which command, with whose permission, and what is refused at the start."""
+"""Shutdown and reboot: the command, the required permission, and what is refused at startup."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ ALICE = 1000
 
 
 class Machine:
-    """A machine below a directory, with nothing on PATH but what a test puts there."""
+    """A machine below a directory; PATH has only the programs that a test adds."""
 
     def __init__(self, directory: Path) -> None:
         self.root = directory / "root"
@@ -113,7 +113,7 @@ def test_user_without_permission_uses_sudo_without_a_password(machine: Machine, 
     machine.programs.add("sudo")
     power = machine.power("shutdown", ALICE)
     power.prepare()
-    # A password that is remembered now would be forgotten later, so it must not count: -k.
+    # -k: a cached password may have expired when the action runs.
     assert machine.programs.calls[-1] == f"sudo -n -k -l {systemctl} poweroff"
     power.act(FACTS)
     assert machine.programs.calls[-1] == f"sudo -n {systemctl} poweroff"

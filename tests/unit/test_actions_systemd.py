@@ -1,4 +1,4 @@
-"""What systemd is told over its socket, and the unit that it reads."""
+"""Messages to NOTIFY_SOCKET, and the generated unit."""
 
 import os
 import shlex
@@ -20,7 +20,7 @@ class Manager:
         self._socket.setblocking(False)
         self.address = address
 
-    def heard(self) -> list[str]:
+    def received(self) -> list[str]:
         messages: list[str] = []
         while True:
             try:
@@ -46,7 +46,7 @@ def test_readiness_status_and_stopping_are_sent(manager: Manager) -> None:
     service.status("busy: GPU 0 was at 80%")
     service.status("two\nlines")
     service.stopping()
-    assert manager.heard() == [
+    assert manager.received() == [
         "READY=1\nSTATUS=watching 2 GPUs",
         "STATUS=busy: GPU 0 was at 80%",
         "STATUS=two lines",
@@ -57,11 +57,11 @@ def test_readiness_status_and_stopping_are_sent(manager: Manager) -> None:
 def test_watchdog_is_pinged_twice_per_interval(manager: Manager) -> None:
     service = ServiceManager({"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "20000000"})
     assert service.keep_alive(100.0) == 110.0
-    assert manager.heard() == ["WATCHDOG=1"]
+    assert manager.received() == ["WATCHDOG=1"]
     assert service.keep_alive(105.0) == 110.0
-    assert manager.heard() == []
+    assert manager.received() == []
     assert service.keep_alive(110.5) == 120.5
-    assert manager.heard() == ["WATCHDOG=1"]
+    assert manager.received() == ["WATCHDOG=1"]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_watchdog_is_pinged_twice_per_interval(manager: Manager) -> None:
 def test_watchdog_of_another_process_is_not_pinged(manager: Manager, variables: dict[str, str]) -> None:
     service = ServiceManager({"NOTIFY_SOCKET": manager.address, **variables})
     assert service.keep_alive(100.0) is None
-    assert manager.heard() == []
+    assert manager.received() == []
 
 
 def test_watchdog_of_this_process_is_pinged(manager: Manager) -> None:

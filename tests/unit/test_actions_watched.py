@@ -1,4 +1,4 @@
-"""The GPUs that are watched, and which of them are called idle."""
+"""Selection of the watched GPUs, and which of them are idle."""
 
 import pytest
 

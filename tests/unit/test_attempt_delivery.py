@@ -1,4 +1,4 @@
-"""What a worker tells of an attempt beyond its outcome, and of whom nothing is said."""
+"""Delivery of attempt details, fits and snoozes between worker, supervisor and queue."""
 
 from pathlib import Path
 from typing import cast
@@ -28,7 +28,7 @@ FITTED = Fitted(
 
 
 class Queue:
-    """Keeps details, or does not."""
+    """Stores details, or raises the given error."""
 
     def __init__(self, trouble: Exception | None = None) -> None:
         self.kept: list[tuple[str, AttemptDetails]] = []
@@ -151,7 +151,7 @@ class TestSnooze:
         assert first is not None
         assert first.by == "alice"
         assert first.until - first.wall < 0
-        # Also when the database's clock is set meanwhile.
+        # Also when the clock of the database is set.
         assert not running_attempt.apply_snooze(Snoozed(seconds=99.5, by="alice", until=1600.0))
         assert record.snooze() == first
         assert running_attempt.apply_snooze(Snoozed(seconds=1200.0, by="alice", until=2200.0))
@@ -192,12 +192,12 @@ class TestSnooze:
 
 
 def worker(record: LocalAttemptRecord) -> LocalAttempt:
-    """What a worker that is started now knows of the attempt."""
+    """The attempt as a restarted worker sees it."""
     return LocalAttempt(record, cast(LocalAttemptSpec, _Assigned()), None)
 
 
 class _Assigned:
-    """As much of an assignment as an engagement looks at."""
+    """The fields of an assignment that delivery reads."""
 
     attempt, job, log_limit, started = "attempt", "job", 1000, 0.0
     fitting: object = None

@@ -1,4 +1,4 @@
-"""A GPU that was lent to background programs is free again when the filler has said so, not when it was told."""
+"""A GPU granted to background programs is free once the filler confirms the revocation."""
 
 from stoker.engines.local.background_fill import Grants
 

@@ -1,4 +1,4 @@
-"""Where a job's cgroup is made, in the layouts that machines have."""
+"""Where the cgroup of a job is created, for several cgroup layouts."""
 
 import os
 from pathlib import Path

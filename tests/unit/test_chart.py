@@ -1,4 +1,4 @@
-"""The chart of a window, as a person reads it on a phone."""
+"""The utilization chart of a window, in text."""
 
 import msgspec
 from hypothesis import given
@@ -14,12 +14,12 @@ HALF_BUSY: tuple[Maybe[float], ...] = (1.0, SICK)
 
 
 def looks_every(seconds: float, *utilizations: Maybe[float]) -> list[Look]:
-    """Looks at one GPU at this rhythm, oldest first."""
+    """Looks at one GPU at this interval, oldest first."""
     return [a_look(used, at=1000 + seconds * (n + 1), span=seconds) for n, used in enumerate(utilizations)]
 
 
 def bars(drawn: str, line: int = 0) -> str:
-    """What stands between the label and the peak."""
+    """The text between the label and the peak."""
     return drawn.splitlines()[line][len("GPU 0 ") : WIDTH - 5]
 
 

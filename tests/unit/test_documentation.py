@@ -1,4 +1,4 @@
-"""The documentation against the code: commands that are shown, and everything the reference lists."""
+"""The documentation agrees with the code: commands, and everything the reference lists."""
 
 import re
 import tomllib

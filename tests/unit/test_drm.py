@@ -1,4 +1,4 @@
-"""The drm source against machines made of plain files: the GPUs and what their drivers say."""
+"""The drm source on machines made of plain files: GPUs and driver values."""
 
 import errno
 import os
@@ -44,7 +44,7 @@ def refusals(monkeypatch: pytest.MonkeyPatch) -> Refusals:
     return Refusals(monkeypatch)
 
 
-# Which GPUs there are
+# Discovery
 
 
 def test_machine_without_drm_in_sysfs_reports_no_driver(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_first_look_has_no_span_and_the_next_spans_the_time_between(machine: Fak
     assert (second.at, second.readings[0].span) == (1002.5, 2.5)
 
 
-# AMD: the driver's own figures
+# AMD: driver values
 
 
 def test_amd_values_are_read_in_driver_units(machine: FakeMachine, clock: Clock) -> None:
@@ -278,7 +278,7 @@ def test_driver_utilization_is_kept_when_counters_are_lower(machine: FakeMachine
 
 
 def test_counters_alone_report_only_certain_activity(machine: FakeMachine, clock: Clock, refusals: Refusals) -> None:
-    """ROCm's work is not in the counters, so that a low count says nothing."""
+    """The counters do not include ROCm's work, so a low count is inconclusive."""
     card = machine.amd()
     refusals.refuse(card.entry / "device/gpu_busy_percent", errno.EBUSY)
     machine.client(50, card, 7, driver="amdgpu", engine_gfx="0 ns")
@@ -292,7 +292,7 @@ def test_counters_alone_report_only_certain_activity(machine: FakeMachine, clock
     assert "gpu_busy_percent cannot be read" in reason(source.look().readings[0].utilization)
 
 
-# Intel: the driver's own figures
+# Intel: driver values
 
 
 def test_intel_memory_of_the_whole_gpu_is_unknown(machine: FakeMachine, clock: Clock) -> None:
@@ -433,7 +433,7 @@ def test_power_after_sleep_is_not_averaged_over_the_sleep(machine: FakeMachine, 
     assert reason(next_reading(source, clock).power) == "needs two looks"
 
 
-# Coming and going
+# Hotplug
 
 
 def test_unplugged_card_is_unknown_and_the_others_are_read(machine: FakeMachine, clock: Clock) -> None:
@@ -474,7 +474,7 @@ def test_returned_card_starts_with_new_counters(machine: FakeMachine, clock: Clo
     assert peak(next_reading(source, clock)) == pytest.approx(0.1)
 
 
-# Whatever the files say
+# Any file content
 
 NO_FIXTURE_RESET = settings(
     max_examples=examples(40),

@@ -1,4 +1,4 @@
-"""A job as text: whatever a job holds comes back from its text as it was."""
+"""A job as editable text: every job survives the round trip."""
 
 import tomllib
 

@@ -1,4 +1,4 @@
-"""Why a job does not run: every reason has its words, and the one that decides is told."""
+"""Why a job does not run: every reason has a message, and the decisive one is given."""
 
 import itertools
 import time
@@ -37,7 +37,7 @@ def around(*workers: Worker, **fields: Any) -> Surroundings:
 
 
 def needs(of_the_job: Mapping[str, State], *others: tuple[str, str, State]) -> Needs:
-    """What the job waits for, and who else waits for what."""
+    """What the job waits for, and what others wait for."""
     return Needs([*(("0a0a0a0a", name, state) for name, state in of_the_job.items()), *others])
 
 
@@ -49,7 +49,7 @@ def attempt(**fields: Any) -> Attempt:
     return Attempt(**{**known, **fields})
 
 
-# Those that do not wait
+# Jobs that do not wait
 
 
 def test_running_job_has_its_start_time_and_machine() -> None:
@@ -100,7 +100,7 @@ def test_ended_job_has_its_end_time_duration_and_outcome(state: State, fields: d
     assert explain(ended, around()) == Why("ended", "", sentence)
 
 
-# Those that wait for something of their own
+# Jobs that wait for a time or another job
 
 
 def test_held_job_explains_how_to_release_it() -> None:
@@ -177,7 +177,7 @@ def test_further_obstacles_are_included() -> None:
     assert why.reason.endswith("; besides, the queue is paused: `stoker resume` lets jobs start")
 
 
-# Those that wait for the queue
+# Jobs that wait for the queue or a worker
 
 
 def test_paused_queue_is_the_reason_even_without_workers() -> None:
@@ -208,7 +208,7 @@ def test_paused_workers_explain_how_to_resume_them() -> None:
     assert (both.kind, both.reason[:43]) == ("workers paused", "all workers (on b and gpu-box) are paused: ")
 
 
-# Those that wait for GPUs
+# Jobs that wait for GPUs
 
 
 def test_reasons_of_all_workers_are_listed() -> None:

@@ -1,4 +1,4 @@
-"""The drm source against machines made of plain files: what processes do on the GPUs."""
+"""The drm source on machines made of plain files: per-process usage."""
 
 import errno
 from pathlib import Path
@@ -238,7 +238,7 @@ def test_truncated_file_is_not_idle(machine: FakeMachine, clock: Clock) -> None:
     assert peak(next_reading(source, clock)) == pytest.approx(0.9)
 
 
-# What cannot be seen
+# Hidden processes
 
 
 def test_idle_intel_gpu_is_unknown_while_other_users_are_hidden(
@@ -252,7 +252,7 @@ def test_idle_intel_gpu_is_unknown_while_other_users_are_hidden(
     source.look()
     reading = next_reading(source, clock)
     assert reason(reading.utilization) == OTHER_USERS
-    # A little of our own work does not make theirs idle either.
+    # A little work of ours does not prove that others are idle.
     machine.client(50, card, 7, engine_render=f"{SECOND // 2} ns")
     reading = next_reading(source, clock)
     assert reason(reading.utilization) == OTHER_USERS
@@ -524,7 +524,7 @@ def test_rocm_process_without_counters_is_not_idle(machine: FakeMachine, clock: 
     assert process.memory == 2**20
 
 
-# Whatever the files say
+# Any file content
 
 KEYS = st.sampled_from(
     [
@@ -557,19 +557,19 @@ def test_any_fdinfo_is_parsed_into_possible_values(lines: list[tuple[str, str]],
 
 @given(counts=st.lists(st.integers(0, 10**9), min_size=2, max_size=20))
 def test_shares_of_a_wavering_counter_add_up_to_its_rise(counts: list[int]) -> None:
-    """A step back is made up for, never counted twice."""
-    ledger = EngineCounters()
+    """A decrease is made up for, never counted twice."""
+    counters = EngineCounters()
     total = 0.0
     for count in counts:
         client = Client("p", "1", True, {"render": EngineCounter(count, None, 1)}, 0)
-        total += ledger.work("card", {"1": client}, span=1.0)["1"].engines.get("render", 0.0)
+        total += counters.work("card", {"1": client}, span=1.0)["1"].engines.get("render", 0.0)
     assert total == pytest.approx((max(counts) - counts[0]) / 1e9)
 
 
 @given(share=st.floats(0, 1), gap=st.none() | st.just("why"))
 def test_lower_bound_is_reported_only_above_every_idle_threshold(share: float, gap: str | None) -> None:
-    told = EngineUse(share, gap).certain()
-    assert told == share if gap is None or share >= SURELY_BUSY else told == Unknown("why")
+    seen = EngineUse(share, gap).certain()
+    assert seen == share if gap is None or share >= SURELY_BUSY else seen == Unknown("why")
 
 
 def test_gpu_without_clients_does_no_work() -> None:

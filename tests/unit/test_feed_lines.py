@@ -1,4 +1,4 @@
-"""Lines of a file as commands: what is one, and what makes it the same one after an edit."""
+"""Lines of a file as commands: parsing, and identity across edits."""
 
 from pathlib import Path
 

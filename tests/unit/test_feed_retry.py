@@ -1,4 +1,4 @@
-"""Waiting out what is away: longer each time, not in step with others, and told once."""
+"""Retries while a service is unreachable: exponential backoff with jitter, logged once."""
 
 import errno
 import io
@@ -14,7 +14,7 @@ class AwayError(StokerError):
 
 
 class World:
-    """Something that is away for a number of tries."""
+    """A service that fails a number of times."""
 
     def __init__(self, tries: int, chance: float) -> None:
         self._tries = tries
@@ -34,8 +34,8 @@ def test_pauses_grow_to_a_limit_and_are_spread(capsys: pytest.CaptureFixture[str
     assert late.pauses == [0.5, 1, 2, 4, 8, 16, 32, 64, 64, 64]
     assert max(late.pauses) == LONGEST_PAUSE
     assert early.pauses == [pause / 2 for pause in late.pauses]
-    told = capsys.readouterr().err.splitlines()[:2]
-    assert told == ["stoker: it is away (waiting, and trying again)", "stoker: it works again: going on"]
+    logged = capsys.readouterr().err.splitlines()[:2]
+    assert logged == ["stoker: it is away (waiting, and trying again)", "stoker: it works again: going on"]
 
 
 def test_success_is_not_reported(capsys: pytest.CaptureFixture[str]) -> None:

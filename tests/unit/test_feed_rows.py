@@ -1,4 +1,4 @@
-"""Rows of a sheet: where each thing is, which are to be taken, where the counter goes, what is written back."""
+"""Rows of a sheet: layout, selection of rows, the counter, and cells written back."""
 
 import pytest
 
@@ -22,7 +22,7 @@ LAYOUT = Layout("B1", "C", 3, {"state": "D", "id": "F"})
 
 
 def content(counter: str, *rows: str, ids: tuple[str, ...] = (), states: tuple[str, ...] = ()) -> Content:
-    """As Google gives it: nothing for empty cells at the ends."""
+    """As Google returns it: without trailing empty cells."""
     values = [[[counter]] if counter else []]
     values += [[[cell] if cell else [] for cell in cells] for cells in (rows, states, ids)]
     return content_of(LAYOUT, values)

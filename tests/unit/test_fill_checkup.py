@@ -1,4 +1,4 @@
-"""What of a configuration turns out to be wrong on the machine."""
+"""Mistakes in a configuration that show only on the machine."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from stoker.fill.config_files import FillConfigError, read_ini
 from stoker.gpus.model import Gpu, Unknown
 from tests.support.gpu_mon_conf import ONE_FOR_ALL, ONE_FOR_EACH
 
-NOT_REPORTED = Unknown("not told")
+NOT_REPORTED = Unknown("not reported")
 TWO = tuple(Gpu(f"GPU-{n}abc", n, "a GPU", "nvidia", n, 2**30, NOT_REPORTED) for n in (0, 1))
 WATCH = "[gpu-all]\ngpus=ALL\n"
 
@@ -106,7 +106,7 @@ def test_mistake_on_this_machine_is_reported_with_a_remedy(tmp_path: Path, text:
 def test_unwritable_log_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, sentence: str) -> None:
     (tmp_path / "old.log").touch()
     access = os.access
-    # Root may write everywhere, so that modes of files would prove nothing.
+    # Root may write everywhere, so file modes have no effect.
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK and access(path, mode))
     assert found(tmp_path, WATCH + f"[process-0]\ncmd=true\nlog={log}\n") == [sentence]
 

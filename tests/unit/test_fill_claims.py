@@ -1,4 +1,4 @@
-"""One filler per GPU, whoever started it."""
+"""One filler per GPU, across users."""
 
 import contextlib
 import getpass
@@ -13,10 +13,10 @@ from stoker.errors import StokerError
 from stoker.fill.claims import Claims, machine_of
 from stoker.gpus.model import Gpu, Unknown
 
-UNTOLD = Unknown("not told")
-TWO = [Gpu(f"GPU-{n}", n, UNTOLD, "nvidia", n, UNTOLD, UNTOLD) for n in (0, 1)]
+NOT_REPORTED = Unknown("not reported")
+TWO = [Gpu(f"GPU-{n}", n, NOT_REPORTED, "nvidia", n, NOT_REPORTED, NOT_REPORTED) for n in (0, 1)]
 
-# Another process, and where root may be somebody else another user.
+# Another process; as root, also another user.
 _ANOTHER = """
 import os, sys
 from stoker.errors import StokerError
@@ -44,7 +44,7 @@ def test_gpu_is_filled_by_one_process_at_a_time_across_users(tmp_path: Path) -> 
     with contextlib.closing(Claims(str(tmp_path))) as claims:
         claims.take(TWO[:1])
         assert another(tmp_path) == "taken"  # it is another GPU
-        claims.take(TWO)  # what it has already is no obstacle
+        claims.take(TWO)  # its own claim is no obstacle
         who = f"by {getpass.getuser()} (pid {os.getpid()})"
         assert another(tmp_path) == f"GPU 1 is being filled already {who}: a GPU has one filler at a time"
         assert another(tmp_path / "another machine") == "taken"

@@ -1,4 +1,4 @@
-"""An hour of coming and going on eight GPUs: nobody shares his GPU for long, and idle ones are not idle for long."""
+"""A simulated hour with users on eight GPUs: sharing is short, and idle GPUs are filled soon."""
 
 import pytest
 

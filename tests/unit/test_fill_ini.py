@@ -1,4 +1,4 @@
-"""gpu_mon's INI file: it means what it meant to gpu_mon, and all mistakes in it are reported at once."""
+"""gpu_mon's INI file: same meaning as in gpu_mon, and all mistakes are reported at once."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def read(directory: Path, text: str) -> FillConfig:
 
 
 def problems(directory: Path, text: str) -> list[str]:
-    """What is reported, without the file's name."""
+    """The reported mistakes, without the name of the file."""
     path = written(directory, text)
     with pytest.raises(FillConfigError) as caught:
         read_ini(path)

@@ -1,4 +1,4 @@
-"""Who counts as somebody on a GPU, from what the driver lists and who holds the nodes."""
+"""Other users of a GPU, from the driver's list and the holders of its device node."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ AT_REST = Utilization(0.0, 0.0, 6)
 
 @pytest.fixture
 def stranger() -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that is really there."""
+    """A real process."""
     with subprocess.Popen(["sleep", "300"]) as process:
         yield process
         process.kill()
@@ -58,15 +58,15 @@ def view(
     return other_users.views([GPU] if occupied else [])[GPU]
 
 
-NOT_REPORTED = look(Unknown("not supported by this GPU"), Unknown("not supported by this GPU"))
+NOT_SUPPORTED = look(Unknown("not supported by this GPU"), Unknown("not supported by this GPU"))
 LOST = look(Unknown("the GPU is lost"), Unknown("the GPU is lost"))
 
 
 @pytest.mark.parametrize(
     ("seen", "has_node", "expected"),
     [
-        (NOT_REPORTED, True, True),
-        (NOT_REPORTED, False, None),
+        (NOT_SUPPORTED, True, True),
+        (NOT_SUPPORTED, False, None),
         (LOST, True, None),
         (look(utilization=BUSY), True, False),
     ],
@@ -108,15 +108,15 @@ def test_ignored_process_is_not_another_user(stranger: "subprocess.Popen[bytes]"
     assert view(seen, holder(stranger.pid, "watcher"), ignore=["watch"]).idle is False
 
 
-class TestWhoHasEnded:
-    """What was seen is a moment old, and who was seen may have ended in it."""
+class TestEndedProcess:
+    """A scan is slightly old: a listed process may have ended since."""
 
     def test_own_process_is_still_own(self, stranger: "subprocess.Popen[bytes]") -> None:
         own = {stranger.pid}
         other_users = OtherUsers(own.__contains__, {})
         other_users.looked(look([client(stranger.pid)]))
         other_users.scanned(Scan({GPU: (holder(stranger.pid),)}, 0))
-        # A process that has ended descends from nobody.
+        # A process that has ended has no ancestors.
         own.clear()
         assert other_users.views([GPU])[GPU] == IDLE
 

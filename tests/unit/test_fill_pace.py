@@ -1,4 +1,4 @@
-"""Scans follow events at once, but events without end cannot make them a burden."""
+"""Scans follow events at once, at a limited cost under continuous events."""
 
 from stoker.fill.other_users import ScanPacer
 
@@ -6,7 +6,7 @@ SCAN = 0.015
 
 
 def busy(pace: ScanPacer, begin: float, seconds: float) -> list[float]:
-    """When scans are, if events never cease."""
+    """The times of scans under continuous events."""
     scans = []
     now = begin
     while (now := max(now, pace.soonest(now))) < begin + seconds:

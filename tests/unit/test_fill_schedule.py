@@ -1,4 +1,4 @@
-"""The hours in which background programs may run."""
+"""The schedule of background programs."""
 
 import time
 from datetime import datetime, timedelta
@@ -12,7 +12,7 @@ from stoker.errors import BadInputError
 from stoker.fill.config import DailyHours, Schedule, parse_days, parse_hours
 
 # A Monday.
-MONDAY = datetime(2024, 1, 8)  # noqa: DTZ001 - a clock on a wall has no zone
+MONDAY = datetime(2024, 1, 8)  # noqa: DTZ001 - a local clock has no zone
 WEEK = 7 * 24 * 60
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -31,7 +31,7 @@ HOURS = st.builds(
 
 
 def painted(schedule: Schedule) -> list[bool]:
-    """Every minute of a week, painted stretch by stretch."""
+    """Every minute of a week, filled range by range."""
     week = [False] * WEEK
     for each in schedule.hours:
         length = (each.end - each.begin) % 1440 or 1440

@@ -14,19 +14,19 @@ BLIND = SlotView(None, "the driver did not answer in 5 s")
 
 
 class Watch:
-    """A slot on GPUs a and b, and the clock beside it."""
+    """A slot on GPUs a and b, with a clock."""
 
     def __init__(self, *, gpus: tuple[str, ...] = ("a",), **manners: float) -> None:
         self.now = 1000.0
         self.slot = Slot(Background(name="fold", command=("fold",), **manners), gpus, self.now)  # type: ignore[arg-type]  # by name
 
     def after(self, seconds: float, veto: str | None = None, **seen: SlotView) -> StartProgram | StopProgram | None:
-        """What it decides then; GPUs that are not named are idle."""
+        """The decision at that time; GPUs that are not named are idle."""
         self.now += seconds
         return self.slot.decide(self.now, {"a": IDLE, "b": IDLE, **seen}, veto)
 
     def running(self) -> "Watch":
-        """Once it has been started, as soon as it may be."""
+        """Starts the program as soon as the slot allows it."""
         if self.after(0) is None:
             assert isinstance(self.after(self.slot.due(self.now) - self.now), StartProgram)
         self.slot.started(self.now)
@@ -43,7 +43,7 @@ class Watch:
         return self
 
     def pause(self) -> float:
-        """How long from now until it starts, if nobody comes."""
+        """The time until the start, if no other user appears."""
         before = self.now
         assert self.after(0) is None
         due = self.slot.due(self.now)
@@ -52,7 +52,7 @@ class Watch:
         return round(self.now - before, 3)
 
 
-class TestComing:
+class TestStart:
     def test_program_starts_once_the_gpu_was_idle_for_long_enough(self) -> None:
         watch = Watch(idle_for=60)
         assert watch.after(0) is None
@@ -106,7 +106,7 @@ class TestComing:
         assert watch.slot.due(watch.now) == math.inf
 
 
-class TestStepping:
+class TestStop:
     def test_program_stops_at_once_for_another_user(self) -> None:
         assert Watch(idle_for=0).running().after(0, a=ALICE) == StopProgram(ALICE.reason)
 
@@ -143,7 +143,7 @@ class TestStepping:
         assert Watch(gpus=("a", "b"), idle_for=0).running().after(0, a=BLIND, b=ALICE) == StopProgram(ALICE.reason)
 
 
-class TestComingBack:
+class TestRestart:
     def test_program_waits_for_the_configured_time_after_another_user(self) -> None:
         watch = Watch(idle_for=10, settle=300).running()
         watch.after(100, a=ALICE)
@@ -182,7 +182,7 @@ class TestComingBack:
         assert watch.slot.why == "it was started a moment ago: tried again in 58s"
 
 
-class TestBackOff:
+class TestBackoff:
     def test_backoff_doubles_with_each_immediate_exit(self) -> None:
         watch = Watch(idle_for=0, backoff=100)
         pauses = []
@@ -229,7 +229,7 @@ class TestBackOff:
         assert watch.slot.why == ALICE.reason
 
 
-class TestWhatWasGiven:
+class TestUsage:
     def test_gpu_seconds_count_all_gpus_of_the_program(self) -> None:
         watch = Watch(gpus=("a", "b"), idle_for=0)
         watch.now += 50

@@ -1,4 +1,4 @@
-"""`[fill]` in stoker.toml: it can say the same as the INI file."""
+"""`[fill]` in stoker.toml is equivalent to the INI file."""
 
 from pathlib import Path
 

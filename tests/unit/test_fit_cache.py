@@ -1,4 +1,4 @@
-"""What a fit remembers: the same training is recognised, another one never."""
+"""The cache of fits: the same training is recognised, a different one never."""
 
 from pathlib import Path
 

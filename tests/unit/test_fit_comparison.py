@@ -1,4 +1,4 @@
-"""The comparison in the documentation: up to date, and fair to the ways that it compares with."""
+"""The comparison in the documentation is up to date, and fair to the other methods."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.support.trainers import GIB, Trainer
 
 
 def with_a_limit_of(size: int) -> Trainer:
-    """On the whole card, without any margin: as those ways see it."""
+    """The whole card without a margin, as the other methods assume."""
     return Trainer("any", 0, 24 * GIB / (size + 0.5))
 
 

@@ -1,4 +1,4 @@
-"""What a fit makes of looks at a probe's memory: whose it is, and whether it still grows."""
+"""Memory of a probe: attribution, and whether it still grows."""
 
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,21 @@ from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, Utili
 from stoker.gpus.prober import Prober
 
 GIB = 2**30
-UNTOLD = Unknown("not told")
+NOT_REPORTED = Unknown("not reported")
 OURS, THEIRS = 100, 200
 
 
 def process(pid: int, memory: Maybe[int] = GIB, started: Maybe[int] = 5, name: str = "python") -> Process:
-    return Process(pid, started, name, "alice", memory, UNTOLD)
+    return Process(pid, started, name, "alice", memory, NOT_REPORTED)
 
 
 def look(used: Maybe[int], *processes: Process, listed: bool = True, busy: float = 0.5) -> Look:
-    there: Maybe[tuple[Process, ...]] = processes if listed else UNTOLD
+    there: Maybe[tuple[Process, ...]] = processes if listed else NOT_REPORTED
     work = Utilization(busy, busy, 1)
-    reading = Reading("GPU-a", 0.1, work, used, 24 * GIB, UNTOLD, UNTOLD, UNTOLD, UNTOLD, there, UNTOLD)
-    gpu = Gpu("GPU-a", 0, "card", "nvidia", 0, 24 * GIB, UNTOLD)
+    reading = Reading(
+        "GPU-a", 0.1, work, used, 24 * GIB, NOT_REPORTED, NOT_REPORTED, NOT_REPORTED, NOT_REPORTED, there, NOT_REPORTED
+    )
+    gpu = Gpu("GPU-a", 0, "card", "nvidia", 0, 24 * GIB, NOT_REPORTED)
     return Look("test", 0.0, 0.0, (gpu,), (reading,))
 
 
@@ -49,8 +51,8 @@ def test_foreign_process_is_not_use_by_the_probe() -> None:
 @pytest.mark.parametrize(
     "seen_now",
     [
-        look(5 * GIB, process(OURS, UNTOLD)),
-        look(5 * GIB, process(THEIRS, started=UNTOLD)),
+        look(5 * GIB, process(OURS, NOT_REPORTED)),
+        look(5 * GIB, process(THEIRS, started=NOT_REPORTED)),
         look(5 * GIB, process(THEIRS, name="nvidia-cuda-mps-server")),
         look(5 * GIB, listed=False),
     ],
@@ -74,7 +76,7 @@ def test_unreadable_memory_has_its_reason() -> None:
 
 
 def plateau(*, steps: int, seconds: float, **changes: Any) -> bool:
-    """Whether memory that stayed at 1 GiB over so many steps and seconds has settled, by a flat time of 20 s."""
+    """Whether memory constant at 1 GiB over these steps and seconds has settled, with a flat time of 20 s."""
     flat = Plateau(20.0)
     flat.see(0.0, changes.get("first", GIB), 0, changes.get("works", True))
     flat.see(seconds, changes.get("last", GIB), steps, changes.get("works", True))
@@ -124,6 +126,6 @@ def test_half_of_a_gpu_is_half_of_its_total_memory(tmp_path: Path) -> None:
         gpus=("GPU-a",),
         outputs=tmp_path,
     )
-    seen = look(8 * GIB)  # the first of the two has begun
+    seen = look(8 * GIB)  # the first of the two has started
     with patch.object(Fitter, "_look", return_value=seen), patch.object(Fitter, "_settled", return_value=seen):
         assert Fitter(request, Mock(spec=Prober), lambda _: None).limit() == 12 * GIB

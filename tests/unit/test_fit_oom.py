@@ -1,4 +1,4 @@
-"""A run that failed for lack of GPU memory is told from one that failed otherwise."""
+"""Detection of runs that failed for lack of GPU memory."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The size that is found: nearly the largest that fits, in few runs, and never one that the real run dies of."""
+"""The search: nearly the largest size that fits, in few runs, and never one that makes the real run fail."""
 
 import pytest
 from hypothesis import assume, given, settings
@@ -62,7 +62,7 @@ def test_search_finds_nearly_the_largest_size_in_few_runs_and_the_real_run_survi
     found = search(trainer)
 
     size: int | None = found.size
-    # What comes after all probes kills the first real run; it is started again smaller.
+    # Growth after all probes kills the first real run; it is restarted smaller.
     for _ in range(FitSpec().retries_oom if trainer.surprises else 0):
         if size is not None and trainer.dies(size):
             size = smaller(size, trainer.search_options)
@@ -139,7 +139,7 @@ BLOCKS = st.sampled_from([512, 2 * MIB, 20 * MIB])
     block=BLOCKS,
 )
 def test_any_nearly_linear_program_is_fitted(total: int, limit: float, fixed: float, bend: float, block: int) -> None:
-    """Of what grows, at most 15 % comes from the bend; at most 90 % of the limit is fixed; 8 fits."""
+    """At most 15 % of the growth is nonlinear; at most 90 % of the limit is fixed; 8 fits."""
     room = total * GIB * 0.9
     slope = (1 - fixed) * room / limit / (1 + bend)
     trainer = Trainer("any", int(fixed * room), slope, bend=bend * slope / limit, block=block, total=total * GIB)
@@ -326,13 +326,13 @@ def test_only_allowed_sizes_are_tried(base: int, multiple: int, first: int) -> N
 @pytest.mark.parametrize(("slope", "bend"), [(1.0, 2.0), (0.0, 0.1), (50.0, 0.5), (0.0, 8.0)])
 def test_strongly_nonlinear_memory_is_bisected(fixed: float, slope: float, bend: float) -> None:
     trainer = Trainer("bends", int(fixed * GIB), slope * MIB, bend=bend * MIB)
-    heard: list[ProbeOutcome] = []
+    outcomes: list[ProbeOutcome] = []
 
-    found = search(trainer, heard)
+    found = search(trainer, outcomes)
 
     assert found.size >= 0.9 * trainer.true_limit()
-    assert len(heard) <= RUNS_FOR_A_POOR_ANSWER
-    assert sum(seen.outcome == "oom" for seen in heard) <= 4
+    assert len(outcomes) <= RUNS_FOR_A_POOR_ANSWER
+    assert sum(seen.outcome == "oom" for seen in outcomes) <= 4
 
 
 def test_poor_answer_reports_the_unknown_range_above() -> None:
@@ -386,7 +386,7 @@ def test_no_run_is_made_above_the_effective_batch() -> None:
     assert max(seen.size for seen in found.observations) == 64
 
 
-# The fastest
+# Speed
 
 
 def measured(prefer: str, *rates: float | None) -> Fitted:

@@ -1,4 +1,4 @@
-"""What a worker tells of each GPU: what it does, for whom, and since when."""
+"""State of each GPU as a worker reports it: state, user, and since when."""
 
 from typing import Any
 
@@ -20,13 +20,13 @@ BOB = a_process(4343, user="bob")
 
 
 def look(*processes: Process, peak: Maybe[float] = 0.0, used: Maybe[int] = 0, at: float = 1.0, **changes: Any) -> Look:
-    """At a machine with one GPU."""
+    """A look at a machine with one GPU."""
     reading = a_reading(a_gpu(0), peak, memory_used=used, processes=processes)
     return Look("test", at, NOON + at, (a_gpu(0),), (msgspec.structs.replace(reading, **changes),))
 
 
-def told(seen: Look, *holders: str, ended: float | None = None) -> WorkerGpu:
-    """What is said of the GPU after one look, with those of ours that hold it; process 100 is job a's."""
+def reported(seen: Look, *holders: str, ended: float | None = None) -> WorkerGpu:
+    """The reported GPU after one look, held by these jobs; process 100 belongs to job a."""
     machine = GpuTracker("all")
     machine.observe(a_look(0.0, at=-1.0), lambda _pid: None, {})
     if ended is not None:
@@ -42,29 +42,29 @@ def told(seen: Look, *holders: str, ended: float | None = None) -> WorkerGpu:
         (look(), (), "free", ""),
         (look(OURS, peak=1.0), ("a",), "job", ""),
         (look(OURS, ALICE, peak=1.0), ("a",), "job", ""),
-        (look(processes=Unknown("not told")), ("a", "b"), "job", ""),
+        (look(processes=Unknown("not reported")), ("a", "b"), "job", ""),
         (look(peak=1.0), (BACKGROUND,), "background", ""),
         (look(ALICE), (), "somebody", "alice's python (pid 4242)"),
         (look(ALICE, BOB), (), "somebody", "alice's python (pid 4242) and bob's python (pid 4343)"),
         (look(peak=0.9), (), "somebody", ""),
         (look(used=30 * GIB), (), "somebody", ""),
-        (look(processes=Unknown("not told")), (), "unknown", ""),
-        (look(peak=Unknown("not told")), (), "unknown", ""),
-        (look(used=Unknown("not told")), (), "unknown", ""),
+        (look(processes=Unknown("not reported")), (), "unknown", ""),
+        (look(peak=Unknown("not reported")), (), "unknown", ""),
+        (look(used=Unknown("not reported")), (), "unknown", ""),
         (a_look(problem=Unknown("the driver hangs")), (), "unknown", ""),
         (a_look(), (), "unknown", ""),
     ],
 )
 def test_state_and_user_of_a_gpu(seen: Look, holders: tuple[str, ...], doing: GpuUse, whom: str) -> None:
-    gpu = told(seen, *holders)
+    gpu = reported(seen, *holders)
     assert (gpu.state, gpu.user) == (doing, whom)
     assert gpu.jobs == tuple(holder for holder in holders if holder != BACKGROUND)
 
 
 def test_leftovers_of_a_job_do_not_count_as_another_user() -> None:
-    gpu = told(look(peak=0.9, used=30 * GIB, at=5.0), ended=4.9)
+    gpu = reported(look(peak=0.9, used=30 * GIB, at=5.0), ended=4.9)
     assert (gpu.state, gpu.note) == ("free", "has just been freed and is settling")
-    assert told(look(peak=0.9, used=30 * GIB, at=9.0), ended=4.9).state == "somebody"
+    assert reported(look(peak=0.9, used=30 * GIB, at=9.0), ended=4.9).state == "somebody"
 
 
 def test_gpu_assigned_since_the_last_look_belongs_to_the_job() -> None:
@@ -83,11 +83,11 @@ def test_unreadable_since_is_reported_with_and_without_a_holder() -> None:
         return machine.worker_gpus(ours)[0].unread_since
 
     assert unread_since(look(at=1.0)) is None
-    assert unread_since(look(at=2.0, processes=Unknown("not told")), "a") == NOON + 2.0
-    assert unread_since(look(at=3.0, processes=Unknown("not told")), "a") == NOON + 2.0
+    assert unread_since(look(at=2.0, processes=Unknown("not reported")), "a") == NOON + 2.0
+    assert unread_since(look(at=3.0, processes=Unknown("not reported")), "a") == NOON + 2.0
     assert unread_since(look(at=4.0, processes=Unknown("another reason"))) == NOON + 2.0
     assert unread_since(look(at=5.0)) is None
-    assert unread_since(look(at=6.0, processes=Unknown("not told"))) == NOON + 6.0
+    assert unread_since(look(at=6.0, processes=Unknown("not reported"))) == NOON + 6.0
 
 
 def test_simulated_gpus_are_reported_as_simulated() -> None:

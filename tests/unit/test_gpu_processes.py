@@ -1,4 +1,4 @@
-"""Who a pid is: real processes of this machine, made-up /proc trees, and a real pid namespace."""
+"""Identity of a pid: real processes, made-up /proc trees, and a real pid namespace."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ from stoker.gpus.processes import ProcessCache
 from stoker.procfs import inside_pid_namespace, read_stat
 from tests.support.deep import examples
 
-NOBODY = 2**22 + 1  # One above the highest pid that Linux can give.
+NO_PROCESS = 2**22 + 1  # One above the highest pid of Linux.
 NOT_HERE = Unknown("no process with this pid is visible here")
 OUTSIDE = Unknown("this pid is numbered outside this container, so it cannot be matched to a process here")
 
@@ -42,7 +42,7 @@ def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def sleeper(started: list[subprocess.Popen[bytes]]) -> int:
-    # Popen returns after the exec succeeded, so the process has its own name by then.
+    # Popen returns after exec, so the process has its final name.
     started.append(subprocess.Popen(["sleep", "60"]))
     return started[-1].pid
 
@@ -60,7 +60,7 @@ def identity(cache: ProcessCache, pid: int) -> tuple[object, object, object]:
 
 def open_pidfds() -> int:
     links = list(Path("/proc/self/fd").iterdir())
-    # The listing's own descriptor was in the list and is closed by now.
+    # The list includes the descriptor of the listing, which is closed by now.
     return sum("pidfd" in str(link.readlink()) for link in links if link.is_symlink())
 
 
@@ -94,7 +94,7 @@ def test_driver_values_are_refreshed_each_time(cache: ProcessCache) -> None:
 def test_odd_names_are_reported_whole_and_without_control_characters(
     cache: ProcessCache, tmp_path: Path, name: str
 ) -> None:
-    # A process is called after its script, not after the shell that reads it.
+    # A process is named after its script, not its interpreter.
     (tmp_path / name).write_text("#!/bin/sh\nread line\n")
     (tmp_path / name).chmod(0o755)
     with subprocess.Popen([tmp_path / name], stdin=subprocess.PIPE) as odd:
@@ -104,15 +104,15 @@ def test_odd_names_are_reported_whole_and_without_control_characters(
 
 
 def test_pid_without_a_process_is_unknown(cache: ProcessCache) -> None:
-    assert identity(cache, NOBODY) == (NOT_HERE, NOT_HERE, NOT_HERE)
+    assert identity(cache, NO_PROCESS) == (NOT_HERE, NOT_HERE, NOT_HERE)
     assert cache.note is None
 
 
 def test_user_without_an_entry_is_reported_by_number(cache: ProcessCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody(uid: int) -> NoReturn:
+    def missing_user(uid: int) -> NoReturn:
         raise KeyError(uid)
 
-    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setattr(pwd, "getpwuid", missing_user)
     assert cache.process(os.getpid(), 0, 0.0).user == str(os.geteuid())
 
 
@@ -178,7 +178,7 @@ def test_name_can_be_read_alone(cache: ProcessCache, sleepers: list[subprocess.P
     pid = sleeper(sleepers)
     assert cache.name(pid) == "sleep"
     assert cache.name(pid) == cache.process(pid, 0, 0.0).name
-    assert cache.name(NOBODY) == NOT_HERE
+    assert cache.name(NO_PROCESS) == NOT_HERE
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS, errno.EMFILE])
@@ -228,7 +228,7 @@ def test_processes_that_left_the_gpus_make_room_for_new_ones(
     cache.process(stayed, 0, 0.0)
     cache.refresh()
     cache.process(stayed, 0, 0.0)
-    cache.refresh()  # One look without it: `left` gave up its place.
+    cache.refresh()  # After one look without `left`, its pidfd is released.
     assert open_pidfds() - before == 1
     cache.process(came, 0, 0.0)
     assert open_pidfds() - before == 2
@@ -266,8 +266,8 @@ def test_first_pid_namespace_is_distinguished_from_all_others(tmp_path: Path) ->
     assert not inside_pid_namespace(tmp_path)
 
 
-class TestInsideANamespace:
-    """A /proc tree that says it is a container's; /dev/zero stands in for the GPU's device node."""
+class TestPidNamespace:
+    """A /proc tree of a container; /dev/zero stands in for the device node of the GPU."""
 
     @pytest.fixture
     def root(self, tmp_path: Path) -> Path:
@@ -339,15 +339,15 @@ holder = subprocess.Popen(["sleep", "60"], pass_fds=[device])
 bystander = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL)
 cache = ProcessCache(root)
 
-def told(pid):
+def identified(pid):
     process = cache.process(pid, 0, 0.0)
     return [v.reason if isinstance(v, Unknown) else v for v in (process.name, process.user)]
 
-said = {"inside": inside_pid_namespace(), "holder": told(holder.pid), "note before": cache.note}
-said |= {"bystander": told(bystander.pid), "outsider": told(int(sys.argv[2])), "note after": cache.note}
+said = {"inside": inside_pid_namespace(), "holder": identified(holder.pid), "note before": cache.note}
+said |= {"bystander": identified(bystander.pid), "outsider": identified(int(sys.argv[2])), "note after": cache.note}
 holder.kill(), holder.wait(), bystander.kill(), bystander.wait()
 cache.refresh()
-said["ended holder"] = told(holder.pid)
+said["ended holder"] = identified(holder.pid)
 print(json.dumps(said))
 """
 
@@ -360,7 +360,7 @@ def test_only_holders_of_the_device_are_named_in_a_pid_namespace(
 ) -> None:
     outsider = sleeper(sleepers)
     (tmp_path / "dev").mkdir()
-    # The numbers of /dev/null: a bystander that has the real one open is still no holder of this node.
+    # The device number of /dev/null: a process with the real /dev/null open is not a holder of this node.
     os.mknod(tmp_path / "dev/nvidia0", 0o20666, os.makedev(1, 3))
     (tmp_path / "proc").symlink_to("/proc")
     unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]

@@ -1,4 +1,4 @@
-"""What a person and a program are told of a reading."""
+"""A reading as text and as JSON."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""What a worker makes of the looks at its machine: whose each GPU is, and since when."""
+"""The tracker of a worker: who uses each GPU, and since when."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ OUTSIDE = a_process(7, started=Unknown("numbered outside"), name=Unknown("x"), u
 def look(
     at: float, *processes: Process, peak: Maybe[float] = 0.0, used: Maybe[int] = 0, span: float = 1.0, **changes: Any
 ) -> Look:
-    """At a machine with one GPU, of which this much memory is used."""
+    """A look at a machine with one GPU with this much used memory."""
     reading = a_reading(a_gpu(0), peak, span=span, memory_used=used, processes=processes)
     return looked(at, {a_gpu(0): msgspec.structs.replace(reading, **changes)})
 
@@ -50,7 +50,7 @@ class World:
         return self
 
     def end(self, at: float) -> "World":
-        """Every job of ours ended: nobody knows their processes any more."""
+        """All our jobs ended: their processes are no longer known."""
         self.now = at
         self.holders, self.owners = {}, {}
         self.machine.ended(UUID, at)
@@ -66,19 +66,19 @@ class World:
         return self.machine.worker_gpus(self.holders)[0].note
 
     def is_free(self) -> bool:
-        """Whether a job that wants one GPU is started."""
+        """Whether a job that requests one GPU starts."""
         assert not self.holders
         return bool(place(self.machine.gpus, [], [ResourceRequest("new", 1, 1)], PlacementOptions(), self.now).start)
 
     def is_waited_for(self) -> bool:
-        """Whether it is expected to be free soon, so that nobody is stopped elsewhere for a job that would fit here."""
+        """Whether it is expected to be free soon, so that no job is preempted elsewhere."""
         other = msgspec.structs.replace(self.gpu, uuid="other", index=1, peak=0.0, memory_used=0, other_processes=())
         victim = Allocation(ResourceRequest("victim", 1, 0, preemptible=True), ("other",), 0.0, used={})
         decision = place([self.gpu, other], [victim], [ResourceRequest("new", 1, 1)], PlacementOptions(), self.now)
         return not decision.start and not decision.preempt
 
 
-class TestWhichGpus:
+class TestSelection:
     def test_all_or_selected_gpus_are_tracked(self) -> None:
         assert [gpu.index for gpu in World().see(a_look(0.0, 0.0, 0.0)).machine.gpus] == [0, 1, 2]
         chosen = World("2,0").see(a_look(0.0, 0.0, 0.0)).machine
@@ -124,7 +124,7 @@ class TestWhichGpus:
         assert world.gpu.obstructed_since is None
 
 
-class TestWhoseItIs:
+class TestUser:
     def test_empty_gpu_is_free(self) -> None:
         world = World().see(look(1.0))
         assert world.is_free()
@@ -161,8 +161,8 @@ class TestWhoseItIs:
         assert world.see(look(3.0)).is_free()
 
     def test_gpu_with_unknown_utilization_or_memory_is_not_free(self) -> None:
-        assert not World().see(look(1.0, peak=Unknown("not told"))).is_free()
-        assert not World().see(look(1.0, used=Unknown("not told"))).is_free()
+        assert not World().see(look(1.0, peak=Unknown("not reported"))).is_free()
+        assert not World().see(look(1.0, used=Unknown("not reported"))).is_free()
 
     def test_foreign_process_beside_an_own_job_is_seen_during_and_after_it(self) -> None:
         world = World().hold("a").see(look(1.0, OURS))
@@ -185,7 +185,7 @@ class TestWhoseItIs:
         assert not World().see(look(1.0, screen, used=10 * GIB)).is_free()
 
 
-class TestWhatJobsUse:
+class TestJobMemory:
     def test_memory_of_all_processes_of_a_job_is_added_up_for_each_gpu(self) -> None:
         one, two = a_gpu(0), a_gpu(1)
         world = World()
@@ -209,17 +209,17 @@ class TestWhatJobsUse:
         assert World().hold("a").see(look(1.0)).machine.used == {"a": {UUID: 0}}
 
     def test_unknown_memory_is_not_guessed(self) -> None:
-        untold = a_process(102, memory=Unknown("not told"))
+        unattributed = a_process(102, memory=Unknown("not reported"))
         world = World().hold("a")
         world.owners[102] = "a"
-        assert world.see(look(1.0, untold, OURS)).machine.used == {"a": None}
-        assert world.see(look(2.0, OURS, untold)).machine.used == {"a": None}
+        assert world.see(look(1.0, unattributed, OURS)).machine.used == {"a": None}
+        assert world.see(look(2.0, OURS, unattributed)).machine.used == {"a": None}
 
     def test_memory_unknown_on_one_gpu_is_unknown_for_the_job(self) -> None:
         one, two = a_gpu(0), a_gpu(1)
         world = World()
         world.holders = {one.uuid: {"a"}, two.uuid: {"a"}}
-        readings = [a_reading(one, processes=Unknown("not told")), a_reading(two, processes=(OURS,))]
+        readings = [a_reading(one, processes=Unknown("not reported")), a_reading(two, processes=(OURS,))]
         world.see(looked(1.0, dict(zip((one, two), readings, strict=True))))
         assert world.machine.used == {"a": None}
 
@@ -246,7 +246,7 @@ class TestAfterAJob:
 
     def test_activity_of_an_own_ended_job_is_not_foreign(self) -> None:
         world = World().hold("a").see(look(1.0, OURS, peak=0.9)).end(3.5)
-        # From 1 to 6: half of that time it was ours.
+        # From 1 to 6: our job used half of that time.
         world.see(look(6.0, peak=0.9, span=5.0))
         assert not world.is_free()
         assert world.is_waited_for()
@@ -296,9 +296,9 @@ class TestAfterAJob:
         assert (world.gpu.obstructed_since, world.machine.used) == (None, {"b": {UUID: 3 * GIB}})
 
 
-class TestSinceWhen:
+class TestObstructedSince:
     def test_obstruction_counts_from_the_first_of_consecutive_looks(self) -> None:
-        world = World().see(look(1.0, ALICE)).see(look(2.0, processes=Unknown("not told")))
+        world = World().see(look(1.0, ALICE)).see(look(2.0, processes=Unknown("not reported")))
         world.see(look(3.0, a_process(5)))
         assert world.gpu.obstructed_since == 1.0
         assert world.see(look(4.0)).gpu.obstructed_since is None
@@ -319,10 +319,15 @@ class TestSinceWhen:
 
 def test_report_has_the_last_look_and_the_current_holders() -> None:
     world = World().see(look(1.0, peak=0.2, used=3 * GIB))
-    (told,) = world.machine.worker_gpus({UUID: {"b", "a"}})
-    assert (told.uuid, told.index, told.name) == (UUID, 0, "Test GPU")
-    assert (told.memory_total, told.memory_used, told.utilization) == (80 * GIB, 3 * GIB, 0.2)
-    assert told.jobs == ("a", "b")
+    (reported,) = world.machine.worker_gpus({UUID: {"b", "a"}})
+    assert (reported.uuid, reported.index, reported.name) == (UUID, 0, "Test GPU")
+    assert (reported.memory_total, reported.memory_used, reported.utilization) == (80 * GIB, 3 * GIB, 0.2)
+    assert reported.jobs == ("a", "b")
     world.see(looked(2.0, {}))
-    (told,) = world.machine.worker_gpus({})
-    assert (told.memory_total, told.memory_used, told.utilization, told.jobs) == (80 * GIB, None, None, ())
+    (reported,) = world.machine.worker_gpus({})
+    assert (reported.memory_total, reported.memory_used, reported.utilization, reported.jobs) == (
+        80 * GIB,
+        None,
+        None,
+        (),
+    )

@@ -1,4 +1,4 @@
-"""The idle rule, held against what a GPU really did: second by second, by brute force, at any rhythm of looks."""
+"""The idle rule against a brute-force model of GPUs, second by second, for any sequence of looks."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from tests.support.deep import examples
 
 BELOW = 0.1
 HIDDEN = Unknown("the driver did not answer in 5 s")
-# What one GPU did in each second, one entry per second: how busy it was, or that nobody could tell.
+# What one GPU did, one entry per second: its utilization, or unknown.
 Seconds = tuple[Maybe[float], ...]
 
 
@@ -28,7 +28,7 @@ def is_idle(value: Maybe[float]) -> bool:
     return not isinstance(value, Unknown) and value < BELOW
 
 
-# The world: GPUs that did something in every second, and somebody who looks at them now and then
+# The model: GPUs with a value for every second, and looks at some of the seconds
 
 
 class World(NamedTuple):
@@ -42,7 +42,7 @@ class World(NamedTuple):
         return len(self.gpus[0])
 
     def activities(self, since: int, until: int) -> list[Activity]:
-        """What a look at second `until` sees when the look before it was at `since`."""
+        """What a look at second `until` sees after a look at `since`."""
         return [
             an_activity(_peak(seconds[max(since, 0) : until]), number, float(until - since))
             for number, seconds in enumerate(self.gpus)
@@ -50,7 +50,7 @@ class World(NamedTuple):
 
 
 def _peak(seconds: Seconds) -> Maybe[float]:
-    """What a source makes of a stretch of time: unknown if any of it is, else the highest."""
+    """The reading of a span: unknown if any second is, else the maximum."""
     peak: Maybe[float] = 0.0
     for value in seconds:
         if isinstance(value, Unknown) or isinstance(peak, Unknown):
@@ -72,7 +72,7 @@ class Seen(NamedTuple):
 
 
 def watch(world: World, policy: IdlePolicy, moments: Sequence[int]) -> list[Seen]:
-    """All verdicts of a rule that looks in these seconds, whatever is due in between."""
+    """All verdicts of a rule that looks in these seconds, ignoring `due`."""
     rule = IdleRule(policy, world.begun)
     seen = []
     since = moments[0] - 1
@@ -84,7 +84,7 @@ def watch(world: World, policy: IdlePolicy, moments: Sequence[int]) -> list[Seen
 
 
 def watch_steadily(world: World, policy: IdlePolicy, every: int, phase: int = 1) -> Iterator[Seen]:
-    """The verdicts of a watcher that looks every so often, and at the moment when the rule is due."""
+    """The verdicts of a watcher that looks at an interval, and when the rule is due."""
     rule = IdleRule(policy, world.begun)
     since, second = phase - 1, phase
     while second <= world.length:
@@ -110,18 +110,18 @@ def required(policy: IdlePolicy, gpus: int) -> int:
             return min(number, gpus)
 
 
-# Brute force: what is true of the world, asked of every second anew
+# Brute force: what holds in the model, computed for every second
 
 
 def idle_gpus(world: World, second: int, window: int) -> int:
-    """How many GPUs were really idle in each of the `window` seconds before `second`."""
+    """How many GPUs were idle in each of the `window` seconds before `second`."""
     if second - window < 0:
         return 0
     return sum(all(map(is_idle, seconds[second - window : second])) for seconds in world.gpus)
 
 
 def fulfilled_at(world: World, policy: IdlePolicy) -> int | None:
-    """The first second at which somebody who sees everything all the time would fire."""
+    """The first second at which a rule with complete information would fire."""
     window, after = int(policy.window), int(policy.after)
     for second in range(after + window, world.length + 1):
         if idle_gpus(world, second, window) >= required(policy, len(world.gpus)):
@@ -148,7 +148,7 @@ def armed_at(world: World, policy: IdlePolicy, moments: Sequence[int]) -> int | 
     return None
 
 
-# Strategies: times are whole seconds after a beginning that floats can hold exactly, however large
+# Strategies: times are whole seconds after a start that floats represent exactly
 
 BEGINNINGS = st.sampled_from([0.0, 0.25, 1000.5, 1e6, 1e9, 1e9 + 0.75])
 LEVELS: st.SearchStrategy[Maybe[float]] = st.sampled_from([0.0, 0.0, 0.0, 0.05, 0.099, BELOW, 0.5, 1.0, HIDDEN])
@@ -189,7 +189,7 @@ def policies(draw: st.DrawFn) -> IdlePolicy:
 
 @st.composite
 def looks_at(draw: st.DrawFn, world: World) -> list[int]:
-    """Seconds at which somebody looked: mostly often, now and then after a hole."""
+    """The seconds of looks: mostly frequent, with occasional gaps."""
     steps = st.one_of(st.integers(1, 8), st.sampled_from([1, 2, 30, 60]))
     moments = [draw(st.integers(1, 3))]
     while (following := moments[-1] + draw(steps)) <= world.length:
@@ -197,7 +197,7 @@ def looks_at(draw: st.DrawFn, world: World) -> list[int]:
     return moments
 
 
-# Never: what must not happen, whatever the looks
+# Never: what must not happen, for any looks
 
 
 @given(st.data(), worlds(), policies())
@@ -245,7 +245,7 @@ def test_unknown_alone_never_fires(world: World, policy: IdlePolicy, every: int)
 
 @given(BEGINNINGS, st.integers(2, 100), st.integers(26, 5000))
 def test_unknown_time_is_not_idle_even_if_the_next_reading_spans_it(begun: float, unknown: int, claimed: int) -> None:
-    """A driver that hung for long answers with a reading that spans all of the time in which it hung."""
+    """A driver that hung returns a reading that spans the whole hang."""
     rule = IdleRule(IdlePolicy(below=BELOW, window=20.0, after=0.0, every=1.0), begun)
     for second in range(unknown):
         rule.observe(Observation(begun + second, [an_activity(HIDDEN)]))
@@ -314,7 +314,7 @@ def test_rule_fires_within_one_look_after_an_idle_window(
     world = World(world.begun, tuple(seconds + lasting for seconds in world.gpus))
     fulfilled = fulfilled_at(world, policy)
     assert fulfilled is not None
-    # To be seen, the same GPUs must stay idle for one look more than the window.
+    # The same GPUs must stay idle for one look more than the window.
     assume(idle_gpus(world, fulfilled + max(every, phase), window + every) >= required(policy, len(world.gpus)))
     fired = first_firing(watch_steadily(world, policy, every, phase))
     assert fired is not None
@@ -332,7 +332,7 @@ def test_rule_fires_within_one_look_after_an_idle_window(
 def test_verdict_does_not_depend_on_the_rate_of_looks(
     begun: float, prelude: list[tuple[int, Maybe[float], int]], quick: int, slow: int, require: Require
 ) -> None:
-    """Idle stretches too short to fire, each broken by something, and then one that is long enough for both."""
+    """Interrupted idle periods too short to fire, then one long enough for both."""
     quick, slow = sorted((quick, slow))
     window = 30
     busy: list[Maybe[float]] = [0.5]
@@ -370,7 +370,7 @@ def test_due_is_the_first_moment_at_which_the_rule_fires(
     rule, now = at_the_end()
     late = rule.due()
     assert late is not None
-    # A window that is over soon after the last look.
+    # A window that ends soon after the last look.
     policy = msgspec.structs.replace(policy, window=max(1.0, now - (late - policy.window) + ahead))
     rule, now = at_the_end()
     due = rule.due()
@@ -451,7 +451,7 @@ def test_requiring_more_gpus_than_there_are_means_all() -> None:
     assert unknown.observe(Observation(1.0, [an_activity(HIDDEN, 0), an_activity(0.0, 1)])).kind == "unknown"
 
 
-# Snooze and starting over
+# Snooze and rearming
 
 
 @given(st.integers(1, 29), st.integers(1, 200), st.integers(1, 5))
@@ -495,7 +495,7 @@ def test_snooze_and_rearming_do_not_shorten_the_start_up_delay() -> None:
 
 
 def drive(rule: IdleRule, *stretches: tuple[int, Maybe[float]]) -> list[int]:
-    """Looks once a second and starts over after every firing; the seconds in which it fired."""
+    """Looks once a second and rearms after every firing; returns the seconds of firings."""
     fired = []
     second = 0
     for length, peak in stretches:
@@ -558,20 +558,20 @@ def test_gpu_is_reported_again_only_after_it_was_used(require: Require, fired: d
 def test_every_firing_includes_a_gpu_used_since_the_last(world: World, every: int, more: int, require: Require) -> None:
     policy = IdlePolicy(below=BELOW, window=float(every + more), after=0.0, every=float(every), require=require)
     rule = IdleRule(policy, world.begun)
-    told: set[str] = set()
+    reported: set[str] = set()
     for second in range(1, world.length + 1, every):
         activities = world.activities(second - every, second)
-        told -= {a.uuid for a in activities if not isinstance(a.peak, Unknown) and a.peak >= BELOW}
+        reported -= {a.uuid for a in activities if not isinstance(a.peak, Unknown) and a.peak >= BELOW}
         at = world.begun + second
         verdict = rule.observe(Observation(at, activities))
         if verdict.effect == "act":
             idle = set(verdict.gpus)
             assert len(idle) >= required(policy, len(world.gpus))
-            assert idle - told
-            # One that went idle a moment later is part of the same story.
-            told |= {a.uuid for a in activities if is_idle(a.peak)}
+            assert idle - reported
+            # A GPU that went idle slightly later belongs to the same firing.
+            reported |= {a.uuid for a in activities if is_idle(a.peak)}
             rule.rearm(at)
-        assert rule.spent == (len(told) == len(world.gpus))
+        assert rule.spent == (len(reported) == len(world.gpus))
 
 
 def test_one_used_gpu_rearms_a_rule_that_requires_all() -> None:
@@ -596,7 +596,7 @@ def test_verdict_names_gpus_idle_for_the_whole_window() -> None:
     assert named[3:] == [(), ("GPU-0",), ("GPU-0",), ("GPU-0", "GPU-1")]
 
 
-# The sentences that a person reads
+# Reasons
 
 FOUR = [an_activity(0.0, gpu) for gpu in range(4)]
 
@@ -609,7 +609,7 @@ FOUR = [an_activity(0.0, gpu) for gpu in range(4)]
         ([an_activity(0.1)], "busy", "GPU 0 was at 10%"),
         ([an_activity(0.0), an_activity(HIDDEN, 1)], "unknown", f"GPU 1 is unknown: {HIDDEN.reason}"),
         ([an_activity(HIDDEN), an_activity(HIDDEN, 1)], "unknown", f"GPU 0 and GPU 1 are unknown: {HIDDEN.reason}"),
-        # What nobody can see makes no difference where another is surely busy.
+        # An unknown GPU makes no difference where another is certainly busy.
         ([an_activity(0.5), an_activity(HIDDEN, 1)], "busy", "GPU 0 was at 50%"),
         (FOUR[:3], "waiting", "GPU 0, GPU 1 and GPU 2 stayed below 10% for 1m of 30m"),
         ([*FOUR, an_activity(0.0, 4)], "waiting", "all 5 GPUs stayed below 10% for 1m of 30m"),

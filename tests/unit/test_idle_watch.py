@@ -16,7 +16,7 @@ GPU = "GPU-00000000"
 
 
 class Watched:
-    """A watch whose log is kept, and which is fed looks at the distance that it asks for."""
+    """A watch with a captured log, fed with looks at its interval."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Watched:
     ) -> None:
         self.lines: list[str] = []
         log = logging.Logger("test", level)
-        log.addHandler(self._Keeper(self.lines))
+        log.addHandler(self._Collector(self.lines))
         self.watch = IdleWatch(
             SamplesPolicy(
                 every=look_distance(every),
@@ -44,7 +44,7 @@ class Watched:
         )
         self._at = 0.0
 
-    class _Keeper(logging.Handler):
+    class _Collector(logging.Handler):
         def __init__(self, lines: list[str]) -> None:
             super().__init__()
             self._lines = lines

@@ -1,4 +1,4 @@
-"""What people read while GPUs are judged: each change once."""
+"""Log messages of a judge: each change once."""
 
 from collections.abc import Iterable, Iterator
 
@@ -24,7 +24,7 @@ class Watching:
         return self.judge.observe(Observation(self.at, activities, problem)).messages
 
     def texts(self, *peaks: Maybe[float]) -> list[str]:
-        """What is new at each of these looks at one GPU."""
+        """The new messages at each of these looks at one GPU."""
         return list(texts(message for peak in peaks for message in self.look(peak)))
 
 
@@ -82,7 +82,7 @@ def test_warnings_and_unknown_readings_are_notified() -> None:
 def test_unknown_readings_are_logged_once_after_five_minutes() -> None:
     watching = Watching()
     for _look in range(3):
-        # One busy GPU is enough for the rule to be sure, and the lost ones still matter.
+        # One busy GPU decides the rule; lost GPUs are reported nevertheless.
         assert watching.look(0.9, LOST, LOST) == ()
     assert list(texts(watching.look(0.9, LOST, LOST))) == [
         "GPU 1, GPU 2 could not be read for 5m: the GPU is lost; what is unknown never counts against a job"

@@ -1,4 +1,4 @@
-"""What a worker makes of attempts that an earlier one left: only proof that a supervisor ended is an end."""
+"""Attempts left by an earlier worker: an attempt ends only with proof that its supervisor ended."""
 
 import contextlib
 import errno
@@ -29,7 +29,7 @@ from stoker.runs.record import Status
 from tests.support.waiting import wait_for
 from tests.unit.test_shim import attempt_spec_of
 
-# No database: what is found here is found without it.
+# No database: attempts are found without it.
 AWAY = "postgresql://nobody@127.0.0.1:1/nothing"
 GONE = (os.getpid(), 1)
 """This pid, of a process that started with the machine."""
@@ -52,7 +52,7 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def sleeper(processes: list[subprocess.Popen[bytes]], **environment: str) -> Identity:
-    """A process of some attempt, of which nobody is an ancestor that looks after jobs."""
+    """A process of an attempt without a supervising ancestor."""
     process = subprocess.Popen(["sleep", "600"], env={**os.environ, **environment})
     processes.append(process)
     who = identify(process.pid)
@@ -176,12 +176,12 @@ def test_running_attempt_with_deleted_files_is_not_released(
     attempt = claimed(home)
     place = home.directory / "attempts" / "j-1"
     place.mkdir()
-    ready, tell = os.pipe()
+    ready, wake = os.pipe()
     supervisor = os.fork()
     if supervisor == 0:
         set_name(SHIM_NAME)
         LocalAttemptRecord(place).hold_open()
-        os.write(tell, b"x")
+        os.write(wake, b"x")
         signal.pause()
     try:
         assert os.read(ready, 1) == b"x"
@@ -191,7 +191,7 @@ def test_running_attempt_with_deleted_files_is_not_released(
         os.kill(supervisor, signal.SIGKILL)
         os.waitpid(supervisor, 0)
         os.close(ready)
-        os.close(tell)
+        os.close(wake)
     orphan = sleeper(processes, **{ATTEMPT_TAG: "a"})
     assert not is_supervised(home, attempt)
     wait_for(lambda: not is_alive(orphan))

@@ -67,7 +67,7 @@ def test_cgroups_of_killed_supervisors_are_removed_at_close(stage: Stage, tmp_pa
 
 
 def test_shim_that_never_gets_ready_is_waited_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as one that is suspended."""
+    """For example a suspended shim."""
     monkeypatch.setattr("stoker.engines.local.shims._PATIENCE", 0.05)
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     arrivals, sign = socket.socketpair()

@@ -1,4 +1,4 @@
-"""Reading a log while it is written: no line is lost or repeated, whatever the writer does."""
+"""Reading a log while it is written: no line is lost or repeated."""
 
 import itertools
 import os
@@ -72,7 +72,7 @@ def test_two_rotations_between_two_reads_lose_nothing(reader: LogFileReader, tmp
 
 
 def test_line_being_carried_to_the_new_file_is_returned_once(reader: LogFileReader, tmp_path: Path) -> None:
-    """The writer moves the file, puts the unfinished line into the new one, and takes it from the old one."""
+    """The writer moves the file, copies the unfinished line to the new one, and removes it from the old one."""
     output, older = tmp_path / "output", tmp_path / "output.1"
     output.write_bytes(b"one\n 10%")
     reader.read()
@@ -96,7 +96,7 @@ def test_text_written_during_a_read_is_not_lost(tmp_path: Path) -> None:
     output = tmp_path / "output"
 
     class Interrupted(LogFileReader):
-        """The writer goes on after the file was read, and before it is asked whether there is another."""
+        """The writer continues after the read of the file, before the check for a new one."""
 
         def _next_file(self) -> int:
             if not (tmp_path / "output.1").exists():
@@ -148,7 +148,7 @@ def test_reader_of_the_real_writer_sees_the_log_as_without_rotation(
     place.mkdir()
     log, whole = LogWriter(place / "output", 2 * 200), LogWriter(place / "whole", 10**9)
     reader = LogFileReader(place)
-    told = b""
+    received = b""
     unfinished = b""
     for number, (words, looks) in enumerate(pieces):
         data = b"".join(words)[:90] + b"%d\n" % number
@@ -156,10 +156,10 @@ def test_reader_of_the_real_writer_sees_the_log_as_without_rotation(
         whole.write(data)
         if looks or number % 2:
             piece = reader.read()
-            told, unfinished = told + piece.finished, piece.unfinished
+            received, unfinished = received + piece.finished, piece.unfinished
     piece = reader.read()
-    told, unfinished = told + piece.finished, piece.unfinished
-    assert told + unfinished == (place / "whole").read_bytes()
+    received, unfinished = received + piece.finished, piece.unfinished
+    assert received + unfinished == (place / "whole").read_bytes()
     for opened in (log, whole, reader):
         opened.close()
 
@@ -169,13 +169,13 @@ def test_reader_of_the_real_writer_sees_the_log_as_without_rotation(
 
 def test_lines_of_a_moving_tail_are_returned_once() -> None:
     written = "".join(f"line {number}\n" for number in range(1000))
-    length, told = 0, b""
+    length, received = 0, b""
     tails = TailReader(lambda: written[:length][-300:])
     for length in range(0, len(written), 113):  # noqa: B007 - read by the tail
-        told += tails.read().finished
+        received += tails.read().finished
     length = len(written)
-    told += tails.read().finished
-    assert told.decode() == written
+    received += tails.read().finished
+    assert received.decode() == written
 
 
 def test_unfinished_line_of_a_tail_is_returned_as_it_is() -> None:
@@ -207,7 +207,7 @@ def test_overlap_of_two_tails_is_the_longest_one(before: bytes, more: bytes) -> 
     assert overlap(before, after) == longest
 
 
-# How much of it
+# Last lines
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ class Scene:
         return found
 
     def read(self) -> LogUpdate:
-        """After the worker had time for what is new."""
+        """Reads after the worker streamed new output."""
         self.work()
         return self.reader.read()
 
@@ -134,7 +134,7 @@ def lines(begin: int, end: int) -> bytes:
     return b"".join(b"line %d\n" % number for number in range(begin, end))
 
 
-# The whole
+# Whole stream
 
 
 def test_whole_stream_is_read_and_then_new_output(scene: Scene) -> None:
@@ -218,16 +218,16 @@ def test_closing_removes_the_copy(scene: Scene, copies: Path) -> None:
 
 def test_restarted_worker_repeats_no_line(scene: Scene) -> None:
     scene.prints(lines(0, 50_000) + b" 10%")
-    told = scene.reader.read().finished
+    received = scene.reader.read().finished
     for number in range(50_000, 50_003):
         scene.sender.close()
         scene.sender.restart()
         scene.prints(b"\n" if number == 50_000 else b"")
         scene.prints(lines(number, number + 1))
         steps = [scene.read() for _ in range(6)]
-        assert b"".join(step.finished for step in steps[:2]) == b""  # it is still being brought
-        told += b"".join(step.finished for step in steps)
-    assert told == lines(0, 50_000) + b" 10%\n" + lines(50_000, 50_003)
+        assert b"".join(step.finished for step in steps[:2]) == b""  # the new edition is still arriving
+        received += b"".join(step.finished for step in steps)
+    assert received == lines(0, 50_000) + b" 10%\n" + lines(50_000, 50_003)
     assert scene.reader.is_whole
 
 
@@ -241,17 +241,17 @@ def test_unfinished_line_stays_while_another_edition_arrives(scene: Scene) -> No
 
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_rotated_log_is_continued_in_another_edition(scene: Scene, repeats: int) -> None:
-    """Its writer keeps only so much, and the new worker begins with what is left."""
+    """The writer keeps a limited size, and the new worker starts with what remains."""
     log = LogWriter(scene.output, limit=20_000)
     log.write(lines(0, 1000))
-    told = scene.reader.read().finished
+    received = scene.reader.read().finished
     for turn in range(repeats):
         log.write(lines(1000 + 500 * turn, 1500 + 500 * turn))
         scene.sender.close()
         scene.sender.restart()
-        told += scene.read().finished
+        received += scene.read().finished
     log.close()
-    assert told == lines(0, 1000 + 500 * repeats)
+    assert received == lines(0, 1000 + 500 * repeats)
 
 
 def test_lines_lost_between_two_editions_are_marked(scene: Scene) -> None:
@@ -291,7 +291,7 @@ def test_lost_machine_is_not_waited_for(scene: Scene) -> None:
 @pytest.mark.parametrize("age", [0, 31])
 def test_complete_stream_of_a_lost_machine_is_the_whole_log(scene: Scene, age: int) -> None:
     scene.prints(lines(0, 250_000))
-    assert len(lines(0, 250_000)) > 8 * 256 * 1024  # more than one look brings
+    assert len(lines(0, 250_000)) > 8 * 256 * 1024  # more than one read returns
     scene.reader.read()
     ended = scene.ends()
     scene.read()
@@ -341,7 +341,7 @@ def test_tail_is_read_if_there_is_no_room_for_a_copy(scene: Scene, monkeypatch: 
 
 @pytest.mark.parametrize("behind", [0, 50])
 def test_dropped_stream_is_continued_by_the_tail_without_repeating_lines(scene: Scene, behind: int) -> None:
-    """The queue hears of a running job's output a few seconds late."""
+    """The tail in the queue is a few seconds old."""
     scene.prints(b"\xff\n" + lines(0, 20_000) + b" 10%")
     assert scene.reader.read().finished == b"\xff\n" + lines(0, 20_000)
     scene.store.logs.drop_stream(scene.attempt.id)
@@ -411,7 +411,7 @@ def test_job_that_starts_on_this_machine_is_read_from_its_file(scene: Scene) -> 
 
 
 class Script:
-    """What happens while the follower waits, one after the other; then time passes."""
+    """Events during the waits of the follower, in order; then time passes."""
 
     def __init__(self, scene: Scene, *events: Callable[[], object]) -> None:
         self._scene = scene
@@ -491,11 +491,11 @@ def test_older_tail_does_not_remove_the_last_line(
 def test_log_that_grows_faster_than_its_stream_is_not_waited_for(scene: Scene) -> None:
     editions = itertools.count(1)
 
-    def begin_anew() -> None:
-        lent = LogChunk(edition=f"{next(editions)}", start=0, finished=b"one\n", is_behind=True)
-        scene.store.logs.write_chunk(scene.attempt.id, lent)
+    def restart() -> None:
+        chunk = LogChunk(edition=f"{next(editions)}", start=0, finished=b"one\n", is_behind=True)
+        scene.store.logs.write_chunk(scene.attempt.id, chunk)
 
-    scene.meanwhile = begin_anew
+    scene.meanwhile = restart
     scene.store.logs.write(scene.attempt.id, "the end\n")
     assert scene.reader.read() == LogUpdate(b"the end\n", b"")
     assert scene.waited < 3.0

@@ -48,7 +48,7 @@ class Run:
 
 
 class Stage:
-    """A worker that streams logs, on a clock that the test sets, through a queue that is a real one."""
+    """A worker that streams logs through a real queue, on a clock that the test sets."""
 
     def __init__(self, directory: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -59,14 +59,14 @@ class Stage:
         self._patch = monkeypatch
 
     def run(self, worker: str | None = None) -> Run:
-        """An attempt that has begun, and printed nothing yet."""
+        """A started attempt without output."""
         (job,) = submit(self.store, "x")
         attempt = self.store.attempts.claim(job, worker or self.home.worker, [], LONG)
         assert attempt is not None
         return Run(self.home.directory / "attempts" / f"{job}-{attempt.number}", attempt.id)
 
     def requested(self, printed: bytes = b"") -> Run:
-        """One whose log is requested."""
+        """An attempt whose log is requested."""
         run = self.run()
         run.prints(printed)
         assert self.store.logs.request_stream(run.attempt, LONG)
@@ -90,9 +90,9 @@ class Stage:
 
     def read(self, run: Run, edition: str = "", start: int = 0) -> LogChunk:
         """All that was streamed."""
-        told = self.store.logs.read_chunk(run.attempt, edition, start)
-        assert told is not None
-        return told
+        chunk = self.store.logs.read_chunk(run.attempt, edition, start)
+        assert chunk is not None
+        return chunk
 
     def calls(self, name: str) -> list[object]:
         """One for every call of the store from now on."""
@@ -127,8 +127,13 @@ def test_only_requested_logs_are_streamed(stage: Stage) -> None:
     run, unwanted = stage.requested(b"one\ntwo\n 10%"), stage.run()
     unwanted.prints(b"private\n")
     stage.step()
-    told = stage.read(run)
-    assert (told.finished, told.unfinished, told.is_behind, told.is_complete) == (b"one\ntwo\n", b" 10%", False, False)
+    chunk = stage.read(run)
+    assert (chunk.finished, chunk.unfinished, chunk.is_behind, chunk.is_complete) == (
+        b"one\ntwo\n",
+        b" 10%",
+        False,
+        False,
+    )
     assert stage.store.logs.read_chunk(unwanted.attempt) is None
 
 
@@ -220,12 +225,12 @@ def test_long_log_is_streamed_in_steps(stage: Stage, monkeypatch: pytest.MonkeyP
     run = stage.requested(lines + b"last")
     for step in (1, 2, 3):
         stage.step()
-        told = stage.read(run)
-        assert (told.finished, told.unfinished, told.is_behind) == (lines[: 10 * step], b"", True)
+        chunk = stage.read(run)
+        assert (chunk.finished, chunk.unfinished, chunk.is_behind) == (lines[: 10 * step], b"", True)
         assert stage.streaming.due() <= stage.now
     stage.step()
-    told = stage.read(run)
-    assert (told.finished, told.unfinished, told.is_behind) == (lines, b"last", False)
+    chunk = stage.read(run)
+    assert (chunk.finished, chunk.unfinished, chunk.is_behind) == (lines, b"last", False)
     assert stage.streaming.due() == stage.now + MOMENT
 
 
@@ -278,7 +283,7 @@ def test_streams_wait_while_too_many_are_behind(stage: Stage, monkeypatch: pytes
         stage.step_all(SECOND)
     assert all(stage.read(run).is_complete for run in runs)
     assert descriptors() == before
-    assert stage.streaming.due() == stage.now + SECOND  # what is complete is looked at no more
+    assert stage.streaming.due() == stage.now + SECOND  # a complete stream is not checked again
 
 
 def test_followed_jobs_do_not_delay_other_streams(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,10 +348,10 @@ def test_rotated_log_is_streamed_whole_in_one_edition(stage: Stage) -> None:
     log.close()
     edition = stage.read(run).edition
     found = b""
-    while (told := stage.read(run, edition, len(found))).is_behind:
-        found += told.finished
-    assert found + told.finished == written
-    assert told.edition == edition
+    while (chunk := stage.read(run, edition, len(found))).is_behind:
+        found += chunk.finished
+    assert found + chunk.finished == written
+    assert chunk.edition == edition
 
 
 def test_too_large_log_is_not_streamed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,8 +421,8 @@ def test_growing_line_is_cut_until_it_ends(stage: Stage, monkeypatch: pytest.Mon
     assert not brought  # that is what it is for
     run.ends()
     stage.step(MOMENT)
-    told = stage.read(run)
-    assert (told.unfinished, told.is_complete) == (b"x" * 200, True)
+    chunk = stage.read(run)
+    assert (chunk.unfinished, chunk.is_complete) == (b"x" * 200, True)
 
 
 @pytest.mark.parametrize("end", [b"", b"\nlast\n"])
@@ -429,9 +434,9 @@ def test_line_longer_than_a_step_is_streamed_to_its_end(stage: Stage, end: bytes
     run.ends()
     for _ in range(3):
         stage.step(MOMENT)
-    told = stage.read(run)
-    assert told.is_complete
-    assert told.finished + told.unfinished == b"one\n" + b"x" * 1_000_000 + end
+    chunk = stage.read(run)
+    assert chunk.is_complete
+    assert chunk.finished + chunk.unfinished == b"one\n" + b"x" * 1_000_000 + end
 
 
 def test_stream_of_an_ended_attempt_is_complete_once_all_is_sent(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,8 +449,8 @@ def test_stream_of_an_ended_attempt_is_complete_once_all_is_sent(stage: Stage, m
     stage.step()
     assert (stage.read(run).size, stage.read(run).is_complete) == (30, False)
     stage.step()
-    told = stage.read(run)
-    assert (told.finished, told.unfinished, told.is_complete) == (b"123456789\n" * 3, b"end", True)
+    chunk = stage.read(run)
+    assert (chunk.finished, chunk.unfinished, chunk.is_complete) == (b"123456789\n" * 3, b"end", True)
 
 
 def test_log_of_an_old_attempt_is_streamed_at_once(stage: Stage) -> None:
@@ -455,8 +460,8 @@ def test_log_of_an_old_attempt_is_streamed_at_once(stage: Stage) -> None:
     run.ends()
     stage.store.logs.request_stream(run.attempt, LONG)
     stage.step()
-    told = stage.read(run)
-    assert (told.finished, told.is_complete) == (b"older\nnewer\n", True)
+    chunk = stage.read(run)
+    assert (chunk.finished, chunk.is_complete) == (b"older\nnewer\n", True)
 
 
 def test_stream_is_complete_only_with_the_last_line(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -573,11 +578,11 @@ def test_stream_restarts_after_the_queue_was_away(
     assert descriptors() == before
     stage.streaming.note_change()
     stage.step(SECOND)
-    assert stage.read(run).edition == edition  # perhaps it was the loan that was too much for it
+    assert stage.read(run).edition == edition  # the stream itself may have caused the outage
     stage.step(5.0)
-    told = stage.read(run, edition, 4)
-    assert (told.start, told.finished) == (0, b"one\ntwo\n")
-    assert told.edition != edition
+    chunk = stage.read(run, edition, 4)
+    assert (chunk.start, chunk.finished) == (0, b"one\ntwo\n")
+    assert chunk.edition != edition
 
 
 def test_requests_are_checked_again_after_the_queue_was_away(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -594,7 +599,7 @@ def test_requests_are_checked_again_after_the_queue_was_away(stage: Stage, monke
 
 
 def test_database_that_refuses_streams_affects_no_job(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(_attempt: str, _lent: LogChunk) -> bool:
+    def refused(_attempt: str, _chunk: LogChunk) -> bool:
         raise StokerError("the queue may not be changed by this user")
 
     run = stage.requested(b"one\n")
@@ -652,9 +657,9 @@ def test_copy_equals_the_log_after_any_sequence_of_events(lasting: Stage, steps:
         assert copy.is_complete
         expected = (run.directory / "whole").read_bytes()
         with contextlib.closing(LogFileReader(run.directory)) as fresh:
-            assert follower.told.endswith(b"".join(fresh.read()))
-        assert expected.endswith(follower.told)
-        assert not is_whole or follower.told == expected
+            assert follower.received.endswith(b"".join(fresh.read()))
+        assert expected.endswith(follower.received)
+        assert not is_whole or follower.received == expected
     finally:
         for opened in (log, whole, follower, copy):
             opened.close()
@@ -701,7 +706,7 @@ class Follower:
         self._edition = ""
         self._reader: LogFileReader | None = None
         self._finished = b""
-        self.told = b""
+        self.received = b""
 
     def read(self, store: Store) -> None:
         self._mirror.update(store)
@@ -713,7 +718,7 @@ class Follower:
             self._reader = LogFileReader(self._mirror.directory)
         finished, unfinished = self._reader.read()
         self._finished += finished
-        self.told = self._finished + unfinished
+        self.received = self._finished + unfinished
 
     def close(self) -> None:
         if self._reader is not None:

@@ -1,4 +1,4 @@
-"""What a log looks like on a page: as a terminal would have left it, and never more than text."""
+"""A log on a page: as a terminal shows it, and only as text."""
 
 import itertools
 import re
@@ -14,7 +14,7 @@ from stoker.logs.colours import Style, classes_of, contrast, nearest
 from stoker.logs.terminal import CUT, LONGEST_LINE, NOTE, REACH, ScreenLine, TerminalEmulator, as_html, for_terminal
 from tests.support.deep import examples
 
-# Everything that means something to a terminal, between letters.
+# All terminal control characters, between letters.
 _TOKENS = [
     b"a", b"text", b"<b>&\"'", "ü€😀".encode(), b"\xff", b"\xe2\x82", b"\n", b"\r", b"\b", b"\t", b"\x00", b"\x07",
     b"\x9b", "\x9b31m\x85".encode(), b"\x1b", b"\x1b[", b"\x1b[31m", b"\x1b[1;38;5;200m", b"\x1b[48;2;1;2;3m",
@@ -151,7 +151,7 @@ def test_chunk_size_does_not_matter(data: bytes, cuts: list[int]) -> None:
 
 
 class _Page(HTMLParser):
-    """What a browser makes of it."""
+    """The text and elements as a browser parses them."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)

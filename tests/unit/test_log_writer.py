@@ -1,4 +1,4 @@
-"""What a job says is kept on disk line by line, within a limit, whatever the disk does."""
+"""The log of a job on disk: line by line, within a limit, despite a full disk."""
 
 import errno
 import os
@@ -56,7 +56,7 @@ def test_last_state_of_each_line_is_kept(path: Path, pieces: list[bytes], stored
 
 
 def as_a_terminal_leaves_it(text: bytes) -> bytes:
-    """Byte by byte, the slow and obvious way."""
+    """Reference implementation, byte by byte."""
     lines, returned = [b""], False
     for byte in (bytes([value]) for value in text):
         if byte == b"\r":
@@ -182,7 +182,7 @@ def test_full_disk_loses_output_and_raises_nothing(path: Path, monkeypatch: pyte
     assert path.read_text() == f"one\ntw\n[13 bytes of output are missing here: {log.failure}]\nfive\n"
 
 
-def test_disk_full_during_an_overwrite_keeps_the_log_valid(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_during_an_overwrite_is_noted_in_the_log(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FullDisk(monkeypatch)
     log = LogWriter(path, PLENTY)
     log.write(b"one\n10%")

@@ -1,4 +1,4 @@
-"""What must not be shown is not: in addresses, and in the list of processes."""
+"""Masking of secrets in URLs, process titles, commands and JSON."""
 
 import subprocess
 import sys
@@ -51,7 +51,7 @@ def test_process_title_hides_the_password_and_the_program_keeps_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "text", "is_told"),
+    ("mode", "text", "is_reported"),
     [
         (0o644, 'queue = "postgresql://stoker:hunter2@db/queue"', True),
         (0o644, '[notify]\nurls = ["ntfy://topic"]', True),
@@ -60,7 +60,7 @@ def test_process_title_hides_the_password_and_the_program_keeps_it() -> None:
     ],
 )
 def test_world_readable_file_with_secrets_is_reported_once(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], mode: int, text: str, is_told: bool
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], mode: int, text: str, is_reported: bool
 ) -> None:
     _warned.clear()
     file = tmp_path / "stoker.toml"
@@ -69,7 +69,7 @@ def test_world_readable_file_with_secrets_is_reported_once(
     for _ in range(2):
         load_settings(file)
     said = f"stoker: other users of this machine can read the secrets in {file}: run `chmod 600 {file}`\n"
-    assert capfd.readouterr().err == (said if is_told else "")
+    assert capfd.readouterr().err == (said if is_reported else "")
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_jobs_in_json_are_masked_at_any_depth() -> None:
         "command": ["x", "--token", "abc"],
         "after": ("2",),
     }
-    told = {"jobs": [job, {"id": "2", "environment": None, "command": "TOKEN=abc x"}], "count": 2}
-    assert masked(told) == {
+    listing = {"jobs": [job, {"id": "2", "environment": None, "command": "TOKEN=abc x"}], "count": 2}
+    assert masked(listing) == {
         "jobs": [
             job | {"environment": {"HF_TOKEN": "***", "SEED": "1"}, "after": ["2"]},
             {"id": "2", "environment": None, "command": "TOKEN=abc x"},

@@ -59,19 +59,21 @@ def test_event_of_a_failure_waits_for_its_cause() -> None:
     detector = watching()
     failed = job(ended=NOW)
     assert detector.detect(a_look(CAUSE_WITHIN / 2, ended=[failed])) == []
-    told = detector.detect(a_look(CAUSE_WITHIN, ended=[failed], causes={"attempt-of-train": EndCause("idle", "idle")}))
-    assert [event.kind for event in told] == ["stopped"]
+    reported = detector.detect(
+        a_look(CAUSE_WITHIN, ended=[failed], causes={"attempt-of-train": EndCause("idle", "idle")})
+    )
+    assert [event.kind for event in reported] == ["stopped"]
 
 
 def test_idle_stop_is_reported_once_as_a_stop() -> None:
     look = a_look(
         ended=[job(reason="GPU 0 stayed below 1% for 30m")], causes={"attempt-of-train": EndCause("idle", "idle")}
     )
-    (told,) = watching().detect(look)
-    assert told.kind == "stopped"
-    assert told.message == "Job train was stopped: GPU 0 stayed below 1% for 30m."
-    (told,) = watching(kinds=("failed",)).detect(look)
-    assert told.kind == "failed"
+    (event,) = watching().detect(look)
+    assert event.kind == "stopped"
+    assert event.message == "Job train was stopped: GPU 0 stayed below 1% for 30m."
+    (event,) = watching(kinds=("failed",)).detect(look)
+    assert event.kind == "failed"
 
 
 def test_late_cause_does_not_repeat_a_reported_failure() -> None:
@@ -79,10 +81,10 @@ def test_late_cause_does_not_repeat_a_reported_failure() -> None:
     detector, notes, throttle = watching(), MemoryNotes(), Throttle()
     throttle.add(detector.detect(a_look(CAUSE_WITHIN, ended=[job(ended=NOW)])))
     throttle.add(detector.detect(a_look(CAUSE_WITHIN + 3, **late)))
-    # Not by another process either, which sees it only now.
+    # Nor by another process, which sees it later.
     throttle.add(watching().detect(a_look(CAUSE_WITHIN + 3, **late)))
-    told = [event.kind for at in (3, 100) for batch in throttle.due(NOW + at, notes) for event in batch.events]
-    assert len(told) == 1
+    reported = [event.kind for at in (3, 100) for batch in throttle.due(NOW + at, notes) for event in batch.events]
+    assert len(reported) == 1
 
 
 def test_idle_stop_of_a_retried_job_is_reported() -> None:
@@ -123,27 +125,27 @@ def test_cleaned_queue_is_not_reported_as_empty_again() -> None:
 
 
 def test_unknown_gpu_is_reported_once_and_when_it_is_back() -> None:
-    detector, notes, told = watching(), MemoryNotes(), list[str]()
+    detector, notes, reported = watching(), MemoryNotes(), list[str]()
 
     def look(at: float, **of_gpu: Any) -> None:
         throttle = Throttle()
         throttle.add(detector.detect(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(3, **of_gpu),))])))
-        told.extend(
+        reported.extend(
             event.message for batch in throttle.due(NOW + at, NotesWithoutSlots(notes)) for event in batch.events
         )
 
     look(0)
     look(10, state="unknown", since=NOW + 10, note="the driver does not answer")
     look(609, state="unknown", since=NOW + 10)
-    assert told == []
+    assert reported == []
     look(611, state="unknown", since=NOW + 10, note="the driver does not answer")
-    # Its worker was restarted, and knows of the outage only since then.
+    # The restarted worker reports the outage only since its start.
     look(1300, state="unknown", since=NOW + 1290)
     look(2000, state="unknown", since=NOW + 1290)
-    assert told == ["GPU 3 of node7 could not be read for 10 min: the driver does not answer."]
+    assert reported == ["GPU 3 of node7 could not be read for 10 min: the driver does not answer."]
     look(2010, state="job", since=NOW + 2005)
     look(2020, state="free", since=NOW + 2015)
-    assert told[1:] == ["GPU 3 of node7 can be read again."]
+    assert reported[1:] == ["GPU 3 of node7 can be read again."]
 
 
 class NotesWithoutSlots:
@@ -168,19 +170,19 @@ def test_short_outage_is_not_reported() -> None:
 
 def test_machine_that_cannot_list_its_gpus_is_reported() -> None:
     detector = watching(unknown_after=60.0)
-    told: list[Event] = []
+    reported: list[Event] = []
     for at in (0, 20, 40, 60):
-        told += detector.detect(a_look(at, workers=[worker(seen=NOW + at, problem="NVML: driver not loaded")]))
-    assert said([one for one in told if one.turn == "began"]) == [
+        reported += detector.detect(a_look(at, workers=[worker(seen=NOW + at, problem="NVML: driver not loaded")]))
+    assert said([one for one in reported if one.turn == "began"]) == [
         "All GPUs of node7 could not be read for 60 s: NVML: driver not loaded."
     ]
 
 
 def test_machine_without_gpus_is_not_reported() -> None:
-    detector, told = watching(unknown_after=60.0), list[Event]()
+    detector, reported = watching(unknown_after=60.0), list[Event]()
     for at in range(0, 90, 10):
-        told += detector.detect(a_look(at, workers=[worker(seen=NOW + at, problem="no driver", absent=True)]))
-    assert [one for one in told if one.kind == "gpu-unknown"] == []
+        reported += detector.detect(a_look(at, workers=[worker(seen=NOW + at, problem="no driver", absent=True)]))
+    assert [one for one in reported if one.kind == "gpu-unknown"] == []
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,7 @@ def test_time_of_an_unknown_gpu_is_measured_by_the_database_clock(of_gpu: dict[s
 
 
 def look_at_gone(detector: EventDetector, *workers: Any, **more: Any) -> list[Event]:
-    """From when it was first seen until it is silent for too long, with looks as they come."""
+    """Looks from the first heartbeat until the worker counts as lost."""
     found = []
     for at in range(0, 80, 5):
         found += detector.detect(a_look(at, workers=workers, **more))
@@ -210,8 +212,8 @@ def look_at_gone(detector: EventDetector, *workers: Any, **more: Any) -> list[Ev
 def test_lost_worker_is_reported_with_its_jobs() -> None:
     jobs = [job(name, state="running", attempt=name) for name in ("a", "b", "c")]
     running = [(attempt(one, "w1"), one) for one in jobs] + [(attempt(job("x"), "w2"), job("x"))]
-    (told,) = look_at_gone(watching(), worker(), running=running)
-    assert told.message == "The worker on node7 has not been seen for 65 s. It had 3 jobs: a, b and c."
+    (event,) = look_at_gone(watching(), worker(), running=running)
+    assert event.message == "The worker on node7 has not been seen for 65 s. It had 3 jobs: a, b and c."
 
 
 def test_stopped_worker_is_not_reported() -> None:
@@ -235,15 +237,15 @@ def test_no_worker_counts_as_lost_right_after_a_gap() -> None:
 
 
 def test_return_of_a_worker_is_reported_only_after_its_loss() -> None:
-    for was_told, expected in ((True, ["The worker on node7 is back."]), (False, [])):
+    for was_reported, expected in ((True, ["The worker on node7 is back."]), (False, [])):
         notes, throttle = MemoryNotes(), Throttle()
-        if was_told:
+        if was_reported:
             notes.note_once("worker-gone:w1")
         throttle.add(watching().detect(a_look(workers=[worker()])))
         assert [said(list(batch.events)) for batch in throttle.due(NOW, notes)] == ([expected] if expected else [])
 
 
-# Pace
+# Throttle
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -258,7 +260,7 @@ def test_at_most_one_message_a_minute_per_kind_and_no_event_is_lost(
     """Two processes that see the same, one sometimes first."""
     notes, pacers = MemoryNotes(), [Throttle(), Throttle()]
     sent: dict[str, list[float]] = defaultdict(list)
-    told: Counter[str] = Counter()
+    reported: Counter[str] = Counter()
     expected: list[str] = []
     now = NOW
 
@@ -266,7 +268,7 @@ def test_at_most_one_message_a_minute_per_kind_and_no_event_is_lost(
         for throttle in pacers:
             for batch in throttle.due(now, notes):
                 sent[batch.kind].append(now)
-                told.update(event.key for event in batch.events)
+                reported.update(event.key for event in batch.events)
 
     for pause, kind, count, first in bursts:
         now += pause
@@ -278,7 +280,7 @@ def test_at_most_one_message_a_minute_per_kind_and_no_event_is_lost(
     for _ in range(60):
         now += 5
         step()
-    assert told == Counter(expected)
+    assert reported == Counter(expected)
     for times in sent.values():
         assert all(later - earlier >= 60 for earlier, later in pairwise(times))
 
@@ -347,20 +349,20 @@ def test_end_of_an_outage_that_another_process_sent_is_sent() -> None:
     assert [one.turn for one in batch.events] == ["over"]
 
 
-# Words
+# Messages
 
 
 def test_message_has_the_reason_and_the_link_to_the_job() -> None:
-    (told,) = watching().detect(a_look(ended=[job("train", reason="no space left")]))
-    message = compose("failed", [told], "https://gpu-box:7865")
+    (event,) = watching().detect(a_look(ended=[job("train", reason="no space left")]))
+    message = compose("failed", [event], "https://gpu-box:7865")
     assert message.title == "Stoker: job failed: train"
     assert message.body == "Job train failed with exit code 1: no space left.\nhttps://gpu-box:7865/jobs/0000beef"
-    assert compose("failed", [told], "").body.endswith("\nstoker show 0000beef says more.")
+    assert compose("failed", [event], "").body.endswith("\nstoker show 0000beef says more.")
 
 
 def test_name_with_spaces_is_quoted_in_a_body_and_not_in_a_title() -> None:
-    (told,) = watching().detect(a_look(ended=[job("wants eight GPUs")]))
-    message = compose("failed", [told], "")
+    (event,) = watching().detect(a_look(ended=[job("wants eight GPUs")]))
+    message = compose("failed", [event], "")
     assert message.title == "Stoker: job failed: wants eight GPUs"
     assert message.body.startswith("Job “wants eight GPUs” failed with exit code 1.")
 
@@ -369,8 +371,8 @@ def test_job_text_cannot_format_mention_or_break_a_message() -> None:
     nasty = job(
         "*bold* <b>x</b> @everyone [a](http://b) `c`\x1b[31m\nSubject: x", reason="__init__.py \u202e\x00~~no~~"
     )
-    (told,) = watching().detect(a_look(ended=[nasty]))
-    message = compose("failed", [told], "https://gpu-box")
+    (event,) = watching().detect(a_look(ended=[nasty]))
+    message = compose("failed", [event], "https://gpu-box")
     text = message.title + message.body.replace("\n", "", 1)
     assert not re.search(r"[*<>@`~\[\]]|(?<!\w)_|_(?!\w)", text)
     assert all(letter.isprintable() for letter in text)

@@ -1,4 +1,4 @@
-"""The nvidia-smi source: what it makes of everything that command is known to say, and how it runs it."""
+"""The nvidia-smi source: parsing of all known outputs, and running of the command."""
 
 import os
 import signal
@@ -70,7 +70,7 @@ def assert_all_unknown(reading: Reading, *words: str) -> None:
 
 
 @pytest.mark.usefixtures("smi")
-class TestAHealthyMachine:
+class TestHealthyMachine:
     def test_every_value_is_read(self, opened: Callable[[], Source]) -> None:
         source = opened()
         before = time.monotonic()
@@ -151,7 +151,7 @@ class TestAHealthyMachine:
         assert opened().look().gpus[0].bus == "10000:3b:00.0"
 
 
-class TestFieldsThatAreNotTold:
+class TestMissingFields:
     @pytest.mark.parametrize(
         "said",
         [
@@ -288,9 +288,9 @@ def known_processes(reading: Reading) -> tuple[Process, ...]:
     return reading.processes
 
 
-class TestASickDriver:
+class TestFailingDriver:
     @pytest.mark.parametrize(
-        ("text", "code", "told"),
+        ("text", "code", "expected"),
         [
             (MISMATCH, 18, "Failed to initialize NVML: Driver/library version mismatch"),
             (NO_DRIVER, 9, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver"),
@@ -302,15 +302,15 @@ class TestASickDriver:
         ],
     )
     def test_failure_makes_all_readings_unknown_and_says_why(
-        self, smi: FakeNvidiaSmi, opened: Callable[[], Source], text: str, code: int, told: str
+        self, smi: FakeNvidiaSmi, opened: Callable[[], Source], text: str, code: int, expected: str
     ) -> None:
         source = opened()
         smi.lists_gpus(text, code=code)
         look = source.look()
-        assert told in reason(look.problem)
+        assert expected in reason(look.problem)
         assert [gpu.uuid for gpu in look.gpus] == [uuid(0), uuid(1)]
         for reading in look.readings:
-            assert_all_unknown(reading, told, f"exit code {code}")
+            assert_all_unknown(reading, expected, f"exit code {code}")
 
     @pytest.mark.parametrize("text", [MISMATCH, "<html>502 Bad Gateway</html>\n", "0, 1, 2\n", ",,,,,,,,,\n"])
     def test_error_with_exit_code_zero_is_still_an_error(
@@ -393,7 +393,7 @@ class TestASickDriver:
         assert_all_unknown(look.readings[1], "missing from nvidia-smi's list", "GPU is lost", "exit code 15")
 
     @pytest.mark.parametrize(
-        ("strays", "code", "told"),
+        ("strays", "code", "expected"),
         [
             ("", 14, "nvidia-smi ended with exit code 14."),
             ("WARNING: infoROM is corrupted at gpu 0000:01:00.0\n", 14,
@@ -401,12 +401,12 @@ class TestASickDriver:
         ],
     )  # fmt: skip
     def test_warning_does_not_spoil_the_readings_and_is_noted(
-        self, smi: FakeNvidiaSmi, opened: Callable[[], Source], strays: str, code: int, told: str
+        self, smi: FakeNvidiaSmi, opened: Callable[[], Source], strays: str, code: int, expected: str
     ) -> None:
         smi.lists_gpus(gpu_line(0), gpu_line(1), code=code, errors=strays)
         look = opened().look()
         assert look.problem is None
-        assert look.note == told
+        assert look.note == expected
         assert known(look.readings[0].utilization)
 
     def test_gpu_without_a_uuid_is_identified_by_pci_slot(
@@ -456,7 +456,7 @@ class TestOpening:
         source.close()
 
     @pytest.mark.parametrize(
-        ("text", "code", "told"),
+        ("text", "code", "expected"),
         [
             ("No devices were found\n", 6, "nvidia-smi found no GPU"),
             ("No devices were found\n", 0, "nvidia-smi found no GPU"),
@@ -467,10 +467,10 @@ class TestOpening:
         ],
     )
     def test_machine_without_a_gpu_or_driver_is_absent(
-        self, smi: FakeNvidiaSmi, opened: Callable[[], Source], text: str, code: int, told: str
+        self, smi: FakeNvidiaSmi, opened: Callable[[], Source], text: str, code: int, expected: str
     ) -> None:
         smi.lists_gpus(text, code=code)
-        with pytest.raises(AbsentError, match=told):
+        with pytest.raises(AbsentError, match=expected):
             opened()
 
     @pytest.mark.parametrize(
@@ -492,7 +492,7 @@ class InterruptedLookError(Exception):
 
 @contextmanager
 def interrupted_while_stuck(smi: FakeNvidiaSmi) -> Iterator[None]:
-    """Breaks off whatever is inside, as a signal does, once nvidia-smi has started and is waited for."""
+    """Interrupts the block, as a signal does, while it waits for nvidia-smi."""
     started = smi.folder / "gpus.pid"
     started.unlink()
     broken_off = False
@@ -512,7 +512,7 @@ def interrupted_while_stuck(smi: FakeNvidiaSmi) -> Iterator[None]:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not waited_for():
             time.sleep(0.002)
-        # One that comes just before the call that blocks does not wake it.
+        # A signal just before the blocking call does not wake it.
         while not broken_off:
             signal.pthread_kill(main, signal.SIGUSR1)
             time.sleep(0.01)
@@ -529,10 +529,10 @@ def interrupted_while_stuck(smi: FakeNvidiaSmi) -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
 
 
-class TestACommandThatHangs:
+class TestHangingCommand:
     @pytest.fixture(autouse=True)
     def _patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The command here ends when it is asked to, however late."""
+        """The command ends on request, but late."""
         monkeypatch.setattr(nvidia_smi, "_SECONDS_TO_LEAVE", 60.0)
 
     def test_hanging_command_is_ended_when_the_source_is_closed(
@@ -629,7 +629,7 @@ def test_ignored_sigchld_does_not_spoil_the_look(smi: FakeNvidiaSmi, opened: Cal
 
 
 class Canned(nvidia_smi._Asker):
-    """Says given words without running anything."""
+    """Returns the given output without running a command."""
 
     def __init__(self, gpus: str, processes: str, code: int) -> None:
         super().__init__("nvidia-smi")

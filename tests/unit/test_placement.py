@@ -1,4 +1,4 @@
-"""Which job goes on which GPU: scenarios a person would recognise, and what holds for every machine and queue."""
+"""Placement of jobs on GPUs: scenarios, and properties of every machine and queue."""
 
 import math
 import random
@@ -291,7 +291,7 @@ def test_unreadable_machine_starts_only_jobs_without_a_gpu() -> None:
     assert decision.waiting["gpu"] == NoGpusSeen(1, None, "the driver did not answer")
 
 
-# Jobs that give way
+# Preemption
 
 
 def test_preemptible_jobs_fill_remaining_gpus_at_any_priority() -> None:
@@ -375,7 +375,7 @@ def test_preemptible_job_without_a_gpu_is_preempted_for_a_normal_one() -> None:
     assert place([], stopping, a_job("normal", 0), rules=rules).preempt == ()
 
 
-# What holds for every machine and every queue
+# Properties of every machine and queue
 
 TOTALS = [8 * GIB, 24 * GIB, 80 * GIB]
 
@@ -399,14 +399,14 @@ def requests(draw: st.DrawFn, prefix: str, count: int, *, bounded: bool = True) 
 
 @st.composite
 def troubled(draw: st.DrawFn, gpu: GpuState, held: Sequence[Allocation]) -> GpuState:
-    """The GPU with what its jobs use on it, and perhaps something that is nobody's of ours."""
+    """The GPU with the memory of its jobs, and possibly foreign use."""
     ours = sum((allocation.used or {}).get(gpu.uuid, 0) for allocation in held)
     gpu = msgspec.structs.replace(gpu, memory_used=ours, peak=draw(st.sampled_from([0.0, 1.0])) if ours else 0.0)
-    trouble = draw(st.sampled_from(["none", "none", "none", "foreigner", "unreadable", "memory", "busy", "baseline"]))
+    trouble = draw(st.sampled_from(["none", "none", "none", "foreign", "unreadable", "memory", "busy", "baseline"]))
     since = draw(st.sampled_from([None, NOW - 30, NOW - HOUR]))
     changes: dict[str, dict[str, object]] = {
         "none": {},
-        "foreigner": {"other_processes": ("alice's python (pid 4242)",), "obstructed_since": since},
+        "foreign": {"other_processes": ("alice's python (pid 4242)",), "obstructed_since": since},
         "unreadable": {"memory_used": Unknown("the driver did not answer"), "obstructed_since": since},
         "memory": {"memory_used": ours + 5 * GIB, "obstructed_since": since},
         "busy": {"peak": 0.9, "obstructed_since": since},
@@ -427,7 +427,7 @@ class World(msgspec.Struct):
 
 @st.composite
 def worlds(draw: st.DrawFn, *, slots: Sequence[int] = (1, 1, 2, 3), bounded: bool = True) -> World:
-    """A machine in the midst of its work: what runs was placed by earlier decisions, and some of it has ended."""
+    """A busy machine: running jobs were placed by earlier decisions, and some have ended."""
     rules = PlacementOptions(slots_per_gpu=draw(st.sampled_from(slots)), cpu_jobs=2)
     seen = [a_gpu(index, total=draw(st.sampled_from(TOTALS))) for index in range(draw(st.integers(1, 4)))]
     earlier = draw(requests("r", 8, bounded=bounded))
@@ -448,7 +448,7 @@ def worlds(draw: st.DrawFn, *, slots: Sequence[int] = (1, 1, 2, 3), bounded: boo
 
 
 def after(world: World, decision: Placements, *, leave_out: Iterable[str] = ()) -> World:
-    """The world in which what was decided has been done."""
+    """The world after the decision is carried out."""
     wanted = {request.job: request for request in world.waiting}
     out = set(leave_out)
     new = [Allocation(wanted[s.job], s.gpus, NOW, used={}) for s in decision.start if s.job not in out]
@@ -461,7 +461,7 @@ def after(world: World, decision: Placements, *, leave_out: Iterable[str] = ()) 
 
 
 def rank(request: ResourceRequest) -> tuple[bool, int, int]:
-    """The order that people are promised: normal jobs first, then priority, then age."""
+    """The documented order: normal jobs first, then priority, then age."""
     return (request.preemptible, -request.priority, request.order)
 
 
@@ -612,7 +612,7 @@ def test_placement_does_not_depend_on_the_order_of_its_input(world: World, chanc
 
 
 def settled(world: World, gone: set[str]) -> World:
-    """The world in which those jobs have ended and what they used has come back."""
+    """The world after those jobs ended and their memory is free."""
     held = [allocation for allocation in world.held if allocation.request.job not in gone]
     return World([after_leaving(world, gpu, gone) for gpu in world.seen], held, world.waiting, world.rules)
 
@@ -658,12 +658,12 @@ def test_normal_job_waits_only_if_preemption_does_not_help_or_is_under_way(world
     fillers = {h.request.job for h in world.held if h.request.preemptible}
     stopping = {h.request.job for h in world.held if h.stopping}
     if settled(world, stopping).decide().start:
-        return  # it waits for what is coming free already
+        return  # it waits for GPUs that are becoming free
     assert settled(world, stopping | fillers).decide().start == ()
 
 
 class Machine:
-    """A worker's life in fast motion: jobs end when their time has come, and decisions are carried out."""
+    """A simulated worker: jobs end at their time, and decisions are carried out."""
 
     GRACE = 5.0
 
@@ -704,7 +704,7 @@ class Machine:
 
 
 class Crowd:
-    """Small jobs without end, of every kind."""
+    """An endless supply of small jobs of every kind."""
 
     def __init__(self, chance: random.Random, *, sharing: bool) -> None:
         self._chance = chance
@@ -775,7 +775,7 @@ def test_job_for_whole_gpus_is_not_starved_by_sharing_jobs(
 
 
 class Cluster:
-    """Several machines at one queue, which knows the one machine that keeps GPUs for a job."""
+    """Several machines with one queue, which knows the one machine with a reservation for a job."""
 
     def __init__(self, machines: Sequence[Machine], crowd: Crowd) -> None:
         self.machines = machines
@@ -786,7 +786,7 @@ class Cluster:
             machine.live_to(self.now)
 
     def settle(self, waiting: list[ResourceRequest]) -> list[str]:
-        """Everybody has a turn until nobody starts, takes or gives back anything more."""
+        """Every machine decides in turn until nothing changes."""
         started: list[str] = []
         for _ in range(20):
             before = len(started), {job: kept[0] for job, kept in self.kept.items()}
@@ -833,7 +833,7 @@ def test_one_machine_reserves_gpus_for_a_big_job_and_the_others_continue(
     cluster = Cluster([a_machine_full_of(crowd, gpus(count)) for count in counts], crowd)
     big = a_job("big", data.draw(st.integers(2, max(counts))), order=-1)
     crowd.durations[big.job] = 1.0
-    # It may move once for each GPU that it lacks less, and once to where its start is certain.
+    # A reservation may move once for each GPU less that it lacks, and once to a certain start.
     deadline = cluster.now + (big.gpus + 2) * 1200.0
     waiting = [big]
     while cluster.now <= deadline:
@@ -856,7 +856,7 @@ def test_one_machine_reserves_gpus_for_a_big_job_and_the_others_continue(
 def on_two_machines(
     first: Sequence[Allocation], second: Sequence[Allocation], *waiting: ResourceRequest
 ) -> tuple[Placements, Placements, dict[str, Offer]]:
-    """The first decides, then the second, which knows what the first keeps."""
+    """The first decides, then the second, which knows the reservations of the first."""
     one = place(gpus(2), first, *waiting)
     elsewhere = {keeping.job: keeping.offer for keeping in one.reservations if keeping.affects_others}
     return one, decide(gpus(2), second, waiting, RULES, NOW, elsewhere=elsewhere), elsewhere
@@ -877,7 +877,7 @@ def test_reservation_moves_to_the_machine_that_can_start_sooner() -> None:
     _one, other, _elsewhere = on_two_machines(endless, limited, a_job("big", 2))
     assert [(keeping.job, keeping.offer) for keeping in other.reservations] == [("big", Offer(HOUR, 2))]
     _one, other, _elsewhere = on_two_machines(limited, endless, a_job("big", 2), a_job("small", order=1))
-    assert [keeping.job for keeping in other.reservations] == ["big"], "nobody feels it on the first"
+    assert [keeping.job for keeping in other.reservations] == ["big"], "it does not affect others on the first"
 
 
 def test_second_big_job_gets_a_reservation_on_the_second_machine() -> None:
@@ -898,7 +898,7 @@ def test_job_starts_where_it_fits_though_another_machine_reserves_gpus_for_it() 
     assert placed(other) == {"big": [0, 1]}
 
 
-def test_full_machine_does_not_query_reservations_of_others() -> None:
+def test_reservation_on_a_full_machine_does_not_affect_others() -> None:
     held = [running(a_job("r"), 0), running(a_job("s"), 1)]
     jobs = [a_job(f"j{order}", order=order) for order in range(5)]
     assert [(keeping.job, keeping.affects_others) for keeping in place(gpus(2), held, *jobs).reservations] == [

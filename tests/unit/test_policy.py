@@ -1,4 +1,4 @@
-"""A policy: what can be meant, what cannot, and how it reads."""
+"""Policies: validation, description and storage."""
 
 from typing import Any
 

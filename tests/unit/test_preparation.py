@@ -1,4 +1,4 @@
-"""What becomes of a queued job when it is started."""
+"""Command, environment and devices of a job at its start."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ class TestCommand:
         assert prepared(command=("a", "&&", "b c")).command == ("a", "&&", "b c")
 
     @pytest.mark.parametrize(
-        ("written", "meant"),
+        ("written", "replaced"),
         [
             ("out/{id}", "out/0a1b2c3d"),
             ("-n {gpus} -b {batch_size} {batch_size}", "-n 2 -b 64 64"),
@@ -58,10 +58,10 @@ class TestCommand:
             ('{"id": 1, "gpus": [{}]}', None),
         ],
     )
-    def test_only_documented_placeholders_are_replaced(self, written: str, meant: str | None) -> None:
+    def test_only_documented_placeholders_are_replaced(self, written: str, replaced: str | None) -> None:
         two = (a_gpu(0), a_gpu(1))
-        assert prepared(command=written, batch_size=64, gpus=two).command[2] == (meant or written)
-        assert prepared(command=("x", written, "y"), batch_size=64, gpus=two).command == ("x", meant or written, "y")
+        assert prepared(command=written, batch_size=64, gpus=two).command[2] == (replaced or written)
+        assert prepared(command=("x", written, "y"), batch_size=64, gpus=two).command == ("x", replaced or written, "y")
 
     def test_missing_batch_size_is_refused(self) -> None:
         with pytest.raises(BadInputError, match=r"job 0a1b2c3d says \{batch_size\}, but the job has none"):

@@ -1,4 +1,4 @@
-"""Which programs a person's patterns ignore, and which they do not."""
+"""Patterns of ignored programs."""
 
 import pytest
 

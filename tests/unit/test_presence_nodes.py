@@ -1,4 +1,4 @@
-"""Which device nodes stand for a GPU, on machines made of plain files."""
+"""Device nodes of GPUs, on machines made of plain files."""
 
 import os
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_nvidia_node_is_named_by_the_minor_number_even_before_it_exists(tmp_path
 
 
 def test_slices_have_the_node_of_their_parent_gpu(tmp_path: Path) -> None:
-    unknown = Unknown("not told for slices")
+    unknown = Unknown("not reported for slices")
     gpus = [
         gpu("GPU-a", minor=2),
         gpu("MIG-1", minor=unknown, parent="GPU-a"),
@@ -38,7 +38,7 @@ def test_slices_have_the_node_of_their_parent_gpu(tmp_path: Path) -> None:
 
 
 def test_gpu_with_an_unknown_node_has_none(tmp_path: Path) -> None:
-    unknown = Unknown("not told")
+    unknown = Unknown("not reported")
     gpus = [gpu("GPU-a", minor=unknown), gpu("GPU-b", vendor="amd", bus=unknown), gpu("GPU-c", vendor="intel")]
     assert device_nodes(gpus, tmp_path) == {"GPU-a": (), "GPU-b": (), "GPU-c": ()}
 

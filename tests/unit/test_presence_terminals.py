@@ -1,4 +1,4 @@
-"""Who is at a terminal or screen, on machines made of plain files."""
+"""Users at terminals and screens, on machines made of plain files."""
 
 import os
 import pwd
@@ -9,7 +9,7 @@ import pytest
 from stoker.presence.terminals import TerminalActivity, Terminals
 
 NOW = 1_800_000_000.0
-# A person's uid: of nobody in particular when root makes the files, else of whoever runs the tests.
+# The uid of a user: any uid when root runs the tests, else that of the test process.
 PERSON = 54321 if os.geteuid() == 0 else os.geteuid()
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
 
@@ -27,7 +27,7 @@ def terminal(root: Path, name: str, *, idle: float, uid: int = PERSON) -> Path:
     path.touch()
     if os.geteuid() == 0:
         os.chown(path, uid, 0)
-    # Output, which is the time of modification, is nobody's doing.
+    # Output changes the modification time and is not activity of a user.
     os.utime(path, (NOW - idle, NOW))
     return path
 
@@ -71,7 +71,7 @@ def test_age_within_the_resolution_of_the_kernel_is_activity(tmp_path: Path, age
 
 
 def test_idle_time_is_never_overestimated(tmp_path: Path) -> None:
-    """Input at 7.9 s after the noted time may have left that time as it is."""
+    """Input up to 7.9 s after the recorded time may leave it unchanged."""
     terminal(tmp_path, "pts/0", idle=300)
     assert Terminals(tmp_path).activity(NOW)[0].idle <= 300 - 7.9
 

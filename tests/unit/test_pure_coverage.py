@@ -1,4 +1,4 @@
-"""Which modules `make coverage` holds above a floor, and when it fails. The measuring itself takes a minute."""
+"""Which modules `make coverage` holds above a floor, and when it fails. The measurement itself takes a minute."""
 
 import tomllib
 from pathlib import Path

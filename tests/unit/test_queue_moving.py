@@ -1,4 +1,4 @@
-"""Steps and moves in the queue: nobody is lost, and nobody jumps."""
+"""Steps and moves in the queue: no job is lost, and other jobs keep their order."""
 
 import math
 
@@ -32,7 +32,7 @@ def test_step_up_and_step_down_are_inverse(waiting: list[Waiting], data: st.Data
     assert order(turned, stepped(turned, moving, "down")) == up[::-1]
 
 
-# With neighbours between which no number is left, and some that share their place.
+# With adjacent positions without room between them, and shared positions.
 CROWDS = st.lists(
     st.sampled_from([-3.0, 0.0, 5e-324, 1.0, math.nextafter(1.0, 2.0), 1.5, 7.0, 2.0**53]), min_size=2, max_size=8
 ).map(lambda places: [Waiting(f"{at:08x}", 0, place) for at, place in enumerate(sorted(places))])
@@ -48,8 +48,8 @@ def test_job_moved_next_to_another_is_adjacent(waiting: list[Waiting], side: Sid
     expected = [job.id for job in waiting if job.id not in chosen]
     at = expected.index(neighbour.id) + (side == "after")
     expected[at:at] = moving
-    # Jobs that share a place are ordered by what comes next: when they were submitted.
+    # Jobs at the same position are ordered by submission time.
     after = [Waiting(job.id, 0, places.get(job.id, job.position)) for job in waiting]
     assert [job.id for job in sorted(after, key=lambda job: (job.position, job.id))] == expected
     last = max(job.position for job in waiting)
-    assert all(place < math.floor(last) + 1 for place in places.values()), "what is submitted next is behind all"
+    assert all(place < math.floor(last) + 1 for place in places.values()), "the next submitted job is behind all"

@@ -1,4 +1,4 @@
-"""News of the queue is told at once after quiet, and not again too soon."""
+"""Change notifications are sent at once after a pause, and then at a limited rate."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Recordings: what was written comes back, whatever happened to the file in between."""
+"""Recordings: round trips, and reading of damaged files."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A policy tried on recorded looks: when it fires, what that saves, what it costs; and how that is drawn."""
+"""Replay of a policy on recorded looks: firings, savings, cost, and the drawing."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ def look_at(minute: float, utilizations: Sequence[Maybe[float]], processes: tupl
 
 
 def minutes(*stretches: tuple[int, Maybe[float]]) -> list[Look]:
-    """Looks at one GPU once a minute: so many minutes at this utilization each, held by one process all along."""
+    """One look per minute at one GPU: minutes and utilization of each period, with one process throughout."""
     values = [value for count, value in stretches for _ in range(count)]
     return [look_at(float(minute), [value], (a_process(),)) for minute, value in enumerate(values)]
 
@@ -50,7 +50,7 @@ def summary(found: Replay) -> list[tuple[float, float, bool]]:
     return [(firing.moment.at / MINUTE, firing.idle_after / MINUTE, firing.resumed) for firing in found.firings]
 
 
-# When it fires
+# Firings
 
 
 def test_each_idle_period_fires_once() -> None:
@@ -97,7 +97,7 @@ def test_only_the_chosen_gpus_are_judged() -> None:
     assert found.totals.recorded == 29 * MINUTE
 
 
-# What it saves
+# Savings
 
 
 def test_saved_time_is_idle_time_from_the_firing_to_the_next_use() -> None:
@@ -121,7 +121,7 @@ def test_gap_counts_neither_as_saved_nor_as_idle() -> None:
 def test_every_gpu_is_counted_separately() -> None:
     looks = [look_at(float(minute), [0.0, 0.0, 0.0 if minute < 50 else 0.9]) for minute in range(60)]
     found = played(looks)
-    # Nothing is saved any more from the moment at which one of them is used again.
+    # Saving ends as soon as one of them is used again.
     assert found.totals.saved == 3 * 39 * MINUTE
     assert found.totals.idle == (3 * 49 + 2 * 10) * MINUTE
 
@@ -131,7 +131,7 @@ def test_require_any_saves_the_idle_gpu_and_names_the_busy_ones() -> None:
     first, second = played(looks, require="any").firings
     assert (first.moment.at / MINUTE, first.gpus, first.working) == (10.0, (a_gpu(0).uuid,), ("GPU 1", "GPU 2"))
     assert first.saved == 89 * MINUTE
-    # The second one is about the GPU that went idle later, and does not count the first one's time again.
+    # The second firing is for the GPU that went idle later, and does not count the time of the first again.
     assert (second.moment.at / MINUTE, second.gpus, second.working) == (49.0, (a_gpu(1).uuid,), ("GPU 2",))
     assert second.saved == 50 * MINUTE
     assert text.also_working(first) == "GPU 1 and GPU 2 were at work at that moment"
@@ -144,7 +144,7 @@ def test_gpu_not_idle_for_the_whole_window_is_not_listed_as_idle() -> None:
     assert (firing.gpus, firing.working) == ((a_gpu(0).uuid,), ())
 
 
-# What it costs
+# Cost
 
 
 def after_a_firing(back: int, returning: Maybe[tuple[Process, ...]], held: Maybe[tuple[Process, ...]]) -> Firing:
@@ -161,7 +161,7 @@ def after_a_firing(back: int, returning: Maybe[tuple[Process, ...]], held: Maybe
 
 
 SAME, OTHER = a_process(1, utilization=0.9), a_process(2, user="bob", utilization=0.9)
-NO_TELLING = Unknown("no permission")
+NO_PERMISSION = Unknown("no permission")
 
 
 @pytest.mark.parametrize(
@@ -170,11 +170,11 @@ NO_TELLING = Unknown("no permission")
         (60, (SAME,), (SAME,), True, "used again after 1h by alice's python (pid 1), which had been there all along"),
         (60, (OTHER,), (SAME,), False, "idle for another 1h, then used again by bob's python (pid 2)"),
         (60, (OTHER,), (), False, "idle for another 1h, then used again by bob's python (pid 2)"),
-        (60, NO_TELLING, (SAME,), False, "idle for another 1h, then used again"),
-        (60, (SAME,), NO_TELLING, False, "idle for another 1h, then used again by alice's python (pid 1)"),
+        (60, NO_PERMISSION, (SAME,), False, "idle for another 1h, then used again"),
+        (60, (SAME,), NO_PERMISSION, False, "idle for another 1h, then used again by alice's python (pid 1)"),
         (10, (OTHER,), (SAME,), True, "used again after only 10m by bob's python (pid 2)"),
-        (5, NO_TELLING, NO_TELLING, True, "used again after only 5m"),
-        # Both are there, and the one that did something is the one that came back.
+        (5, NO_PERMISSION, NO_PERMISSION, True, "used again after only 5m"),
+        # Both are listed, and the active one is the one that returned.
         (
             60,
             (a_process(2, user="bob", utilization=0.0), SAME),
@@ -184,8 +184,14 @@ NO_TELLING = Unknown("no permission")
         ),
         (60, (a_process(1, utilization=0.0), OTHER), (SAME,), False, "idle for another 1h, then used again by bob's "),
         (60, (OTHER, SAME), (SAME,), True, "used again after 1h by alice's python (pid 1), which had been there"),
-        (60, (a_process(1, utilization=NO_TELLING),), (SAME,), True, "used again after 1h by alice's python (pid 1)"),
-        # The pid of a process that ended, given to another one.
+        (
+            60,
+            (a_process(1, utilization=NO_PERMISSION),),
+            (SAME,),
+            True,
+            "used again after 1h by alice's python (pid 1)",
+        ),
+        # The reused pid of an ended process.
         (60, (a_process(1, started=99, utilization=0.9),), (SAME,), False, "idle for another 1h, then used again"),
     ],
 )
@@ -195,7 +201,7 @@ def test_stop_hits_work_when_the_process_resumes_or_use_returns_soon(
     firing = after_a_firing(back, returning, held)
     assert firing.hit_work is hit
     assert text.what_came_after(firing).startswith(sentence)
-    assert (firing.same_process is None) == isinstance(returning if held != NO_TELLING else held, Unknown)
+    assert (firing.same_process is None) == isinstance(returning if held != NO_PERMISSION else held, Unknown)
 
 
 def test_idle_period_until_the_end_of_the_recording_hits_no_work() -> None:
@@ -204,7 +210,7 @@ def test_idle_period_until_the_end_of_the_recording_hits_no_work() -> None:
     assert text.what_came_after(found.firings[0]) == "idle for another 19m, to the end of the recording"
 
 
-# What else is told
+# Other results
 
 
 def test_warnings_without_a_firing_are_marked() -> None:
@@ -285,7 +291,7 @@ def test_sums_always_add_up(stretches: list[tuple[int, int, list[Maybe[float]]]]
         assert firing.moment.at - firing.window_from.at >= 10 * MINUTE
 
 
-# In words
+# Text
 
 
 @pytest.mark.parametrize(
@@ -337,7 +343,7 @@ def test_rule_is_described_with_all_conditions() -> None:
     )
 
 
-# Drawn
+# Drawing
 
 
 def followed(looks: Sequence[Look], longest_gap: float = 190.0) -> Timeline:
@@ -363,7 +369,7 @@ def test_every_burst_and_every_pause_is_drawn(steps: list[tuple[int, float, floa
     drawn = timeline.drawn([a_gpu().uuid], begun, ended, points)
     assert len(drawn.bins) == points
     for look, (_distance, one, other) in zip(looks, steps, strict=True):
-        # One that falls on the edge of two points may be in either.
+        # A reading on the border of two points may be in either.
         exact = (look.at - begun) / (ended - begun) * points
         near = drawn.bins[max(int(exact - 1e-6), 0) : int(exact + 1e-6) + 1] or drawn.bins[-1:]
         peak = max(one, other)
@@ -435,7 +441,7 @@ def test_page_shows_each_gpu_the_window_and_the_firing_point() -> None:
     assert "The rule would have fired once" in text
     assert "idle is below 10%" in text
     assert "GPU 0 and GPU 1 stayed below 10% for 10m." in text
-    # Both GPUs, and once more from close by.
+    # Both GPUs, and the zoomed view.
     assert [attrs["style"] for attrs in page.classed("fire")][:2] == ["left:49.49%", "left:49.49%"]
     assert [attrs["style"] for attrs in page.classed("window")][:2] == ["left:39.39%;width:10.1%"] * 2
     assert len(page.classed("fire")) == len(page.classed("mean")) == 3

@@ -15,7 +15,7 @@ USED_SECONDS = 600.0
 
 
 class Job:
-    """A rule that looks at one GPU and its job at the usual distance."""
+    """A rule that looks at one GPU and its job at the usual interval."""
 
     def __init__(self, rule_type: RuleType) -> None:
         self.policy = rule_type.policy()

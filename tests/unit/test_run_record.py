@@ -1,4 +1,4 @@
-"""The record of a run: found, whole at every moment, pruned, and never mistaken for a living one."""
+"""The record of a run: lookup, atomic writes, pruning, and detection of dead supervisors."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""The rule that counts samples: who is idle, and what never counts as idle."""
+"""The rule that counts samples: what counts as idle, and what never does."""
 
 from typing import Literal
 

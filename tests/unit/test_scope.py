@@ -1,4 +1,4 @@
-"""Which GPUs count, and whose work on them: another person's load neither saves a job nor dooms it."""
+"""Which GPUs and whose work count for a job: the load of other users neither saves nor stops it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -52,7 +52,7 @@ def peak_of_shared(utilization: Maybe[float], *listed: Process) -> Maybe[float]:
     return peaks(scope, a_shared_look(utilization, *listed))["GPU 0"]
 
 
-# Whose work it was
+# Attribution
 
 
 @given(st.floats(0.02, 1.0))
@@ -97,9 +97,9 @@ def test_device_utilization_counts_where_the_job_is_alone() -> None:
     [
         processes(mine(Unknown("not supported by this GPU")), bobs(0.5)),
         processes(mine(Unknown("not supported by this GPU")), bobs(Unknown("not supported by this GPU"))),
-        # The driver puts the work down to nobody in its list.
+        # The driver attributes the work to no listed process.
         processes(mine(0.0), bobs(0.0)),
-        # A process that came and went between two looks did the rest.
+        # A process that lived between two looks did the rest.
         processes(mine(0.0), bobs(0.1)),
         processes(bobs(0.1)),
     ],
@@ -136,7 +136,7 @@ def test_device_counts_where_processes_are_hidden() -> None:
 
 
 def test_device_counts_behind_an_mps_server() -> None:
-    """It runs its clients' work: the share is put down to the server, whoever the client is."""
+    """It runs the work of its clients: the share is attributed to the server for every client."""
     server = a_process(50, user="root", name="nvidia-cuda-mps-server", utilization=0.9)
     assert peak_of_shared(0.9, mine(0.0), server) == 0.9
 
@@ -154,14 +154,14 @@ def test_pids_of_another_namespace_may_be_the_jobs_so_the_device_counts() -> Non
 
 
 def test_pid_of_another_namespace_never_matches() -> None:
-    """Taken for the job's, it would narrow the watch to a GPU that the job does not use."""
+    """Attributed to the job, it would narrow the scope to a GPU that the job does not use."""
     scope = a_job()
     look = a_shared_look(0.6, stranger(100), more=(0.9,))
     assert peaks(scope, look) == {"GPU 0": 0.6, "GPU 1": 0.9}
     assert scope.used == set()
 
 
-# A job that was not seen on any GPU yet
+# A job not seen on any GPU yet
 
 
 @pytest.mark.parametrize("user", ["alice", "root", "1001", Unknown("gone")])
@@ -221,7 +221,7 @@ def test_lost_gpu_of_the_job_is_unknown_and_keeps_its_name() -> None:
     gone = Unknown("the driver does not list it any more")
     used = a_job()
     used.activities(a_shared_look(0.0, mine(), more=(0.0,)), MINE)
-    # Without the first one, the driver numbers the second one anew.
+    # Without the first GPU, the driver renumbers the second.
     left = Look("test", 101.0, 0.0, (a_gpu(0, uuid=a_gpu(1).uuid),), (a_reading(a_gpu(1), 0.0),))
     assert peaks(used, left) == {"GPU 0": gone}
     both = a_look(0.0, 0.0)
@@ -243,7 +243,7 @@ def test_gpus_of_an_unreadable_machine_are_unknown_with_its_reason() -> None:
     assert peaks(scope, blind) == {"GPU 0": why, "GPU 1": why}
 
 
-# The machine, whoever uses it
+# The scope of the whole machine
 
 
 def machine_peaks(scope: MachineScope, look: Look) -> dict[str, Maybe[float]]:

@@ -1,4 +1,4 @@
-"""The sentinel: armed by activity, fires once when it stops. And what `stoker` offers to Python programs."""
+"""The sentinel: armed by activity, fires once when activity stops. Also the drop-in Python module."""
 
 import math
 import subprocess
@@ -157,7 +157,7 @@ def test_safe_is_another_name_of_idle() -> None:
 def test_invalid_thresholds_are_refused(changes: dict[str, float], words: str) -> None:
     given: dict[str, float] = {"arm_duration": 1, "arm_threshold": 0.8, "kill_duration": 1, "kill_threshold": 0.7}
     with pytest.raises(BadInputError, match=words):
-        Sentinel(**(given | changes), kill_fn=lambda: None)  # type: ignore[arg-type]  # what a hasty caller does
+        Sentinel(**(given | changes), kill_fn=lambda: None)  # type: ignore[arg-type]  # a common mistake of callers
 
 
 def test_usage_is_the_mean_over_the_devices() -> None:
@@ -187,7 +187,7 @@ def test_importing_stoker_imports_nothing_else() -> None:
 
 
 def renumbered(busy: float) -> Look:
-    """After GPU 0 fell off, what was GPU 1 is GPU 0."""
+    """After the loss of GPU 0, the former GPU 1 is GPU 0."""
     before = a_look(0.0, busy)
     gpu = msgspec.structs.replace(before.gpus[1], index=0)
     return msgspec.structs.replace(before, gpus=(gpu,), readings=before.readings[1:])

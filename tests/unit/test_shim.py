@@ -1,4 +1,4 @@
-"""What a shim does about its lease, with a stand-in for the processes of the job."""
+"""The shim and its lease, with a mock of the processes of the job."""
 
 import contextlib
 import select

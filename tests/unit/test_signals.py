@@ -1,4 +1,4 @@
-"""When a person at the terminal wants it over now."""
+"""Detection of a double Ctrl-C at the terminal."""
 
 import signal
 
@@ -14,11 +14,11 @@ class Person:
         self.double_press = DoublePress(lambda: self.now)
 
     def presses(self, *signals: Received, every: float) -> list[bool]:
-        heard = []
+        results = []
         for received in signals:
-            heard.append(self.double_press.is_second(received))
+            results.append(self.double_press.is_second(received))
             self.now += every
-        return heard
+        return results
 
 
 def test_two_presses_in_a_row_are_a_double_press() -> None:

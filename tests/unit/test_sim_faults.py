@@ -1,4 +1,4 @@
-"""Faults of simulated GPUs: what each one takes away from a look, and how it ends."""
+"""Faults of simulated GPUs: their effect on a look, and how they end."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Phases, scripts and what they add up to over time."""
+"""Phases, scripts and their totals over time."""
 
 import itertools
 import math

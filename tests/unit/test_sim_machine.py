@@ -1,4 +1,4 @@
-"""The shape of a simulated machine, where it lives, and who is on it."""
+"""A simulated machine: its shape, directory and processes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Samples, power, energy and heat of a simulated GPU."""
+"""Samples, power, energy and temperature of a simulated GPU."""
 
 import itertools
 

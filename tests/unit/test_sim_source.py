@@ -1,4 +1,4 @@
-"""What a reader of a simulated machine sees, on a clock and a /proc that are made up."""
+"""The sim source, with a mock clock and /proc."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from stoker.gpus.sim.load import Use, burst, busy, idle, spin
 from stoker.gpus.sim.source import IDLE_WATTS, LIMIT_WATTS
 from tests.support.sim_world import GIB, SimWorld
 
-# A load that is right but for what is put in.
+# A valid load except for the inserted part.
 USE = b'{"pid": 7, "started": 50, "uses": [{"number": 1, "gpu": 0, "start": 0, %s}]}'
 
 

@@ -1,4 +1,4 @@
-"""Answers that cost much are asked for seldom; cheap ones are always fresh."""
+"""Slow queries are repeated rarely; fast ones are always fresh."""
 
 from collections.abc import Callable
 
@@ -64,8 +64,8 @@ def test_query_delayed_once_is_repeated_soon() -> None:
 
     kept.get(ask)
     clock.now += 5.1
-    assert [kept.get(ask), kept.get(ask)] == [1, 2]  # the second was cheap
+    assert [kept.get(ask), kept.get(ask)] == [1, 2]  # the second was fast
     clock.now += 5.1
     assert kept.get(ask) == 3
-    clock.now += 240.0  # dear twice: now it is believed
+    clock.now += 240.0  # slow twice: now it is cached
     assert kept.get(ask) == 3

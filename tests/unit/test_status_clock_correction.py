@@ -1,4 +1,4 @@
-"""Since when a GPU does what it does, whatever its worker's clock says."""
+"""Since when a GPU is in its state, corrected for the clock of its worker."""
 
 import pytest
 

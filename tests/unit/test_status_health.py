@@ -39,7 +39,7 @@ def test_good_health_has_the_number_of_used_gpus(cards: list[Any], headline: str
     assert judged(machines=(machine(*cards),)) == Health(level="good", headline=headline)
 
 
-# What is wrong
+# Bad issues
 
 
 def test_lost_worker_is_reported_with_its_jobs() -> None:

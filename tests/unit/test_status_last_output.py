@@ -1,4 +1,4 @@
-"""What running jobs printed last: the file here is looked at each time, the queue is asked no more than it must be."""
+"""Last output of running jobs: local files are read each time, the queue at a limited rate."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.support.status_parts import attempt
 
 
 class Queue:
-    """Stored outputs, and how often they were asked for."""
+    """Stored outputs, and how often they were queried."""
 
     def __init__(self, **stored: str) -> None:
         self.stored = stored

@@ -1,4 +1,4 @@
-"""How far a job says it is: the bars that training programs draw are understood, and nothing else is taken for one."""
+"""Progress of a job, parsed from the progress bars of training programs."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ BARS: dict[str, tuple[str, float | None, float | None, str]] = {
     "tqdm in ascii": (
         " 45%|####5     | 45/100 [00:10<00:12,  4.40it/s]", 0.45, 12.0, "45/100 [00:10<00:12, 4.40it/s]",
     ),
-    "tqdm with letters of its own": (
+    "tqdm with custom characters": (
         " 45%|>>>>-     | 45/100 [00:10<00:12,  4.40it/s]", 0.45, 12.0, "45/100 [00:10<00:12, 4.40it/s]",
     ),
     "tqdm with a description and figures": (
@@ -97,7 +97,7 @@ BARS: dict[str, tuple[str, float | None, float | None, str]] = {
     "a step": ("step 317/1000", 0.317, None, "step 317/1000"),
     "a step with a colon": ("[2026-11-16 02:11:00] Step: 317 / 1,000 loss 0.31", 0.317, None,
                             "[2026-11-16 02:11:00] Step: 317 / 1,000 loss 0.31"),
-    "a step of so many": ("iteration 317 of 1000, loss 0.31", 0.317, None, "iteration 317 of 1000, loss 0.31"),
+    "a step of a total": ("iteration 317 of 1000, loss 0.31", 0.317, None, "iteration 317 of 1000, loss 0.31"),
     "steps behind the count": ("317/1000 steps, eta 4m40s", 0.317, 280.0, "317/1000 steps, eta 4m40s"),
     "an epoch": ("Epoch 3/10", 0.3, None, "Epoch 3/10"),
     "the steps of an epoch": ("Epoch 3/10: 317/1000 loss=0.31", 0.2317, None, "Epoch 3/10: 317/1000 loss=0.31"),
@@ -198,7 +198,7 @@ def test_bar_far_above_other_output_has_ended() -> None:
     assert progress_in("step 3/10\n" + "a word\n" * 60) is None
 
 
-# The last two are letters that a careless comparison takes for k and s.
+# The last two are letters that case folding turns into k and s.
 PIECES = st.sampled_from(
     ["\r", "\n", "%", "|", "[", "]", "/", "<", ":", "?", " ", ",", ".", "3", "10", "00:12", "step", "Epoch", "it/s",
      "█", "━", "\0", "\x1b[A", "eta", "days", "k", "G", "=", ">", "of", "9" * 20, "٣", "\u212a", "\u017f"]

@@ -1,4 +1,4 @@
-"""Words for people never keep a program from its work."""
+"""Messages on closed or full streams never fail the program."""
 
 import contextlib
 import os

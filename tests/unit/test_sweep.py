@@ -1,4 +1,4 @@
-"""Sweeps and placeholders: which commands come of them."""
+"""Expansion of sweeps and placeholders to commands."""
 
 import math
 import shlex
@@ -154,7 +154,7 @@ def test_only_a_real_placeholder_requires_a_batch_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "meant"),
+    ("command", "suggested"),
     [
         ("python t.py —lr 1e-3", "python t.py --lr 1e-3"),
         ("python t.py –n 5 —-lr 2", "python t.py -n 5 --lr 2"),
@@ -164,10 +164,10 @@ def test_only_a_real_placeholder_requires_a_batch_size() -> None:
         (("echo", "“hello", "world”"), 'echo "hello world"'),
     ],
 )
-def test_typographic_dashes_and_quotes_are_refused(command: Command, meant: str) -> None:
+def test_typographic_dashes_and_quotes_are_refused(command: Command, suggested: str) -> None:
     with pytest.raises(BadInputError) as refused:
         check_command(command)
-    assert f": {meant} is probably meant" in str(refused.value)
+    assert f": {suggested} is probably meant" in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The steps of a stop, with a tree and a clock that the test holds."""
+"""The steps of a stop, with a process tree and a clock controlled by the test."""
 
 import signal
 from collections.abc import Callable
@@ -14,7 +14,7 @@ FIRST, SECOND = Identity(1_000_001, 5), Identity(1_000_002, 6)
 
 
 class World:
-    """Processes that are only in the mind; `obey` says what a signal does to one of them."""
+    """Simulated processes; `obey` returns whether a signal ends a process."""
 
     def __init__(self) -> None:
         self.now = 100.0

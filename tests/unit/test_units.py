@@ -71,7 +71,7 @@ def test_ambiguous_or_invalid_percentage_is_refused(text: str) -> None:
 
 @given(st.integers(min_value=0, max_value=400 * 86400))
 def test_printed_duration_can_be_parsed(seconds: int) -> None:
-    # Two units at the most are printed, so what is below the smaller one is lost.
+    # At most two units are printed, so a smaller remainder is lost.
     lost = 3600 if seconds >= 86400 else 60 if seconds >= 3600 else 1
     assert 0 <= seconds - parse_duration(format_duration(seconds)) < lost
 

@@ -1,4 +1,4 @@
-"""What GPUs did, minute by minute, from looks that come when they come."""
+"""GPU use per minute, from looks at irregular times."""
 
 from itertools import pairwise
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from stoker.engines.local.gpu_usage import KEPT_MINUTES, LONGEST_GAP, UsagePerMinute
 from stoker.queue.model import GpuUse, Usage
 
-# At the beginning of a minute of the wall clock; the clock of the looks has another zero.
+# At the start of a minute of the wall clock; the clock of the looks has another origin.
 NOON = 29_000_000 * 60.0
 BOOTED = NOON - 12_345.678
 

@@ -1,4 +1,4 @@
-"""Which GPUs an environment or a person means."""
+"""GPUs selected by an environment or by a user."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from stoker.errors import BadInputError
 from stoker.gpus.model import Gpu, Unknown
 from stoker.gpus.visible import select_gpus, visible_gpus
 
-NOT_REPORTED = Unknown("not told")
+NOT_REPORTED = Unknown("not reported")
 
 
 def gpu(index: int, uuid: str, vendor: str = "nvidia", parent: str | None = None) -> Gpu:
@@ -18,7 +18,7 @@ def gpu(index: int, uuid: str, vendor: str = "nvidia", parent: str | None = None
 # The second and third uuid begin alike.
 FOUR = (gpu(0, "GPU-aaaa1111"), gpu(1, "GPU-bbbb1111"), gpu(2, "GPU-bbbb2222"), gpu(3, "GPU-cccc1111"))
 AMD = (gpu(0, "GPU-00AA", "amd"), gpu(1, "GPU-00BB", "amd"), gpu(2, "GPU-11CC", "amd"))
-# The first GPU is cut into two slices and not listed itself.
+# The first GPU is partitioned into two slices and not listed itself.
 MIG = (
     gpu(0, "MIG-0001", parent="GPU-cut"),
     gpu(1, "MIG-0002", parent="GPU-cut"),
@@ -203,7 +203,7 @@ def test_any_environment_shows_each_gpu_at_most_once(cuda: str, rocr: str, hip: 
     assert set(result) <= set(gpus)
 
 
-class TestWhatAPersonTypes:
+class TestSelection:
     @pytest.mark.parametrize(
         ("text", "expected"),
         [

@@ -1,4 +1,4 @@
-"""Why a job waits, as the person who asks reads it."""
+"""Messages on why a job waits."""
 
 import pytest
 

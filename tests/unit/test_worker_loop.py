@@ -30,10 +30,10 @@ class MockAttempt(RunningAttempt):
 
 
 class Stage:
-    """A worker in the middle of its work, and what it logs."""
+    """A running worker, and its log messages."""
 
     def __init__(self, directory: Path) -> None:
-        self.told: list[str] = []
+        self.logged: list[str] = []
         self.store = Mock(spec=Store, **{group: Mock() for group in ("jobs", "attempts", "workers", "logs", "usage")})
         self.store.logs.stream_requests.return_value = []
         self._directory = directory
@@ -43,7 +43,7 @@ class Stage:
         self.engine.report.return_value = View()
         self.engine.usage.return_value = []
         self.home = Mock(spec=WorkerIdentity, host="here", worker="w", directory=directory)
-        self.loop = WorkerLoop(WorkerOptions(), self.home, self.engine, self.told.append)
+        self.loop = WorkerLoop(WorkerOptions(), self.home, self.engine, self.logged.append)
         self.scheduler = Mock(spec=Scheduler)
         self.scheduler.polls_now.return_value = False
         self.scheduler.why_paused.return_value = None
@@ -59,7 +59,7 @@ class Stage:
         return attempt
 
     def one_round(self) -> int:
-        """The whole worker, which is asked to end after one round."""
+        """The whole worker, which ends after one round."""
         asked = patch.object(self.loop, "_asked_to_end", side_effect=[False, True])
         with asked, patch.object(self.loop, "_wait", return_value=set()):
             return self.loop.run()
@@ -89,13 +89,13 @@ def test_failed_snooze_write_is_logged_once_and_retried(
         trouble.setattr(Path, "unlink", no_space)
         for _ in range(2):
             stage.loop._snooze(requests)
-    (said,) = stage.told
+    (said,) = stage.logged
     assert said.endswith("No space left on device")
     assert record.snooze() == OWN
     stage.loop._snooze(requests)
     found = record.snooze()
     assert (None if found is None else found.by) == ("alice" if seconds else None)
-    assert len(stage.told) == 2
+    assert len(stage.logged) == 2
 
 
 def test_leases_are_renewed_before_slow_writes(stage: Stage) -> None:
@@ -125,7 +125,7 @@ def test_shortage_of_descriptors_does_not_end_the_worker(stage: Stage, trouble: 
     else:
         stage.home.tidy.side_effect = error
     assert stage.one_round() == 0
-    assert any("Too many open files" in said for said in stage.told)
+    assert any("Too many open files" in said for said in stage.logged)
 
 
 def test_damaged_queue_is_logged_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,10 +141,10 @@ def test_damaged_queue_is_logged_once(stage: Stage, monkeypatch: pytest.MonkeyPa
         stage.loop._ask_queue()
         pauses.append(stage.loop._pause)
     stage.store.attempts.renew.side_effect = None
-    assert stage.told == ["the queue is damaged; jobs go on, trying again"]
+    assert stage.logged == ["the queue is damaged; jobs go on, trying again"]
     assert pauses == [1.0, 2.0, 4.0, 8.0]
     stage.store.attempts.renew.return_value = {"runs": False}
     stage.loop._away_until = 0.0
     stage.loop._ask_queue()
-    assert stage.told[1:] == ["the queue is back"]
+    assert stage.logged[1:] == ["the queue is back"]
     assert stage.loop._pause == 0.5

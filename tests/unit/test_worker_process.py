@@ -1,4 +1,4 @@
-"""The worker beside the page: it comes back, whatever it dies of."""
+"""The worker started by the web server: it is restarted after any exit."""
 
 import subprocess
 import threading
@@ -11,7 +11,7 @@ from tests.support.waiting import wait_for
 
 
 class NoPauses(threading.Event):
-    """Remembers for how long it was to be waited, and does not."""
+    """Records the requested pauses without waiting."""
 
     def __init__(self) -> None:
         super().__init__()

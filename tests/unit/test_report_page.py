@@ -1,4 +1,4 @@
-"""Reports and fits on a page: readable, and whatever is in them stays text."""
+"""Reports and fits on a page: readable, and escaped."""
 
 import json
 import re
@@ -103,8 +103,8 @@ FITTED = Fitted(
 )
 
 
-def told(fitted: Fitted) -> dict[str, object]:
-    """As it comes out of the queue."""
+def stored(fitted: Fitted) -> dict[str, object]:
+    """As stored in the queue."""
     import msgspec
 
     found: dict[str, object] = msgspec.json.decode(msgspec.json.encode(fitted))
@@ -112,7 +112,7 @@ def told(fitted: Fitted) -> dict[str, object]:
 
 
 def test_fit_is_rendered_as_related_columns() -> None:
-    fit = fit_of(told(FITTED))
+    fit = fit_of(stored(FITTED))
     assert fit is not None
     assert fit.chart == {
         "sizes": [0, 8, 16, 24, 32],
@@ -125,7 +125,7 @@ def test_fit_is_rendered_as_related_columns() -> None:
     assert [probe.size for probe in fit.probes] == [8, 16, 24, 32]
 
 
-@pytest.mark.parametrize("fit", [{}, {"size": "many"}, {"size": 8}, told(FITTED) | {"fixed": float("nan")}])
+@pytest.mark.parametrize("fit", [{}, {"size": "many"}, {"size": 8}, stored(FITTED) | {"fixed": float("nan")}])
 def test_invalid_fit_is_left_out(fit: dict[str, object]) -> None:
     assert fit_of(fit) is None
 
@@ -153,7 +153,7 @@ def detail(*details: AttemptDetails) -> JobDetail:
 
 
 def test_page_has_the_reason_the_report_and_the_fit_with_a_table() -> None:
-    shown = detail(AttemptDetails(), AttemptDetails(report=f"# {EVIL}\n\nwhy", fit=told(FITTED)))
+    shown = detail(AttemptDetails(), AttemptDetails(report=f"# {EVIL}\n\nwhy", fit=stored(FITTED)))
     report = rendered("job_report.html", detail=shown)
     fit = rendered("job_fit.html", detail=shown)
     log = rendered("job_log.html", detail=shown)

@@ -1,4 +1,4 @@
-"""The report of a run, as the person reads it who has to do something about it."""
+"""The postmortem report of a run."""
 
 import os
 import re
@@ -41,7 +41,7 @@ WORKER_LOOP = f"_worker_loop {SITE}/torch/utils/data/_utils/worker.py:275"
 LOADER = f"_next_data {SITE}/torch/utils/data/dataloader.py:1327"
 ALL_REDUCE = f"all_reduce {SITE}/torch/distributed/distributed_c10d.py:2501"
 TRAIN = "main /home/alice/bert/train.py:30"
-# What py-spy shows of a child of multiprocessing that was forked: the calls of its parent are below its own.
+# py-spy's stack of a forked multiprocessing child: the frames of its parent are below its own.
 FORKED_WORKER = [
     "work /home/alice/bert/worker.py:5",
     f"BaseProcess.run {STDLIB}/multiprocessing/process.py:108",
@@ -171,7 +171,7 @@ def section(markdown: str, title: str) -> str:
     return markdown.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
-class TestFirstSight:
+class TestSummary:
     def test_fired_rule_is_the_first_sentence(self) -> None:
         lines = [line for line in render(some_facts()).splitlines() if line]
         assert lines[:3] == [
@@ -221,19 +221,19 @@ class TestFirstSight:
     def test_work_of_other_users_on_the_same_gpu_is_explained(self) -> None:
         sentence = "also that of others"
         assert sentence in render(some_facts(looks=[*busy_looks(), quiet_look(100.0, 101, 999)]))
-        # Work from before the window is the run's own, and others who do nothing are no contradiction.
+        # Work before the window belongs to the run, and idle processes of others are no contradiction.
         assert sentence not in render(some_facts(looks=[*busy_looks(), quiet_look(100.0, 101)]))
         assert sentence not in render(some_facts(looks=[quiet_look(100.0, 101, 999)]))
 
     @pytest.mark.parametrize(
-        ("looks", "told"),
+        ("looks", "expected"),
         [
             ([], "There are no readings."),
             ([a_look(problem=Unknown("the driver did not answer"))], "could not be read: the driver did not answer"),
         ],
     )
-    def test_missing_readings_are_reported(self, looks: list[Look], told: str) -> None:
-        assert told in section(render(some_facts(looks=looks)), "The GPUs")
+    def test_missing_readings_are_reported(self, looks: list[Look], expected: str) -> None:
+        assert expected in section(render(some_facts(looks=looks)), "The GPUs")
 
     def test_run_without_processes_has_a_report(self) -> None:
         page = render(some_facts(ending="exited", processes=[], stacks=[], looks=[], exit="exit code 1"))
@@ -296,9 +296,9 @@ class TestAdviceFromStacks:
             a_stack(102, "read /home/alice/bert/data.py:7", fetch, WORKER_LOOP),
             a_stack(103, QUEUE_GET, WORKER_LOOP),
         ]
-        told = steps(some_facts(stacks=stacks))
-        assert "1 of 2 data loader workers are inside the dataset's own code" in told
-        assert "`read (data.py:7)` (pid 102)" in told
+        shown = steps(some_facts(stacks=stacks))
+        assert "1 of 2 data loader workers are inside the dataset's own code" in shown
+        assert "`read (data.py:7)` (pid 102)" in shown
 
     @pytest.mark.parametrize(
         "helper",
@@ -332,23 +332,23 @@ class TestAdviceFromStacks:
     @pytest.mark.parametrize(
         ("call", "frames"),
         [
-            # The calls around a person's own code say nothing of what that code waits for.
+            # Library frames around user code do not show what that code waits for.
             pytest.param("clock_nanosleep", FORKED_WORKER, id="a forked worker that sleeps"),
             pytest.param("clock_nanosleep", ["sleep /home/alice/x.py:3", ALL_REDUCE], id="a hook of a collective"),
             pytest.param("clock_nanosleep", ["sleep /home/alice/x.py:3", CELL], id="a cell of a notebook"),
             pytest.param("clock_nanosleep", [TRAIN], id="the program's own sleep"),
             pytest.param("epoll_wait", ASYNCIO_EVENT, id="asyncio.Event"),
             pytest.param("futex", [f"Event.wait {STDLIB}/threading.py:629", TRAIN], id="threading.Event"),
-            pytest.param("accept4 of a socket", [f"accept {STDLIB}/socket.py:294", TRAIN], id="a server of its own"),
+            pytest.param("accept4 of a socket", [f"accept {STDLIB}/socket.py:294", TRAIN], id="a server in user code"),
             pytest.param("recvfrom of a socket", [TRAIN], id="a socket that may be local"),
             pytest.param("poll", [f"finish {SITE}/wandb/sdk/wandb_run.py:9", TRAIN], id="wandb between two runs"),
         ],
     )
     def test_hints_are_limited_to_what_the_stack_shows(self, call: str, frames: list[str]) -> None:
         processes = [a_process_info(call=call), a_process_info(102, call=call)]
-        told = titles(some_facts(processes=processes, stacks=[a_stack(101, *frames)]))
+        shown = titles(some_facts(processes=processes, stacks=[a_stack(101, *frames)]))
         allowed = {"It waits for the network"} if "wandb" in frames[0] else set()
-        assert not allowed ^ (set(told) & FALSE_HERE)
+        assert not allowed ^ (set(shown) & FALSE_HERE)
 
     def test_idle_event_loop_is_reported(self) -> None:
         facts = some_facts(processes=[a_process_info(call="epoll_wait")], stacks=[a_stack(101, *ASYNCIO_EVENT)])
@@ -380,17 +380,17 @@ class TestAdviceFromStacks:
 
 class TestOtherAdvice:
     @pytest.mark.parametrize(
-        ("where", "told"),
+        ("where", "expected"),
         [
             ({"place": "os_acquire_rwlock_write", "call": "ioctl of /dev/nvidia0"}, "dmesg | grep -i -e xid"),
             ({"place": "rpc_wait_bit_killable"}, "file system that is slow or gone"),
-            ({"place": Unknown("not told")}, "Mostly that is the GPU driver"),
+            ({"place": Unknown("not reported")}, "Mostly that is the GPU driver"),
         ],
     )
-    def test_process_blocked_in_the_kernel_comes_first(self, where: dict[str, Any], told: str) -> None:
+    def test_process_blocked_in_the_kernel_comes_first(self, where: dict[str, Any], expected: str) -> None:
         facts = some_facts(processes=[a_process_info(state="D", blocked=1, **where)], stacks=[a_stack(101, LOADER)])
         assert titles(facts)[0] == "It is blocked in the kernel"
-        assert told in hints(facts)[0].steps[1]
+        assert expected in hints(facts)[0].steps[1]
 
     def test_process_that_reads_from_the_terminal_waits_for_input(self) -> None:
         facts = some_facts(processes=[a_process_info(call="read of /dev/pts/3 (its standard input)")])
@@ -457,11 +457,11 @@ class TestOtherAdvice:
         assert output.splitlines()[-1] in steps(facts)
 
     @pytest.mark.parametrize(
-        ("reason", "told"),
+        ("reason", "expected"),
         [(NOT_INSTALLED, "pip install 'stoker[report]'"), ("no permission to read its memory", "PYTHONFAULTHANDLER=1")],
     )
-    def test_missing_stacks_explain_how_to_get_them_next_time(self, reason: str, told: str) -> None:
-        assert told in steps(some_facts(stacks=[Stack(101, Unknown(reason)), Stack(102, Unknown(NOT_PYTHON))]))
+    def test_missing_stacks_explain_how_to_get_them_next_time(self, reason: str, expected: str) -> None:
+        assert expected in steps(some_facts(stacks=[Stack(101, Unknown(reason)), Stack(102, Unknown(NOT_PYTHON))]))
 
     def test_programs_other_than_python_are_not_missing_stacks(self) -> None:
         facts = some_facts(stacks=[Stack(101, Unknown(NOT_PYTHON))])
@@ -489,7 +489,7 @@ class TestOtherAdvice:
 
 
 class TestAdvisedOptions:
-    """An option that is advised exists for the verb that started the job, and means what the advice says."""
+    """An advised option exists for the verb that started the job, with the advised meaning."""
 
     PARAMETERS: ClassVar = {
         None: (run.run_command, {"after", "window", "max_time", "dry_run", "signal_name"}),
@@ -508,14 +508,14 @@ class TestAdvisedOptions:
 
     @pytest.mark.parametrize("job", [None, "j7"])
     def test_every_advised_option_exists_with_its_documented_meaning(self, job: str | None) -> None:
-        command, meant = self.PARAMETERS[job]
+        command, documented = self.PARAMETERS[job]
         parameters = {
             option: str(parameter.name).removeprefix("field_")
             for parameter in command.params
             for option in parameter.opts
         }
         advised = set(re.findall(r"(?<![\w-])--[a-z-]+", "\n".join(self.advice(job)))) - self.OF_OTHER_PROGRAMS
-        assert {parameters.get(option, f"no option {option}") for option in advised} == meant
+        assert {parameters.get(option, f"no option {option}") for option in advised} == documented
 
     def test_every_advised_command_exists(self) -> None:
         for file in (*Path(stoker.__file__).parent.rglob("*.py"), *Path(stoker.__file__).parent.rglob("*.html")):
@@ -530,8 +530,8 @@ class TestAdvisedOptions:
                 assert set(advised) <= known, (file, verb)
 
     def test_queued_job_is_changed_by_edit_and_queued_again(self) -> None:
-        told = steps(some_facts(job="j7", ending="time limit"))
-        assert "`stoker edit j7 --time-limit 24h`, then `stoker retry j7`." in told
+        shown = steps(some_facts(job="j7", ending="time limit"))
+        assert "`stoker edit j7 --time-limit 24h`, then `stoker retry j7`." in shown
         parameters = {option: parameter.name for parameter in edit.edit_command.params for option in parameter.opts}
         assert (parameters["--time-limit"], parameters["--for"]) == ("field_time_limit", "window")
 
@@ -571,14 +571,14 @@ class TestStacks:
     def test_processes_with_the_same_stack_are_grouped(self) -> None:
         processes = [a_process_info(pid) for pid in (101, 102, 103)]
         stacks = [a_stack(pid, LOADER, TRAIN) for pid in (101, 102, 103)]
-        told = section(render(some_facts(processes=processes, stacks=stacks)), "Where they were")
-        assert "### 3 processes (`python`): 101, 102 and 103" in told
-        assert told.count("dataloader.py") == 1
+        shown = section(render(some_facts(processes=processes, stacks=stacks)), "Where they were")
+        assert "### 3 processes (`python`): 101, 102 and 103" in shown
+        assert shown.count("dataloader.py") == 1
 
     def test_user_calls_are_marked_and_startup_frames_are_left_out(self) -> None:
         start = [f"BaseProcess._bootstrap {STDLIB}/multiprocessing/process.py:314", "<module> <string>:1"]
-        told = blocks(render(some_facts(stacks=[a_stack(101, QUEUE_GET, TRAIN, *start)])))[2]
-        assert told.splitlines() == [
+        shown = blocks(render(some_facts(stacks=[a_stack(101, QUEUE_GET, TRAIN, *start)])))[2]
+        assert shown.splitlines() == [
             "MainThread (idle)",
             "  get (multiprocessing/queues.py:103)",
             "> main (train.py:30)",
@@ -586,20 +586,20 @@ class TestStacks:
 
     def test_user_call_deep_below_a_library_is_not_cut(self) -> None:
         frames = [*(f"f{n} {SITE}/torch/x.py:{n}" for n in range(40)), TRAIN]
-        told = blocks(render(some_facts(stacks=[a_stack(101, *frames)])))[2].splitlines()
-        assert told[-2:] == ["  … 28 more", "> main (train.py:30)"]
-        assert len(told) < 20
+        shown = blocks(render(some_facts(stacks=[a_stack(101, *frames)])))[2].splitlines()
+        assert shown[-2:] == ["  … 28 more", "> main (train.py:30)"]
+        assert len(shown) < 20
 
     def test_omitted_frames_of_an_endless_recursion_are_counted(self) -> None:
         thread = Thread("MainThread", "idle", tuple(a_frame(f"f {SITE}/x.py:{n}") for n in range(60)), cut=940)
-        told = blocks(render(some_facts(stacks=[Stack(101, (thread,))])))[2].splitlines()
-        assert told[-1] == "  … 988 more"
+        shown = blocks(render(some_facts(stacks=[Stack(101, (thread,))])))[2].splitlines()
+        assert shown[-1] == "  … 988 more"
 
     def test_threads_with_the_same_stack_are_grouped_and_the_main_thread_comes_first(self) -> None:
         pool = [a_thread(f"get {STDLIB}/queue.py:1", name=f"pool-{n}") for n in range(8)]
         busy = a_thread("crunch /home/alice/bert/x.py:1", name="cruncher", status="active")
-        told = blocks(render(some_facts(stacks=[Stack(101, (a_thread(TRAIN), *pool, busy))])))[2].splitlines()
-        assert [line for line in told if not line.startswith((" ", ">"))] == [
+        shown = blocks(render(some_facts(stacks=[Stack(101, (a_thread(TRAIN), *pool, busy))])))[2].splitlines()
+        assert [line for line in shown if not line.startswith((" ", ">"))] == [
             "MainThread (idle)",
             "cruncher (active)",
             "8 threads: pool-0, pool-1 and 6 more",
@@ -616,8 +616,8 @@ class TestStacks:
             a_process_info(104, 101, name="sleep", call="clock_nanosleep", place="hrtimer_nanosleep"),
         ]
         stacks = [a_stack(101, TRAIN), Stack(104, Unknown(NOT_PYTHON))]
-        told = section(render(some_facts(processes=processes, stacks=stacks)), "Where they were")
-        assert "- 104 (`sleep`): sleeping in clock_nanosleep (hrtimer_nanosleep); not a Python process" in told
+        shown = section(render(some_facts(processes=processes, stacks=stacks)), "Where they were")
+        assert "- 104 (`sleep`): sleeping in clock_nanosleep (hrtimer_nanosleep); not a Python process" in shown
 
     def test_output_of_py_spy_is_parsed(self) -> None:
         printed = (
@@ -663,14 +663,14 @@ class TestOutput:
         assert headings(page)[-1] == "Facts"
 
     @pytest.mark.parametrize(
-        ("output", "told"),
+        ("output", "expected"),
         [
             (Unknown("it went to a terminal, so it is not kept"), "Not here: standard output; it went to a terminal"),
             (" \n", "It wrote nothing: standard output is empty."),
         ],
     )
-    def test_missing_output_is_reported(self, output: Maybe[str], told: str) -> None:
-        assert told in section(render(some_facts(output=output)), "The last output")
+    def test_missing_output_is_reported(self, output: Maybe[str], expected: str) -> None:
+        assert expected in section(render(some_facts(output=output)), "The last output")
 
 
 class TestOutputTail:
@@ -683,7 +683,7 @@ class TestOutputTail:
     def test_only_the_end_of_a_huge_file_is_read(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
         with log.open("wb") as file:
-            file.truncate(10 * 2**40)  # ten tebibytes of nothing
+            file.truncate(10 * 2**40)  # ten tebibytes, sparse
             file.seek(0, os.SEEK_END)
             file.write(b"\nthe end\n")
         tail = output_tail(log)
@@ -737,8 +737,8 @@ class TestOutputTail:
         assert output_tail(tmp_path / "log") == ""
 
 
-class TestWhereItWrote:
-    """Real processes, as the supervisor finds them when it is about to stop them."""
+class TestOutputFiles:
+    """Real processes, as the supervisor finds them before a stop."""
 
     @pytest.fixture
     def started(self, tmp_path: Path) -> Iterator[Callable[[str], int]]:
@@ -801,8 +801,8 @@ class TestWhereItWrote:
 
     def test_pipe_is_named_with_its_streams(self, started: Callable[[str], int]) -> None:
         page = render(some_facts(outputs=last_outputs([started("echo >ready; read wait")])))
-        told = "Not here: standard output and standard error; it went to a pipe, so it is not kept."
-        assert told in section(page, "The last output")
+        expected = "Not here: standard output and standard error; it went to a pipe, so it is not kept."
+        assert expected in section(page, "The last output")
 
 
 class TestBrief:
@@ -887,7 +887,7 @@ SECTIONS = ["What to do next", "The GPUs", "The processes", "Where they were", "
 
 
 def is_harmless(text: str) -> bool:
-    """Whether nothing in it steers a terminal or turns the direction of writing, and a file can be written with it."""
+    """Whether it has no terminal controls or direction marks, and can be encoded."""
     text.encode()
     marks = re.compile("[\u2028-\u202e\u2066-\u2069]")
     return not marks.search(text) and all(unicodedata.category(letter) != "Cc" or letter == "\n" for letter in text)
@@ -916,11 +916,11 @@ def test_any_text_leaves_a_valid_page(facts: RunFacts) -> None:
             levels[token.tag] += 1
     assert (levels["h1"], levels["h2"]) == (1, len(SECTIONS))
     assert [title for title in headings(page) if title in SECTIONS] == SECTIONS
-    # A fence that was left open would have swallowed the end of the page.
+    # An open fence would swallow the end of the page.
     assert any(token.type == "inline" and token.content.startswith("stoker: ") for token in parsed)
-    told = brief(facts, "/a/report.md")
-    assert is_harmless(told)
-    assert len(told.splitlines()) <= 8
+    shown = brief(facts, "/a/report.md")
+    assert is_harmless(shown)
+    assert len(shown.splitlines()) <= 8
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,8 @@ def test_gpu_row_keeps_index_state_and_user(look: Look, width: int) -> None:
     assert lines[0].split()[0] == "GPU"
     assert lines[1].split()[0] == "7"
     assert " idle " in lines[1]
-    told = "".join(line[lines[0].index("who") :] for line in lines[1:]).replace(" ", "")
-    assert told == "alexandra'spython(pid4242)40GiB," + "alexandra'spython(pid4242)40GiB"
+    shown = "".join(line[lines[0].index("who") :] for line in lines[1:]).replace(" ", "")
+    assert shown == "alexandra'spython(pid4242)40GiB," + "alexandra'spython(pid4242)40GiB"
 
 
 def test_gpu_row_in_a_pipe_is_one_line_without_bars(look: Look) -> None:
