@@ -32,7 +32,7 @@ def test_token_is_created_listed_and_its_link_printed_again(keys: Keys) -> None:
     assert made.out == f"https://stoker.example.org/login#{token.secret}\n"
     assert "read everything, and change nothing" in made.err
     assert stat.S_IMODE(keys.path.stat().st_mode) == 0o600
-    keys.enter(token.secret, "A phone")
+    keys.log_in(token.secret, "A phone")
     listed = stoker("tokens")
     header, row = listed.out.splitlines()
     assert header.split() == ["name", "role", "id", "made", "devices", "last", "seen"]
@@ -69,7 +69,7 @@ def test_link_has_the_address_of_the_last_start(keys: Keys) -> None:
 
 def test_revoking_removes_the_token_and_its_devices(keys: Keys) -> None:
     token = keys.first()
-    entered = keys.enter(token.secret)
+    entered = keys.log_in(token.secret)
     assert entered is not None
     answer = stoker("tokens", "revoke", token.id)
     assert answer.out == f"{token.id} (operator): revoked, 1 device logged out\n"

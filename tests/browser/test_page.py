@@ -207,10 +207,10 @@ def _see_all_jobs_in_the_dark(shown: Screen, api: httpx.Client) -> None:
 def _log_out(shown: Screen, site: PageSite) -> None:
     shown.page.get_by_label("Menu", exact=True).click()
     shown.page.get_by_role("button", name="Log out").click()
-    expect(shown.page.get_by_role("heading", name="Come in")).to_be_visible()
+    expect(shown.page.get_by_role("heading", name="Log in")).to_be_visible()
     shown.look_over("9-logged-out")
     shown.page.goto(site.address)
-    expect(shown.page.get_by_role("heading", name="Come in")).to_be_visible()
+    expect(shown.page.get_by_role("heading", name="Log in")).to_be_visible()
     assert shown.page.locator("#health-headline").count() == 0
 
 

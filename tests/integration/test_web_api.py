@@ -647,7 +647,7 @@ def test_a_queue_that_is_away_is_told_so_and_when_to_come_back(site: ApiSite, cl
 
 
 def test_the_description_is_for_token_holders_and_complete(site: ApiSite, client: Client) -> None:
-    problem(Client(site.guarded).get("/api/openapi.json"), 401)
+    problem(Client(site.secured).get("/api/openapi.json"), 401)
     description = told(client.get("/api/openapi.json"))
     operations = [one for path in description["paths"].values() for one in path.values()]
     names = [one["operationId"] for one in operations]

@@ -16,11 +16,11 @@ import pytest
 from stoker.queue.fields import JobSpec
 from stoker.queue.store import Store
 from stoker.web.answers import Page, cursor_of
-from stoker.web.auth.user import User
+from stoker.web.auth.key_file import User
 from stoker.web.pages.job_list import Listing
 from stoker.web.sse import live, rendered_sections
 from stoker.web.sse import multiplex as live_many
-from stoker.web.sse.rendered_sections import Looks
+from stoker.web.sse.rendered_sections import SectionCache
 from tests.support.api_site import ApiSite
 from tests.support.asgi_page import AsgiPage
 
@@ -32,7 +32,7 @@ class Site(ApiSite):
         super().__init__(directory)
         self.app.include_router(live.router)
         self.app.include_router(live_many.router)
-        self.app.state.looks = Looks()
+        self.app.state.section_cache = SectionCache()
         token = self.keys.add("phone", "operator")
         self.user = User(token.role, token.name, None, token.id)
 
@@ -43,7 +43,7 @@ class Site(ApiSite):
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     # However long one takes here: nothing is sparing unless a test says so.
-    monkeypatch.setattr(rendered_sections, "_DEAR", math.inf)
+    monkeypatch.setattr(rendered_sections, "_SLOW", math.inf)
     with closing(Site(tmp_path)) as made:
         yield made
 
@@ -103,7 +103,7 @@ def test_an_older_page_stays_where_it_is(site: Site) -> None:
 
 def test_one_look_serves_everybody_with_the_same_list(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Listing] = []
-    look = Listing.look
+    look = Listing.read
 
     def counted(self: Listing, store: Store) -> Page:
         looked.append(self)
@@ -118,18 +118,18 @@ def test_one_look_serves_everybody_with_the_same_list(site: Site, monkeypatch: p
             await page.__aexit__(None, None, None)
         assert sorted(listing.tag for listing in looked) == ["", "a"]
 
-    monkeypatch.setattr(Listing, "look", counted)
+    monkeypatch.setattr(Listing, "read", counted)
     asyncio.run(story())
 
 
 def test_a_look_that_takes_long_is_not_repeated_all_the_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendered_sections, "_DEAR", -1.0)
+    monkeypatch.setattr(rendered_sections, "_SLOW", -1.0)
     monkeypatch.setattr(rendered_sections, "_SHARE", 1e-9)
     now = [1000.0]
     monkeypatch.setattr(rendered_sections, "time", SimpleNamespace(monotonic=lambda: now[0] + time.monotonic() * 1e-6))
 
     async def story() -> None:
-        looks, found = Looks(), 0
+        looks, found = SectionCache(), 0
 
         async def sections() -> dict[str, str]:
             nonlocal found

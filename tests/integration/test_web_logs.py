@@ -20,7 +20,7 @@ from stoker.logs.reader import STEP, LogFileReader, log_directory
 from stoker.queue import AttemptDetails, init_queue
 from stoker.web import logs
 from stoker.web.app import create_app
-from stoker.web.connection_pool import ConnectionPool
+from stoker.web.app_state import ConnectionPool
 from tests.support.log_server import Place
 
 EVIL = "<script>alert(1)</script>"

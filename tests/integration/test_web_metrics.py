@@ -148,17 +148,17 @@ def test_prometheus_may_ask_for_its_newer_format(site: ApiSite) -> None:
 
 
 def test_metrics_need_a_token_and_health_does_not(site: ApiSite) -> None:
-    stranger = Client(site.guarded)
+    stranger = Client(site.secured)
     assert stranger.get("/metrics").status_code == 401
     assert stranger.get("/healthz").status_code == 200
 
 
 def test_health_says_one_word(site: ApiSite) -> None:
-    stranger = Client(site.guarded)
+    stranger = Client(site.secured)
     assert (stranger.get("/healthz").status_code, stranger.get("/healthz").text) == (200, "ok\n")
     site.snapshot_cache._problem = "away for a moment"
     assert stranger.get("/healthz").status_code == 200
-    site.snapshot_cache.reached = time.monotonic() - 31
-    assert (stranger.get("/healthz").status_code, stranger.get("/healthz").text) == (503, "away\n")
+    site.snapshot_cache.read_at = time.monotonic() - 31
+    assert (stranger.get("/healthz").status_code, stranger.get("/healthz").text) == (503, "queue unavailable\n")
     site.snapshot_cache.latest = None
     assert (stranger.get("/healthz").status_code, stranger.get("/healthz").text) == (503, "starting\n")

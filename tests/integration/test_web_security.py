@@ -16,12 +16,12 @@ from fastapi import FastAPI
 from starlette.responses import HTMLResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from stoker.web.app import guarded
+from stoker.web.app import with_middleware
 from stoker.web.auth.authentication import local_path
-from stoker.web.auth.requests import refusal
-from stoker.web.auth.user import User
+from stoker.web.auth.key_file import User
+from stoker.web.auth.requests import refuse
 from stoker.web.config import Config
-from stoker.web.middleware.limits import MOST_OF_TOKEN, MOST_SILENT, Streams, WholeBody
+from stoker.web.middleware.limits import MAX_IDLE, MAX_TOKEN_STREAMS, StreamLimits, WholeBody
 from stoker.web.problems import install
 from tests.support.guarded_site import Site, served, site_of
 from tests.support.waiting import wait_for
@@ -70,7 +70,7 @@ def test_a_wrong_token_is_refused_in_the_form_and_as_a_header(site: Site) -> Non
     assert site.ask("POST", "/login", data={"token": "stk_wrong"}).status_code == 401
     page = site.ask("POST", "/login", data={"token": "stk_wrong", "next": "/jobs"}, headers=HTML)
     assert page.status_code == 401
-    assert "not right" in page.text
+    assert "is invalid" in page.text
     assert 'value="/jobs"' in page.text
     assert "set-cookie" not in page.headers
     assert site.ask("GET", "/api/v1/jobs", headers={"Authorization": "Bearer stk_wrong"}).status_code == 401
@@ -120,7 +120,7 @@ def test_a_viewer_changes_nothing(site: Site, method: str) -> None:
     for headers in (cookie | FROM_HERE, site.bearer("viewer")):
         answer = site.ask(method, "/api/v1/jobs", headers=headers)
         assert answer.status_code == 403
-        assert "may look and nothing else" in answer.json()["detail"]
+        assert "is read-only" in answer.json()["detail"]
     assert site.done == []
     assert site.ask("GET", "/api/v1/jobs", headers=cookie).status_code == 200
 
@@ -181,7 +181,7 @@ def test_a_viewer_with_too_many_streams_ends_their_own_and_shuts_out_nobody(site
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost:7865") as client:
             first = asyncio.create_task(client.get("/live", headers=operator))
             await asyncio.sleep(0)
-            many = [asyncio.create_task(client.get("/live", headers=viewer)) for _ in range(MOST_OF_TOKEN + 10)]
+            many = [asyncio.create_task(client.get("/live", headers=viewer)) for _ in range(MAX_TOKEN_STREAMS + 10)]
             async with asyncio.timeout(60):
                 ended = await asyncio.gather(*many[:10])
                 # They end as answers do that are whole.
@@ -196,7 +196,7 @@ def test_a_viewer_with_too_many_streams_ends_their_own_and_shuts_out_nobody(site
 
 def test_all_viewers_together_leave_room_for_operators() -> None:
     async def crowded() -> list[bool]:
-        streams = Streams(most_of_token=5, most_of_viewers=6)
+        streams = StreamLimits(max_per_token=5, max_of_viewers=6)
         whose = ["op", *["a"] * 4, *["b"] * 3, "c"]
         tasks = [asyncio.create_task(asyncio.sleep(600)) for _ in whose]
         for name, task in zip(whose, tasks, strict=True):
@@ -213,7 +213,7 @@ def test_all_viewers_together_leave_room_for_operators() -> None:
 
 def test_an_answer_that_is_several_in_one_counts_as_so_many() -> None:
     async def crowded() -> list[bool]:
-        streams, viewer = Streams(most_of_token=5), User("viewer", "a", None, "a")
+        streams, viewer = StreamLimits(max_per_token=5), User("viewer", "a", None, "a")
         tasks = [asyncio.create_task(asyncio.sleep(600)) for _ in range(3)]
         for parts, task in zip((2, 3, 2), tasks, strict=True):
             streams.begin(viewer, task, parts)
@@ -247,7 +247,7 @@ def test_tokens_that_cannot_be_read_let_nobody_in_and_say_so_without_a_path(site
         lambda: found if (found := site.ask("GET", "/api/v1/jobs", headers=headers)).status_code != 200 else None
     )
     assert answer.status_code == 503
-    assert "`stoker tokens` says what is wrong" in answer.text
+    assert "`stoker tokens` shows the error" in answer.text
     assert str(site.keys.path) not in answer.text
 
 
@@ -452,7 +452,7 @@ def test_guessing_tokens_is_stopped_and_the_right_one_is_never_locked_out(site: 
     stopped = site.ask("POST", "/login", data={"token": "stk_wrong"}, headers=HTML)
     assert stopped.status_code == 429
     assert 0 < int(stopped.headers["retry-after"]) <= 30
-    assert "too many wrong tokens" in stopped.text
+    assert "Too many wrong tokens" in stopped.text
     # A header about the address is anybody's invention.
     elsewhere = {"X-Forwarded-For": "203.0.113.9"}
     assert site.ask("POST", "/login", data={"token": "stk_wrong"}, headers=elsewhere).status_code == 429
@@ -487,7 +487,7 @@ def test_the_gate_and_the_page_agree_on_what_a_person_looks_at(site: Site, path:
     install(app, lambda _request, status, *_: HTMLResponse("a page", status))
     answer = Site(app, site.config, site.keys, [], []).ask("GET", path, headers=HTML)
     scope = {"type": "http", "path": path, "method": "GET", "headers": [(b"accept", b"text/html")]}
-    refused = refusal(scope, site.config, 404, "no")
+    refused = refuse(scope, site.config, 404, "no")
     assert answer.headers["content-type"] == refused.headers["content-type"]
     assert ("html" in refused.headers["content-type"]) == (path == "/jobs")
 
@@ -541,7 +541,11 @@ def test_a_log_that_cannot_be_written_keeps_nobody_out(tmp_path: Path) -> None:
 
     config = Config(queue=None, home=tmp_path)
     site = site_of(config)
-    assert Site(guarded(site.app, config, site.keys, full), config, site.keys, [], []).ask("GET", "/healthz").is_success
+    assert (
+        Site(with_middleware(site.app, config, site.keys, full), config, site.keys, [], [])
+        .ask("GET", "/healthz")
+        .is_success
+    )
 
 
 # A real server
@@ -628,7 +632,7 @@ def test_a_client_that_does_not_read_is_let_go() -> None:
 def test_a_crowd_of_silent_connections_keeps_nobody_out(site: Site) -> None:
     # They would be let go by and by for their silence too: here it is not for that.
     with served(site.app, head_seconds=600.0) as port, contextlib.ExitStack() as crowd:
-        silent = [crowd.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(MOST_SILENT + 20)]
+        silent = [crowd.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(MAX_IDLE + 20)]
         assert httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=60).status_code == 200
         ends = select.poll()
         for client in silent:

@@ -15,12 +15,11 @@ from starlette.types import ASGIApp
 from stoker.queue import Store, init_queue
 from stoker.status.snapshot import SnapshotBuilder
 from stoker.web import api, metrics, problems
-from stoker.web.app import guarded, health
-from stoker.web.app_state import AppState
+from stoker.web.app import health, with_middleware
+from stoker.web.app_state import AppState, ConnectionPool
+from stoker.web.auth.key_file import Role
 from stoker.web.auth.keys import Keys
-from stoker.web.auth.user import Role
 from stoker.web.config import Config
-from stoker.web.connection_pool import ConnectionPool
 from stoker.web.sse.rendered_sections import RenderedSections
 from stoker.web.sse.snapshot_cache import SnapshotCache
 
@@ -65,7 +64,7 @@ class ApiSite:
             config=self.config, pool=self.pool, snapshot_cache=self.snapshot_cache, keys=self.keys
         )
         self.app.state.rendered_sections = RenderedSections()
-        self.guarded = guarded(self.app, self.config, self.keys, lambda _line: None)
+        self.secured = with_middleware(self.app, self.config, self.keys, lambda _line: None)
         self.look()
 
     def look(self) -> None:
@@ -77,7 +76,7 @@ class ApiSite:
         return {"Authorization": f"Bearer {token.secret}"}
 
     def client(self, role: Role = "operator", name: str = "phone") -> Client:
-        return Client(self.guarded, self.bearer(role, name))
+        return Client(self.secured, self.bearer(role, name))
 
     def close(self) -> None:
         self.app.state.rendered_sections.close()

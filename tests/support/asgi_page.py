@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from starlette.types import ASGIApp, Message
 
-from stoker.web.auth.user import User
+from stoker.web.auth.key_file import User
 
 
 class AsgiPage:

@@ -14,13 +14,12 @@ from starlette.responses import HTMLResponse, PlainTextResponse, StreamingRespon
 from starlette.types import ASGIApp
 
 from stoker.web import statics
-from stoker.web.app import guarded
-from stoker.web.app_state import AppState, user_of
+from stoker.web.app import with_middleware
+from stoker.web.app_state import AppState, ConnectionPool, user_of
 from stoker.web.auth import login
 from stoker.web.auth.keys import Keys
 from stoker.web.config import Config
-from stoker.web.connection_pool import ConnectionPool
-from stoker.web.middleware.limits import PunctualProtocol
+from stoker.web.middleware.limits import DeadlineProtocol
 from stoker.web.sse.snapshot_cache import SnapshotCache
 from tests.support.waiting import wait_for
 
@@ -99,13 +98,13 @@ def site_of(config: Config) -> Site:
         return StreamingResponse(events(), media_type="text/event-stream")
 
     app.mount("/static", statics.VersionedFiles())
-    return Site(guarded(app, config, keys, log.append), config, keys, log, done)
+    return Site(with_middleware(app, config, keys, log.append), config, keys, log, done)
 
 
 @contextlib.contextmanager
 def served(app: ASGIApp, host: str = "127.0.0.1", **deadlines: float) -> Iterator[int]:
     """On a free port of this machine, until the block ends."""
-    protocol = type("Protocol", (PunctualProtocol,), deadlines)
+    protocol = type("Protocol", (DeadlineProtocol,), deadlines)
     listener = socket.create_server((host, 0))
     server = uvicorn.Server(
         uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None, access_log=False, loop="asyncio")

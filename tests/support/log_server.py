@@ -8,11 +8,10 @@ from fastapi import FastAPI
 
 from stoker.queue import JobSpec, Store
 from stoker.web.app import create_app
-from stoker.web.app_state import AppState
+from stoker.web.app_state import AppState, ConnectionPool
+from stoker.web.auth.key_file import User
 from stoker.web.auth.keys import Keys
-from stoker.web.auth.user import User
 from stoker.web.config import Config
-from stoker.web.connection_pool import ConnectionPool
 from stoker.web.sse.log_channels import LogChannels
 from stoker.web.sse.snapshot_cache import SnapshotCache
 from tests.support.asgi_page import AsgiPage

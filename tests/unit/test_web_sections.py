@@ -25,7 +25,7 @@ from stoker.status.model import (
     Snapshot,
     WaitingJob,
 )
-from stoker.web.auth.user import Role
+from stoker.web.auth.key_file import Role
 from stoker.web.pages.sections import for_page, render, render_job
 
 NOW = 1_800_000_000.0

@@ -1,4 +1,4 @@
-"""The application: every router in one place, around what they share."""
+"""The application with its routers, and the middleware around it."""
 
 import time
 from collections.abc import AsyncIterator, Callable
@@ -23,24 +23,24 @@ from stoker.web.middleware.headers import SecurityHeaders, compressed
 from stoker.web.middleware.limits import DeclaredSize, WholeBody
 from stoker.web.pages.views import error_page
 from stoker.web.sse import live, multiplex
-from stoker.web.sse.rendered_sections import Looks, RenderedSections
+from stoker.web.sse.rendered_sections import RenderedSections, SectionCache
 
 
 def create_app(app_state: AppState) -> FastAPI:
-    """Without the guard: `serving.guarded_app` is what may be connected to."""
+    """Without middleware; `with_middleware` adds authentication and limits."""
     app = FastAPI(
         title="Stoker",
         version=__version__,
         summary="Jobs, GPUs and workers of a Stoker queue.",
         openapi_url="/api/openapi.json",
-        # Their pages load scripts from elsewhere, which this page never does.
+        # FastAPI's documentation pages load scripts from other sites.
         docs_url=None,
         redoc_url=None,
         lifespan=_lifespan,
     )
     app.state.app_state = app_state
     app.state.rendered_sections = RenderedSections()
-    app.state.looks = Looks()
+    app.state.section_cache = SectionCache()
     problems.install(app, error_page)
     for part in (api, metrics, pages, live, multiplex, logs, login):
         app.include_router(part.router)
@@ -61,11 +61,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app_state.pool.close()
 
 
-def guarded(app: ASGIApp, config: Config, keys: Keys, log: Callable[[str], None]) -> ASGIApp:
-    """`app` behind the gate; `log` is given a line for every request."""
-    # From the innermost: a body is collected last, so that nobody's is kept who has not been let in.
+def with_middleware(app: ASGIApp, config: Config, keys: Keys, log: Callable[[str], None]) -> ASGIApp:
+    """`app` behind all middleware; `log` gets a line for every request."""
+    # From the innermost. Bodies are read after authentication, so that strangers cannot fill the memory.
     app = WholeBody(app, config)
-    # Outside of the entrance, which may end a stream: its last bytes belong to what is compressed.
+    # Outside of authentication, which may end a stream: its last bytes must be compressed too.
     app = compressed(Authentication(app, config, keys))
     app = CsrfProtection(app, config)
     app = DeclaredSize(app, config)
@@ -76,8 +76,8 @@ def guarded(app: ASGIApp, config: Config, keys: Keys, log: Callable[[str], None]
 
 health = APIRouter()
 
-# The board looks every few seconds; a database that restarts is away for some more.
-_LATELY: Final = 30.0
+# The snapshot is read every few seconds; a database restart takes some more.
+_STALE_AFTER: Final = 30.0
 
 
 @health.get("/healthz", include_in_schema=False)
@@ -85,6 +85,6 @@ async def healthz(request: Request) -> Response:
     snapshot_cache = app_state_of(request).snapshot_cache
     if snapshot_cache.latest is None:
         return PlainTextResponse("starting\n", 503)
-    if time.monotonic() - snapshot_cache.reached > _LATELY:
-        return PlainTextResponse("away\n", 503)
+    if time.monotonic() - snapshot_cache.read_at > _STALE_AFTER:
+        return PlainTextResponse("queue unavailable\n", 503)
     return PlainTextResponse("ok\n")

@@ -189,7 +189,7 @@ async def _events(
         yield "retry: 2000\n\n"
         page = LogPage(channel, position, from_the_beginning)
         version, problem, sent = 0, "", time.monotonic()
-        while not app_state.snapshot_cache.is_over and app_state.keys.still_valid(user):
+        while not app_state.snapshot_cache.is_stopping and app_state.keys.still_valid(user):
             before, version = version, await channel.changed(version, _CHECK_EVERY)
             if version == before:
                 if time.monotonic() - sent >= _BEAT_EVERY:
@@ -227,7 +227,7 @@ async def log_response(
     whole = await stack.enter_async_context(channels.whole(attempt, app_state))
     if whole is None:
         await stack.aclose()
-        text = await app_state.pool.ask(lambda store: store.logs.read(attempt.id))
+        text = await app_state.pool.run(lambda store: store.logs.read(attempt.id))
         return Response(text.encode(), headers=headers | {"Stoker-Log": "end"})
 
     async def body() -> AsyncIterator[bytes]:
@@ -243,7 +243,7 @@ async def report(request: Request, job: str, number: str) -> Response:
     """Why the attempt was stopped, in Markdown."""
     app_state = app_state_of(request)
     attempt = await _attempt(app_state, job, number)
-    details = await app_state.pool.ask(lambda store: store.attempts.details(attempt.id))
+    details = await app_state.pool.run(lambda store: store.attempts.details(attempt.id))
     if details is None or not details.report:
         raise HTTPException(404, f"attempt {attempt.number} of job {attempt.job} has no report: it was not stopped")
     return Response(details.report.encode(), headers=_file_headers(attempt, "md", "text/markdown"))
@@ -271,6 +271,6 @@ async def _attempts(app_state: AppState, job: str) -> tuple[Job, list[Attempt]]:
     if not ID.fullmatch(job):
         raise HTTPException(404, "there is no such job: an id has eight hexadecimal digits")
     try:
-        return await app_state.pool.ask(lambda store: (store.jobs.get(job), store.attempts.of(job)))
+        return await app_state.pool.run(lambda store: (store.jobs.get(job), store.attempts.of(job)))
     except BadInputError as error:
         raise HTTPException(404, str(error)) from None

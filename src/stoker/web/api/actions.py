@@ -40,6 +40,6 @@ def action(
 async def carry_out(request: Request, work: Callable[[Store], Done]) -> Response:
     """Changes the queue and lets every page see that at once."""
     app_state = app_state_of(request)
-    done = await app_state.pool.ask(work)
-    app_state.snapshot_cache.look_now()
+    done = await app_state.pool.run(work)
+    app_state.snapshot_cache.refresh()
     return answer(done)

@@ -75,7 +75,7 @@ async def list_attempts(request: Request, job: JobId) -> Response:
         hosts = {worker.id: worker.host for worker in store.workers.all()}
         return made, hosts, store.attempts.causes([attempt.id for attempt in made])
 
-    made, hosts, causes = await app_state.pool.ask(attempts)
+    made, hosts, causes = await app_state.pool.run(attempts)
     here = await channels_of(request).local(made, app_state.config.home)
     return answer(
         AttemptList(
@@ -115,10 +115,10 @@ async def get_log(
 ) -> Response:
     """All of it, from whatever machine has it; where that is gone, its end, which the queue keeps."""
     app_state, channels = app_state_of(request), channels_of(request)
-    attempt = await app_state.pool.ask(lambda store: _attempt(store, job, number))
+    attempt = await app_state.pool.run(lambda store: _attempt(store, job, number))
     is_here = bool(await channels.local([attempt], app_state.config.home))
     if is_here:
-        while await app_state.pool.ask(lambda store: store.logs.is_late(attempt.id)):
+        while await app_state.pool.run(lambda store: store.logs.is_late(attempt.id)):
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
     if lines is None:
         response = await log_response(app_state, channels, attempt, {"Content-Type": TEXT})
@@ -129,14 +129,14 @@ async def get_log(
         return _text(stored, "end")
     async with channels.whole(attempt, app_state) as whole:
         if whole is None:
-            tail = await app_state.pool.ask(lambda store: store.logs.read(attempt.id))
+            tail = await app_state.pool.run(lambda store: store.logs.read(attempt.id))
             return _text(last_lines(TailReader(lambda: tail).read(), lines), "end")
         return _text(last_lines(await _end_of(whole), lines), "whole")
 
 
 async def _stored_lines(app_state: AppState, attempt: Attempt, count: int) -> LogUpdate | None:
     """The last lines from the tail in the queue, unless its end may still be missing."""
-    tail, now = await app_state.pool.ask(lambda store: (store.logs.read(attempt.id), store.clock()))
+    tail, now = await app_state.pool.run(lambda store: (store.logs.read(attempt.id), store.clock()))
     is_old = attempt.ended is None or now - attempt.ended >= LAST_WITHIN
     return stored_lines(tail, count) if is_old else None
 
@@ -183,7 +183,7 @@ async def get_report(request: Request, job: JobId, number: Number) -> Response:
             raise NotFoundError(f"there is no report of attempt {number} at job {job}: it was not stopped for idleness")
         return details.report
 
-    text = await app_state_of(request).pool.ask(report)
+    text = await app_state_of(request).pool.run(report)
     return Response(text, media_type=MARKDOWN)
 
 
@@ -204,7 +204,7 @@ async def get_fit(request: Request, job: JobId, number: Number) -> Response:
             raise NotFoundError(f"no batch size was found for attempt {number} at job {job}")
         return Probes(fit=details.fit)
 
-    return answer(await app_state_of(request).pool.ask(fit))
+    return answer(await app_state_of(request).pool.run(fit))
 
 
 def _attempt(store: Store, job: str, number: int) -> Attempt:

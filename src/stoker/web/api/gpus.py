@@ -52,7 +52,7 @@ async def get_history(
         now = store.clock()
         return usage_history(store.usage.read(int(now // 60) - minutes + 1, host, gpu), now, minutes)
 
-    return tagged(request, await app_state_of(request).pool.ask(history))
+    return tagged(request, await app_state_of(request).pool.run(history))
 
 
 @router.get(
@@ -72,4 +72,4 @@ async def get_usage(
         first = int(store.clock() // 60) - hours * 60
         return UsageTotals(since=first * 60.0, seconds=store.usage.totals(first))
 
-    return answer(await app_state_of(request).pool.ask(usage))
+    return answer(await app_state_of(request).pool.run(usage))

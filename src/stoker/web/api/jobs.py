@@ -85,7 +85,7 @@ async def list_jobs(
     """Jobs as they were submitted, the newest first. Pages stay right while jobs come in."""
     before = None if cursor is None else place_of(cursor)
     states = tuple(dict.fromkeys(state or ()))
-    some = await app_state_of(request).pool.ask(lambda store: store.jobs.page(states, tag, before, limit + 1))
+    some = await app_state_of(request).pool.run(lambda store: store.jobs.page(states, tag, before, limit + 1))
     page: Page = page_of(some, limit)
     headers = {} if page.next is None else {"Link": link_to_next(request, page.next)}
     return answer_with_jobs(request, JobListPage(items=page.items, next=page.next), headers=headers)
@@ -125,15 +125,15 @@ async def submit_jobs(
     wanted, sender = said(body), user_of(request).name
     pool = app_state_of(request).pool
     if body.dry_run:
-        rehearsed = await pool.ask(lambda store: jobs_of(store, wanted, sender))
+        rehearsed = await pool.run(lambda store: jobs_of(store, wanted, sender))
         return answer_with_jobs(request, Submission(jobs=[], rehearsed=rehearsed))
     asked = msgspec.json.encode(body.model_dump(mode="json", exclude_unset=True), order="sorted")
 
     def submit(store: Store) -> Submitted:
         return submit_once(store, idempotency_key, sender, asked, lambda: jobs_of(store, wanted, sender))
 
-    done = await pool.ask(submit)
-    app_state_of(request).snapshot_cache.look_now()
+    done = await pool.run(submit)
+    app_state_of(request).snapshot_cache.refresh()
     submission = Submission(jobs=done.jobs, rehearsed=[])
     if done.is_replay:
         return answer_with_jobs(request, submission, headers={REPLAYED: "true"})
@@ -151,7 +151,7 @@ async def submit_jobs(
 )
 async def get_job(request: Request, job: JobId) -> Response:
     """What the job asks for, and what became of it."""
-    return answer_with_jobs(request, await app_state_of(request).pool.ask(lambda store: found(store, job)))
+    return answer_with_jobs(request, await app_state_of(request).pool.run(lambda store: found(store, job)))
 
 
 @router.get(
@@ -169,4 +169,4 @@ async def explain_job(request: Request, job: JobId) -> Response:
         one = found(store, job)
         return Reason(job=one.id, state=one.state, why=why(store, one))
 
-    return answer(await app_state_of(request).pool.ask(explain))
+    return answer(await app_state_of(request).pool.run(explain))

@@ -108,7 +108,7 @@ async def list_workers(request: Request) -> Response:
         now = store.clock()
         return WorkerList(items=[WorkerSeen(worker=one, is_there=one.is_there(now)) for one in store.workers.all()])
 
-    return answer(await app_state_of(request).pool.ask(workers))
+    return answer(await app_state_of(request).pool.run(workers))
 
 
 @action(router, "/queue/pause", "queue", "Start nothing more anywhere")

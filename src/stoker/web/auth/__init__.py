@@ -1,1 +1,1 @@
-"""Who may use the page, and how they prove it."""
+"""Authentication of people and programs, and protection against other sites."""

@@ -1,4 +1,4 @@
-"""Who comes in, and what they may do: by cookie or token; viewers look, operators act."""
+"""Authentication by cookie or bearer token, and authorization: viewers read, operators change."""
 
 import asyncio
 from typing import Final
@@ -8,23 +8,23 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.web.auth.csrf import SAFE_METHODS
+from stoker.web.auth.key_file import User
 from stoker.web.auth.keys import Keys
 from stoker.web.auth.requests import (
     bearer,
     client_address,
-    cookies_named,
-    neighbourhood,
-    refusal,
-    refusal_in_json,
-    refusal_page,
+    client_network,
+    html_refusal,
+    json_refusal,
+    refuse,
+    session_cookies,
 )
 from stoker.web.auth.throttle import FailureThrottle, TooManyFailuresError
-from stoker.web.auth.user import User
 from stoker.web.config import Config
-from stoker.web.middleware.limits import Stream, Streams
+from stoker.web.middleware.limits import OpenStream, StreamLimits
 from stoker.web.problems import wants_page
 
-# What a browser needs before anybody is let in, and what tells a supervisor that the server lives.
+# What a browser needs before login, and the health check.
 _PUBLIC: Final = frozenset({"/login", "/logout", "/healthz", "/manifest.webmanifest", "/favicon.ico"})
 _CHALLENGE: Final = {"WWW-Authenticate": 'Bearer realm="stoker"'}
 
@@ -34,10 +34,10 @@ class Authentication:
         self._app = app
         self._config = config
         self._keys = keys
-        self._patience = FailureThrottle()
-        # A program with a token that was revoked keeps trying: that must not keep people from logging in.
-        self._login_patience = FailureThrottle()
-        self._streams = Streams()
+        self._throttle = FailureThrottle()
+        # Separate: a program that retries with a revoked token must not block people from logging in.
+        self._login_throttle = FailureThrottle()
+        self._streams = StreamLimits()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -45,69 +45,68 @@ class Authentication:
             return
         state = scope.setdefault("state", {})
         state.pop("user", None)
-        state["patience"] = self._login_patience
+        state["login_throttle"] = self._login_throttle
         try:
             user = self._identify(scope)
         except TooManyFailuresError as error:
-            answer = refusal_in_json(429, str(error), {"Retry-After": str(error.seconds)})
-            await answer(scope, receive, send)
+            refused = json_refusal(429, str(error), {"Retry-After": str(error.seconds)})
+            await refused(scope, receive, send)
             return
         if user is not None:
             state["user"] = user
-        no = self._obstacle(scope, user)
-        if no is not None:
-            await no(scope, receive, send)
+        refusal = self._refusal(scope, user)
+        if refusal is not None:
+            await refusal(scope, receive, send)
         elif user is None:
             await self._app(scope, receive, send)
         else:
-            await self._answered(user, scope, receive, self._while_valid(user, send))
+            await self._respond(user, scope, receive, self._while_valid(user, send))
 
     def _identify(self, scope: Scope) -> User | None:
         secret = bearer(scope)
         if secret is not None:
-            # Who shows a token is that token's, whatever cookie comes along.
-            return self._by_token(secret, neighbourhood(client_address(scope)))
-        found = (self._keys.by_session(cookie) for cookie in cookies_named(scope, self._config))
-        return next((user for user in found if user is not None), None)
+            # A token takes precedence over any cookie.
+            return self._by_token(secret, client_network(client_address(scope)))
+        users = (self._keys.by_session(cookie) for cookie in session_cookies(scope, self._config))
+        return next((user for user in users if user is not None), None)
 
     def _by_token(self, secret: str, address: str) -> User | None:
         user = self._keys.by_token(secret)
         if user is None:
-            self._patience.failed(address)
+            self._throttle.failed(address)
         return user
 
-    def _obstacle(self, scope: Scope, user: User | None) -> Response | None:
-        """Why a request goes no further."""
+    def _refusal(self, scope: Scope, user: User | None) -> Response | None:
         if _is_public(scope["path"]):
             return None
         if user is None:
-            return self._not_let_in(scope)
+            return self._unauthenticated(scope)
         if scope["method"] not in SAFE_METHODS and not user.operates:
-            sentence = (
-                f"the token {user.name!r} may look and nothing else:"
-                " `stoker tokens add`, on the machine of the page, makes one that may act"
+            message = (
+                f"the token {user.name!r} is read-only:"
+                " `stoker tokens add` on the page's machine creates one that can make changes"
             )
-            return refusal(scope, self._config, 403, sentence)
+            return refuse(scope, self._config, 403, message)
         return None
 
-    def _not_let_in(self, scope: Scope) -> Response:
+    def _unauthenticated(self, scope: Scope) -> Response:
         if self._keys.problem is not None:
-            sentence = "the tokens of this page cannot be read, so nobody is let in: `stoker tokens` says what is wrong"
-            return refusal(scope, self._config, 503, sentence)
+            message = "the page cannot read its tokens, so nobody can log in: `stoker tokens` shows the error"
+            return refuse(scope, self._config, 503, message)
         if not wants_page(scope):
-            sentence = "a token is needed: send `Authorization: Bearer TOKEN`, which `stoker tokens` makes"
-            return refusal_in_json(401, sentence, _CHALLENGE)
+            message = "a token is required: send `Authorization: Bearer TOKEN`; `stoker tokens` creates one"
+            return json_refusal(401, message, _CHALLENGE)
         query = scope["query_string"].decode("latin-1")
-        # What a form would have sent is gone, so nobody is led back to where only forms go.
-        wanted = f"{scope['path']}{'?' if query else ''}{query}" if scope["method"] == "GET" else "/"
-        return refusal_page(
-            scope, self._config, "login.html", 401, _CHALLENGE, wanted=local_path(wanted), check=True, mistake=""
+        # The body of a form is lost, so only GET requests are repeated after login.
+        target = f"{scope['path']}{'?' if query else ''}{query}" if scope["method"] == "GET" else "/"
+        return html_refusal(
+            scope, self._config, "login.html", 401, _CHALLENGE, next=local_path(target), check=True, mistake=""
         )
 
-    async def _answered(self, user: User, scope: Scope, receive: Receive, send: Send) -> None:
-        """An answer that goes on and on has one of its token's places, and may have to give it to a newer one."""
+    async def _respond(self, user: User, scope: Scope, receive: Receive, send: Send) -> None:
+        """Counts a streamed response against its token's limit; a newer one may end it."""
         task = asyncio.current_task()
-        stream: Stream | None = None
+        stream: OpenStream | None = None
         parts = max(1, len(QueryParams(scope["query_string"]).getlist("on")))
 
         async def counted(message: Message) -> None:
@@ -128,27 +127,27 @@ class Authentication:
                 self._streams.finish(stream)
 
     def _while_valid(self, user: User, send: Send) -> Send:
-        """Ends an answer that goes on and on, when whom it is for has been logged out or revoked."""
-        over = False
+        """Ends a streamed response when its user logs out or its token is revoked."""
+        is_ended = False
 
-        async def guarded(message: Message) -> None:
-            nonlocal over
-            if over:
+        async def send_while_valid(message: Message) -> None:
+            nonlocal is_ended
+            if is_ended:
                 return
             if message["type"] == "http.response.body" and message.get("more_body", False):
-                over = not self._keys.still_valid(user)
-                if over:
+                is_ended = not self._keys.still_valid(user)
+                if is_ended:
                     message = {"type": "http.response.body", "body": b"", "more_body": False}
             await send(message)
 
-        return guarded
+        return send_while_valid
 
 
-def local_path(wanted: str) -> str:
-    """A path on this page, whatever was asked for: nobody is sent elsewhere, nor to where they are already."""
-    if not wanted.startswith("/") or wanted[1:2] in {"/", "\\"} or not wanted.isprintable() or "\\" in wanted:
+def local_path(target: str) -> str:
+    """`target` if it is a path of this page, else `/`: login never redirects to another site or to itself."""
+    if not target.startswith("/") or target[1:2] in {"/", "\\"} or not target.isprintable() or "\\" in target:
         return "/"
-    return "/" if wanted.partition("?")[0] in {"/login", "/logout"} else wanted
+    return "/" if target.partition("?")[0] in {"/login", "/logout"} else target
 
 
 def _is_public(path: str) -> bool:

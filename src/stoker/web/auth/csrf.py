@@ -1,4 +1,4 @@
-"""Keeps other sites from acting through somebody's browser."""
+"""Protection against requests that other sites make through a user's browser."""
 
 import ipaddress
 import re
@@ -10,19 +10,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stoker.web.auth.requests import (
     bearer,
-    cookies_named,
     header,
     headers_named,
+    json_refusal,
     own_origins,
-    refusal,
-    refusal_in_json,
+    refuse,
     same_origin,
+    session_cookies,
     split_host,
 )
 from stoker.web.config import Config
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-# `none`: the person did it by hand, in the address bar or a bookmark.
+# `none`: the address bar or a bookmark.
 _FROM_HERE: Final = frozenset({"same-origin", "none"})
 
 
@@ -39,12 +39,14 @@ class CsrfProtection:
             await self._app(scope, receive, send)
             return
         if header(scope, b"upgrade").lower() == "websocket":
-            answer = refusal_in_json(400, "there are no WebSockets here: /live has server-sent events")
+            answer = json_refusal(400, "WebSockets are not supported: /live sends server-sent events")
         elif scope["method"] == "OPTIONS" and header(scope, b"access-control-request-method"):
-            answer = refusal_in_json(403, "other sites may not ask here from somebody's browser")
+            answer = json_refusal(403, "requests from other sites are not allowed")
         elif scope["method"] not in SAFE_METHODS and self._is_foreign(scope):
-            sentence = "this came from another site, so nothing was done: open the page itself and do it there"
-            answer = refusal(scope, self._config, 403, sentence)
+            message = (
+                "the request came from another site, so nothing was changed: open the page itself and repeat it there"
+            )
+            answer = refuse(scope, self._config, 403, message)
         else:
             await self._app(scope, receive, send)
             return
@@ -52,19 +54,21 @@ class CsrfProtection:
 
     def _is_foreign(self, scope: Scope) -> bool:
         if bearer(scope) is not None:
-            return False  # no other site can make a browser send one
+            return False  # no other site can make a browser send a token
         if site := header(scope, b"sec-fetch-site"):
             return site not in _FROM_HERE
         if origin := header(scope, b"origin"):
             return not same_origin(origin, own_origins(scope, self._config))
-        # Every browser says one of both. A program may say neither, but a cookie is not for programs.
-        return bool(cookies_named(scope, self._config))
+        # Browsers send at least one of the two headers. Programs may send neither, but do not use cookies.
+        return bool(session_cookies(scope, self._config))
 
 
 _NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,253})")
 
 
 class Hosts:
+    """Refuses host names that are not this machine's, against DNS rebinding."""
+
     def __init__(self, app: ASGIApp, config: Config) -> None:
         self._app = app
         self._names = names_of(config)
@@ -75,24 +79,24 @@ class Hosts:
             return
         hosts = headers_named(scope, b"host")
         if len(hosts) != 1:
-            answer = refusal_in_json(400, "the request does not say which host it is for")
+            answer = json_refusal(400, "the request needs exactly one Host header")
             await answer(scope, receive, send)
-        elif not self.answers_to(hosts[0]):
-            # In JSON also for people: it is read by whoever has the name, and should tell them nothing of the page.
-            await refusal_in_json(421, _not_here(hosts[0]))(scope, receive, send)
+        elif not self._is_own(hosts[0]):
+            # In JSON also for browsers: the owner of that name may read it, and learns nothing about the page.
+            await json_refusal(421, _unknown_host(hosts[0]))(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def answers_to(self, host: str) -> bool:
+    def _is_own(self, host: str) -> bool:
         name = split_host(host)[0]
         return name in self._names or name.endswith(".localhost") or _is_address(name)
 
 
 def names_of(config: Config) -> frozenset[str]:
-    """All names of this machine that it knows itself, and those that it was told."""
+    """The names of this machine: those of the system and those of the configuration."""
     own = socket.gethostname().lower()
     short = own.partition(".")[0]
-    # The last is what phones call machines of the same network.
+    # `.local`: how phones find machines in the same network (mDNS).
     known = ["localhost", own, short, f"{short}.local", *config.names, urlsplit(config.url).hostname or "", config.host]
     return frozenset(split_host(name)[0] for name in known) - {""}
 
@@ -105,11 +109,11 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _not_here(host: str) -> str:
+def _unknown_host(host: str) -> str:
     name = split_host(host)[0]
     if not _NAME.fullmatch(name):
-        return "this page does not answer under that name"
+        return "the page does not serve this host name"
     return (
-        f"this page does not answer under the name {name}: if that is this machine,"
-        f" start it with `--name {name}`, or with `--url` and the public address"
+        f"the page does not serve the host name {name}: if it is a name of this machine,"
+        f" start the page with `--name {name}`, or with `--url` and the public address"
     )

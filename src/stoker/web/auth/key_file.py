@@ -1,4 +1,4 @@
-"""The file of tokens and device sessions: nobody else ever reads it, and writers take turns."""
+"""Users, and the private file with their tokens and device sessions."""
 
 import contextlib
 import os
@@ -6,17 +6,34 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from stoker.errors import StokerError
 from stoker.paths import open_privately, private_directory, try_lock, write_atomically
-from stoker.web.auth.user import Role
 
-# A writer holds the lock for milliseconds; one that is stopped must not stop the page too.
-_PATIENCE: Final = 3.0
-_BETWEEN_TRIES: Final = 0.02
+# A writer holds the lock for milliseconds; a suspended one must not block the page.
+_LOCK_TIMEOUT: Final = 3.0
+_RETRY_INTERVAL: Final = 0.02
+
+
+Role = Literal["viewer", "operator"]
+
+
+class User(NamedTuple):
+    role: Role
+    name: str
+    """The name of the token."""
+    session: str | None
+    """The digest of the device's session; None for a program that sends its token with every request."""
+    token: str = ""
+    """The id of the token, not its secret."""
+
+    @property
+    def operates(self) -> bool:
+        """Whether the user may make changes, and so run commands."""
+        return self.role == "operator"
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,36 +41,36 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     role: Role
     secret: str
-    """As it is: the link must be printable again. The file is as private as an SSH key."""
+    """In plain text: the link must be printable again. The file is as private as an SSH key."""
     created: float
-    """Seconds since the epoch, like every time here."""
+    """Seconds since the epoch, like all times here."""
     seen: float | None = None
-    """When a program last showed it; a device's visits count for its session."""
+    """When a program last used it; requests of a device count for its session."""
 
 
 class DeviceSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that was let in."""
+    """A device that is logged in."""
 
     digest: str
-    """SHA-256 of the secret in its cookie: who reads this file cannot make the cookie of somebody's phone."""
+    """SHA-256 of the secret in its cookie: this file is not enough to forge a cookie."""
     token: str
-    """The id of the token that let it in."""
+    """The id of the token it logged in with."""
     created: float
     seen: float
     agent: str
-    """What the browser calls itself, shortened."""
+    """The browser's User-Agent, shortened."""
 
 
 class Contents(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
     address: str = ""
-    """Where the page was when it last started, for links that are printed later."""
+    """The page's address at its last start, for links that are printed later."""
     tokens: tuple[Token, ...] = ()
     sessions: tuple[DeviceSession, ...] = ()
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """What differs when the file was written again."""
+    """Changes whenever the file is written."""
 
     inode: int
     modified: int
@@ -68,10 +85,7 @@ class KeyFile:
         self.path = home / "tokens.json"
 
     def stamp(self) -> Stamp | None:
-        """Which state the file is in; None when there is none.
-
-        It is opened for that: a file server then asks again instead of telling what it remembers.
-        """
+        """None if there is no file. Opens it, because NFS revalidates its cache only on open."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -82,7 +96,7 @@ class KeyFile:
             os.close(descriptor)
 
     def read(self) -> tuple[Contents, Stamp | None]:
-        """What is in it, nothing when it is not there. StokerError when it is not what it should be."""
+        """Empty contents without a file; StokerError if it is unreadable, invalid or not private."""
         try:
             with self.path.open("rb") as file:
                 found = _stamp(os.fstat(file.fileno()))
@@ -90,35 +104,35 @@ class KeyFile:
         except FileNotFoundError:
             return Contents(), None
         except OSError as error:
-            raise StokerError(f"the tokens in {self.path} cannot be read: {error.strerror}") from None
+            raise StokerError(f"cannot read the tokens in {self.path}: {error.strerror}") from None
         if found.mode & 0o077:
             raise StokerError(
-                f"others can read the tokens in {self.path}: run `chmod 600 {self.path}`,"
-                " and revoke them if somebody may have"
+                f"other users can read the tokens in {self.path}: run `chmod 600 {self.path}`,"
+                " and revoke the tokens if somebody may have read them"
             )
         try:
             return msgspec.json.decode(text, type=Contents), found
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise StokerError(
-                f"{self.path} is not what `stoker tokens` wrote ({error}): mend it, or remove it to begin anew"
+                f"{self.path} is not a valid token file ({error}): repair it, or remove it to start over"
             ) from None
 
     def write(self, contents: Contents) -> Stamp:
-        """Puts a new file in the old one's place. It is private from its first moment, whatever the umask."""
+        """Replaces the file atomically; the new one is private from the start, regardless of the umask."""
         text = msgspec.json.format(msgspec.json.encode(contents), indent=1) + b"\n"
         return _stamp(write_atomically(self.path, text, sync=True))
 
     @contextlib.contextmanager
-    def locked(self, patience: float = _PATIENCE) -> Iterator[None]:
-        """One writer at a time, of all processes. OSError when the lock is not to be had."""
+    def locked(self, timeout: float = _LOCK_TIMEOUT) -> Iterator[None]:
+        """One writer at a time, of all processes; OSError after the timeout."""
         private_directory(self.path.parent)
         lock = open_privately(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT)
         try:
-            ends = time.monotonic() + patience
+            deadline = time.monotonic() + timeout
             while not try_lock(lock):
-                if time.monotonic() >= ends:
-                    raise TimeoutError(0, "another process has been writing it for seconds")
-                time.sleep(_BETWEEN_TRIES)
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(0, "another process has locked it")
+                time.sleep(_RETRY_INTERVAL)
             yield
         finally:
             os.close(lock)

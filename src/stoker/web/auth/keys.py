@@ -1,8 +1,7 @@
-"""Who may come in: tokens that people make and revoke, and the devices that were let in with them.
+"""Tokens that people create and revoke, and the device sessions that were opened with them.
 
-What `stoker tokens` does in another process is seen within a second. A disk that is full costs a device no more than
-having to show its token again after the next start: what cannot be written is kept in mind. A disk that is slow costs
-only whoever logs in or out: the gate never waits until something is written.
+Changes by `stoker tokens` in another process take effect within a second. Sessions that cannot be written (disk full)
+are kept in memory until the next start. Only login and logout wait for the disk; other requests never do.
 """
 
 import contextlib
@@ -19,29 +18,27 @@ from typing import Final, TypeVar
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
-from stoker.web.auth.key_file import Contents, DeviceSession, KeyFile, Stamp, Token
-from stoker.web.auth.user import Role, User
+from stoker.web.auth.key_file import Contents, DeviceSession, KeyFile, Role, Stamp, Token, User
 
 __all__ = ["DeviceSession", "Keys", "Token", "key_id"]
 
-# Recognizable, so that the access log, and whoever searches a repository for secrets, can tell one.
+# Recognizable, for the access log and for secret scanners.
 TOKEN_PREFIX: Final = "stk_"  # noqa: S105 - not a secret, but how one begins
-# 192 bits: beyond guessing, and still a QR code that fits a terminal.
+# 192 bits, in a QR code that still fits a terminal.
 _TOKEN_BYTES: Final = 24
 _SESSION_BYTES: Final = 32
-# How long after its change the file is looked at, at the latest: half of the promised second.
-_LOOK_EVERY: Final = 0.5
-# When a device was last here matters to the hour; every visit written would wear the disk.
+# How often the file is checked for changes: half of the promised second.
+_CHECK_EVERY: Final = 0.5
+# `seen` is needed to the hour; writing it with every request would wear the disk.
 _WRITE_SEEN_EVERY: Final = 300.0
-# Whoever asks the gate meanwhile waits as long for another writer.
-_SHORT_PATIENCE: Final = 0.3
+# How long login and logout wait for another writer.
+_SHORT_TIMEOUT: Final = 0.3
 # Browsers keep no cookie for longer.
 KEPT_FOR: Final = 400 * 24 * 3600.0
-# More devices than a person has, for each token: whoever shares one widely pushes out nobody who has another. The one
-# that was away for longest makes room.
-_MOST_SESSIONS: Final = 50
-_LONGEST_AGENT: Final = 120
-_LONGEST_NAME: Final = 60
+# For each token; the session that was unused for longest is dropped. A widely shared token affects no other token.
+_MAX_SESSIONS: Final = 50
+_MAX_AGENT_LENGTH: Final = 120
+_MAX_NAME_LENGTH: Final = 60
 
 T = TypeVar("T")
 
@@ -51,17 +48,17 @@ class Keys:
 
     def __init__(self, home: Path) -> None:
         self._file = KeyFile(home)
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
         self._contents = Contents()
         self._stamp: Stamp | None = None
-        self._looked = float("-inf")
+        self._checked = float("-inf")
         self._problem: str | None = None
         self._unwritten: dict[str, DeviceSession] = {}
-        """Sessions that the disk did not take, by digest."""
+        """Sessions that could not be written yet, by digest."""
         self._ended: set[str] = set()
-        """Sessions that were ended and that the disk still has."""
+        """Sessions that ended and are still in the file, by digest."""
         self._seen: dict[str, float] = {}
-        """When devices and tokens were here last, by digest or id, since it was written."""
+        """When sessions and tokens were last used since the last write, by digest or id."""
         self._seen_written = time.monotonic()
 
     @property
@@ -70,148 +67,148 @@ class Keys:
 
     @property
     def problem(self) -> str | None:
-        """Why nobody can be let in at the moment."""
-        self._look()
+        """Why the file cannot be used; nobody can log in then."""
+        self._refresh()
         return self._problem
 
-    # What people do with tokens; StokerError says why it could not be done.
+    # Administration; StokerError if the file cannot be read or written.
 
     def tokens(self) -> tuple[Token, ...]:
-        return self._now().tokens
+        return self._read_now().tokens
 
     def sessions(self) -> tuple[DeviceSession, ...]:
-        """The devices that may come, with the time of their last visit."""
-        contents = self._now()
-        with self._turn:
-            return self._alive(contents).sessions
+        """The devices that are logged in."""
+        contents = self._read_now()
+        with self._lock:
+            return self._current(contents).sessions
 
     def first(self) -> Token:
-        """The oldest token that may do everything; it is made when there is none, as on the first start."""
-        return next((token for token in self.tokens() if token.role == "operator"), None) or self._changed(_with_first)
+        """The oldest operator token; created if there is none."""
+        return next((token for token in self.tokens() if token.role == "operator"), None) or self._change(_with_first)
 
     def add(self, name: str, role: Role) -> Token:
-        """A new token. Its name is what the access log calls whoever uses it."""
+        """Creates a token. The access log names its users by `name`."""
         name = name.strip()
-        if not name or len(name) > _LONGEST_NAME or not name.isprintable():
-            raise BadInputError(f"a token's name is 1 to {_LONGEST_NAME} printable letters, not {name!r}")
+        if not name or len(name) > _MAX_NAME_LENGTH or not name.isprintable():
+            raise BadInputError(f"a token's name must have 1 to {_MAX_NAME_LENGTH} printable characters, not {name!r}")
 
-        def with_it(contents: Contents) -> tuple[Contents, Token]:
+        def added(contents: Contents) -> tuple[Contents, Token]:
             if any(token.name == name for token in contents.tokens):
                 raise BadInputError(
-                    f"there is a token named {name!r} already: choose another --name, or revoke that one"
+                    f"there is already a token named {name!r}: choose another --name, or revoke that token"
                 )
             return _with_token(contents, name, role)
 
-        return self._changed(with_it)
+        return self._change(added)
 
-    def token(self, called: str) -> Token:
-        """By its id or its name."""
-        return _find(self._now(), called)
+    def token(self, name: str) -> Token:
+        """The token with this name or id."""
+        return _find(self._read_now(), name)
 
-    def revoke(self, called: str) -> tuple[Token, int]:
-        """Ends a token, and every device that it let in: how many those were."""
+    def revoke(self, name: str) -> tuple[Token, int]:
+        """Removes a token and its sessions; returns it and the number of sessions."""
 
-        def without(contents: Contents) -> tuple[Contents, tuple[Token, int]]:
-            token = _find(contents, called)
+        def removed(contents: Contents) -> tuple[Contents, tuple[Token, int]]:
+            token = _find(contents, name)
             kept = tuple(session for session in contents.sessions if session.token != token.id)
             others = tuple(other for other in contents.tokens if other.id != token.id)
             changed = msgspec.structs.replace(contents, tokens=others, sessions=kept)
             return changed, (token, len(contents.sessions) - len(kept))
 
-        return self._changed(without)
+        return self._change(removed)
 
     def address(self) -> str:
-        """Where the page was when it last started; empty when it never did."""
-        return self._now().address
+        """The page's address at its last start; empty before the first."""
+        return self._read_now().address
 
     def remember_address(self, address: str) -> None:
-        """For links that are printed later. A disk that is full costs those no more than their first half."""
+        """For links that are printed later; a failure to write is ignored."""
         with contextlib.suppress(StokerError):
             if self.address() != address:
-                self._changed(lambda contents: (msgspec.structs.replace(contents, address=address), None))
+                self._change(lambda contents: (msgspec.structs.replace(contents, address=address), None))
 
-    # What the gate asks; it never raises for a disk that is full, gone or read-only. Only `enter` and `leave` wait for
-    # one that is slow.
+    # For the authentication middleware: never raises for a disk that is full, missing or read-only. Only `log_in` and
+    # `log_out` wait for a slow disk.
 
-    def recognizes(self, secret: str) -> bool:
-        """Whether a token is right at this moment."""
+    def is_valid(self, secret: str) -> bool:
+        """Whether this is the secret of a token."""
         return self._by_secret(secret) is not None
 
-    def enter(self, secret: str, agent: str = "") -> tuple[User, str] | None:
-        """Lets a device in: who it is, and the secret for its cookie. None when the token is not right."""
+    def log_in(self, secret: str, agent: str = "") -> tuple[User, str] | None:
+        """Opens a session: its user and the secret for its cookie. None if the token is invalid."""
         token = self._by_secret(secret)
         if token is None:
             return None
         cookie = secrets.token_urlsafe(_SESSION_BYTES)
         now = time.time()
-        shown = "".join(letter for letter in agent if letter.isprintable())[:_LONGEST_AGENT]
-        session = DeviceSession(digest=_digest(cookie), token=token.id, created=now, seen=now, agent=shown)
-        with self._turn:
-            kept = _newest_of_each((*self._unwritten.values(), session))
+        agent = "".join(letter for letter in agent if letter.isprintable())[:_MAX_AGENT_LENGTH]
+        session = DeviceSession(digest=_digest(cookie), token=token.id, created=now, seen=now, agent=agent)
+        with self._lock:
+            kept = _limited((*self._unwritten.values(), session))
             self._unwritten = {one.digest: one for one in kept}
-        self._settle()
+        self._write_pending()
         return _user(token, session), cookie
 
     def by_token(self, secret: str) -> User | None:
-        """A program that shows its token."""
+        """The user of a program that sends its token."""
         token = self._by_secret(secret)
         if token is None:
             return None
-        self._note(token.id)
+        self._record_use(token.id)
         return _user(token, None)
 
     def by_session(self, cookie: str) -> User | None:
-        """A device that shows its cookie."""
+        """The user of a device that sends its cookie."""
         digest = _digest(cookie)
-        found = self._known(lambda contents: self._session(contents, digest))
+        found = self._lookup(lambda contents: self._session(contents, digest))
         if found is None:
             return None
         token, session = found
-        self._note(digest)
+        self._record_use(digest)
         return _user(token, session)
 
     def still_valid(self, user: User) -> bool:
-        """Whether somebody who was let in may stay: neither logged out nor revoked meanwhile."""
-        self._look()
+        """Whether the user has neither logged out nor lost the token since."""
+        self._refresh()
         if user.session is not None:
             return self._session(self._contents, user.session) is not None
         return any(token.id == user.token for token in self._contents.tokens)
 
-    def leave(self, cookie: str) -> None:
-        """Ends one device's session; the token stays good."""
+    def log_out(self, cookie: str) -> None:
+        """Ends one session; the token stays valid."""
         digest = _digest(cookie)
-        with self._turn:
+        with self._lock:
             if self._session(self._contents, digest) is None:
                 return
             if self._unwritten.pop(digest, None) is None:
                 self._ended.add(digest)
-        self._settle()
+        self._write_pending()
 
-    # How the file is followed
+    # Reading the file
 
-    def _now(self) -> Contents:
-        """What the file says at this moment; StokerError when it cannot be read."""
-        with self._turn:
-            self._looked = time.monotonic()
+    def _read_now(self) -> Contents:
+        """The current contents; StokerError if the file cannot be read."""
+        with self._lock:
+            self._checked = time.monotonic()
             self._read()
             return self._contents
 
-    def _look(self, patience: float = _LOOK_EVERY) -> None:
-        """Reads the file again if it has changed."""
-        if time.monotonic() - self._looked < patience or not self._turn.acquire(blocking=False):
-            # Who has the turn is at the file, perhaps on a slow disk, and will know: what was known has to do.
+    def _refresh(self, max_age: float = _CHECK_EVERY) -> None:
+        """Reads the file again if it changed since."""
+        if time.monotonic() - self._checked < max_age or not self._lock.acquire(blocking=False):
+            # Another thread is reading or writing the file, perhaps on a slow disk: the known contents are used.
             return
         try:
-            self._looked = time.monotonic()
-            # Too many open files, a file server that is away: what was known is still true then.
+            self._checked = time.monotonic()
+            # Too many open files, or a file server that is down: the known contents stay valid.
             with contextlib.suppress(OSError, StokerError):
                 if self._problem is not None or self._stamp is None or self._file.stamp() != self._stamp:
                     self._read()
         finally:
-            self._turn.release()
+            self._lock.release()
 
     def _read(self) -> None:
-        """A file that is not in order lets nobody in until it is."""
+        """With an invalid file nobody is logged in until it is repaired."""
         try:
             self._contents, self._stamp = self._file.read()
             self._problem = None
@@ -219,24 +216,24 @@ class Keys:
             self._contents, self._stamp, self._problem = Contents(), None, str(error)
             raise
 
-    def _known(self, find: Callable[[Contents], T | None]) -> T | None:
-        """Looks it up, and looks at the file once more before saying that it is not there."""
-        self._look()
+    def _lookup(self, find: Callable[[Contents], T | None]) -> T | None:
+        """Checks the file again before it returns None."""
+        self._refresh()
         found = find(self._contents)
         if found is None:
-            self._look(patience=0.0)
+            self._refresh(max_age=0.0)
             found = find(self._contents)
         return found
 
     def _by_secret(self, secret: str) -> Token | None:
-        shown = _digest(secret.strip())
+        digest = _digest(secret.strip())
 
-        def right(contents: Contents) -> Token | None:
-            # All are compared, by digests and in constant time: how long it takes tells nothing.
-            equal = [token for token in contents.tokens if hmac.compare_digest(_digest(token.secret), shown)]
+        def matching(contents: Contents) -> Token | None:
+            # Compares digests of all tokens in constant time: the duration reveals nothing.
+            equal = [token for token in contents.tokens if hmac.compare_digest(_digest(token.secret), digest)]
             return equal[0] if equal else None
 
-        return self._known(right)
+        return self._lookup(matching)
 
     def _session(self, contents: Contents, digest: str) -> tuple[Token, DeviceSession] | None:
         if digest in self._ended:
@@ -247,62 +244,62 @@ class Keys:
         token = next((token for token in contents.tokens if token.id == session.token), None)
         return None if token is None else (token, session)
 
-    # How the file is changed
+    # Writing the file
 
-    def _changed(self, change: Callable[[Contents], tuple[Contents, T]], patience: float | None = None) -> T:
-        """Changes what is in the file at this moment, with what was kept in mind; StokerError when it cannot."""
-        with self._turn:
+    def _change(self, change: Callable[[Contents], tuple[Contents, T]], timeout: float | None = None) -> T:
+        """Changes the current contents and writes them with the pending sessions; StokerError on failure."""
+        with self._lock:
             try:
-                with self._file.locked() if patience is None else self._file.locked(patience):
+                with self._file.locked() if timeout is None else self._file.locked(timeout):
                     contents, answer = change(self._file.read()[0])
-                    contents = self._alive(contents)
+                    contents = self._current(contents)
                     self._stamp = self._file.write(contents)
             except OSError as error:
-                raise StokerError(f"{self.path} cannot be written: {error.strerror or error}") from None
-            self._contents, self._problem, self._looked = contents, None, time.monotonic()
+                raise StokerError(f"cannot write {self.path}: {error.strerror or error}") from None
+            self._contents, self._problem, self._checked = contents, None, time.monotonic()
             self._unwritten.clear()
             self._ended.clear()
             self._seen.clear()
             self._seen_written = time.monotonic()
             return answer
 
-    def _settle(self) -> None:
-        """Writes what is kept in mind, if the disk takes it."""
+    def _write_pending(self) -> None:
+        """Writes the pending sessions; a failure is ignored."""
         with contextlib.suppress(StokerError):
-            self._changed(lambda contents: (contents, None), _SHORT_PATIENCE)
+            self._change(lambda contents: (contents, None), _SHORT_TIMEOUT)
 
-    def _note(self, who: str) -> None:
-        """Remembers a visit, and now and then has it written down."""
-        self._seen[who] = time.time()
+    def _record_use(self, key: str) -> None:
+        """Remembers when a token or session was used, and writes it from time to time."""
+        self._seen[key] = time.time()
         if time.monotonic() - self._seen_written >= _WRITE_SEEN_EVERY:
             self._seen_written = time.monotonic()
-            # Who visits does not wait for the disk, nor is turned away where there can be no more threads.
+            # In a thread, because requests do not wait for the disk; without it if no thread can be started.
             with contextlib.suppress(RuntimeError):
-                threading.Thread(target=self._write_seen, name="visits", daemon=True).start()
+                threading.Thread(target=self._write_seen, name="write-seen", daemon=True).start()
 
     def _write_seen(self) -> None:
         with contextlib.suppress(StokerError):
-            # It is no more than a time in a table: nobody waits for another writer because of it.
-            self._changed(lambda contents: (contents, None), patience=0.0)
+            # A time in a table is not worth waiting for another writer.
+            self._change(lambda contents: (contents, None), timeout=0.0)
 
-    def _alive(self, contents: Contents) -> Contents:
-        """With what was kept in mind, and without what is over."""
+    def _current(self, contents: Contents) -> Contents:
+        """`contents` with the pending sessions, without those that ended or expired."""
         tokens = tuple(
             msgspec.structs.replace(token, seen=max(self._seen.get(token.id, 0.0), token.seen or 0.0) or None)
             for token in contents.tokens
         )
-        there = {token.id for token in tokens}
+        ids = {token.id for token in tokens}
         oldest = time.time() - KEPT_FOR
         sessions = [
             msgspec.structs.replace(session, seen=max(self._seen.get(session.digest, 0.0), session.seen))
             for session in (*contents.sessions, *self._unwritten.values())
-            if session.token in there and session.digest not in self._ended and session.created > oldest
+            if session.token in ids and session.digest not in self._ended and session.created > oldest
         ]
-        return msgspec.structs.replace(contents, tokens=tokens, sessions=tuple(_newest_of_each(sessions)))
+        return msgspec.structs.replace(contents, tokens=tokens, sessions=tuple(_limited(sessions)))
 
 
 def key_id() -> str:
-    """Six hexadecimal digits: enough to tell tokens apart, few enough to type."""
+    """Six hexadecimal digits, short enough to type."""
     return secrets.token_hex(3)
 
 
@@ -326,11 +323,11 @@ def _with_first(contents: Contents) -> tuple[Contents, Token]:
     return _with_token(contents, name, "operator")
 
 
-def _find(contents: Contents, called: str) -> Token:
+def _find(contents: Contents, name: str) -> Token:
     for token in contents.tokens:
-        if called in {token.id, token.name}:
+        if name in {token.id, token.name}:
             return token
-    raise BadInputError(f"there is no token {called!r}: `stoker tokens` lists those that there are")
+    raise BadInputError(f"there is no token {name!r}: `stoker tokens` lists the tokens")
 
 
 def _user(token: Token, session: DeviceSession | None) -> User:
@@ -341,10 +338,10 @@ def _digest(cookie: str) -> str:
     return hashlib.sha256(cookie.encode(errors="replace")).hexdigest()
 
 
-def _newest_of_each(sessions: Iterable[DeviceSession]) -> list[DeviceSession]:
-    """In the order of their last visits, of each token as many as it may have."""
-    of_token: defaultdict[str, list[DeviceSession]] = defaultdict(list)
+def _limited(sessions: Iterable[DeviceSession]) -> list[DeviceSession]:
+    """The most recently used sessions of each token, up to its limit, oldest first."""
+    by_token: defaultdict[str, list[DeviceSession]] = defaultdict(list)
     for session in sorted(sessions, key=lambda session: session.seen):
-        of_token[session.token].append(session)
-    kept = (session for group in of_token.values() for session in group[-_MOST_SESSIONS:])
+        by_token[session.token].append(session)
+    kept = (session for group in by_token.values() for session in group[-_MAX_SESSIONS:])
     return sorted(kept, key=lambda session: session.seen)

@@ -1,7 +1,7 @@
-"""Coming in and leaving: a token is shown once per device, and a cookie stands for it from then on.
+"""Login and logout: a device sends a token once and gets a session cookie.
 
-The link that lets a device in has the token behind a `#`: what stands there, a browser sends to nobody. A script takes
-it out of the address at once, and posts it here.
+The login link has the token in its fragment, after `#`, which browsers do not send. A script removes it from the
+address bar at once and posts it here.
 """
 
 from typing import Final
@@ -15,33 +15,33 @@ from stoker.web.app_state import app_state_of
 from stoker.web.auth.authentication import local_path
 from stoker.web.auth.requests import (
     client_address,
+    client_network,
     cookie_for,
-    cookies_named,
+    expired_cookie,
     header,
-    neighbourhood,
-    no_cookie,
-    refusal_in_json,
-    refusal_page,
+    html_refusal,
+    json_refusal,
+    session_cookies,
 )
 from stoker.web.auth.throttle import FailureThrottle, TooManyFailuresError
 from stoker.web.problems import wants_page
 
 router = APIRouter(include_in_schema=False)
 
-# The form has two. Strangers send here what they like, and each field costs something.
-_MOST_FIELDS: Final = 10
-_NOT_RIGHT: Final = "This token is not right, or it has been revoked."
+# The form has two. Anybody can post here, and each field takes memory.
+_MAX_FIELDS: Final = 10
+_INVALID: Final = "This token is invalid or has been revoked."
 
 
 @router.get("/login")
 async def form(request: Request, next: str = "/") -> Response:  # noqa: A002 - the name in the address
-    # Never a redirect, not even for who is in already: it would take what stands behind the `#` along.
+    # Never a redirect, even for a device that is logged in: browsers would keep the fragment with the token.
     return _page(request, 200, local_path(next), "")
 
 
 @router.get("/login/session")
 async def session() -> Response:
-    """Whether this device has been let in: the guard lets nobody else come this far."""
+    """For the login page: succeeds if the device is logged in, because the middleware refuses all others."""
     return Response(status_code=204)
 
 
@@ -49,30 +49,28 @@ async def session() -> Response:
 async def login(request: Request) -> Response:
     body = (await request.body()).decode(errors="replace")
     try:
-        fields = parse_qs(body, max_num_fields=_MOST_FIELDS, errors="replace")
+        fields = parse_qs(body, max_num_fields=_MAX_FIELDS, errors="replace")
     except ValueError:
-        return _refused(request, 400, f"The form has more than {_MOST_FIELDS} fields.", "/")
-    token, wanted = (fields.get(name, [""])[0] for name in ("token", "next"))
+        return _refused(request, 400, f"The form has more than {_MAX_FIELDS} fields.", "/")
+    token, target = (fields.get(name, [""])[0] for name in ("token", "next"))
     app_state = app_state_of(request)
-    patience: FailureThrottle = request.state.patience
-    address = neighbourhood(client_address(request.scope))
+    throttle: FailureThrottle = request.state.login_throttle
+    address = client_network(client_address(request.scope))
     try:
-        # Nothing is awaited between these: of a hundred tokens that come at once, each is counted before the next.
-        if not app_state.keys.recognizes(token):
-            patience.failed(address)
-            return _refused(request, 401, _NOT_RIGHT, wanted)
+        # No await in between: each of many simultaneous tokens is counted before the next is checked.
+        if not app_state.keys.is_valid(token):
+            throttle.failed(address)
+            return _refused(request, 401, _INVALID, target)
     except TooManyFailuresError as error:
-        return _refused(
-            request, 429, f"There were too many wrong tokens: try again in {error.seconds} s.", wanted, error
-        )
-    entered = await run_in_threadpool(app_state.keys.enter, token, header(request.scope, b"user-agent"))
-    if entered is None:  # revoked within this moment
-        return _refused(request, 401, _NOT_RIGHT, wanted)
-    user, secret = entered
+        return _refused(request, 429, f"Too many wrong tokens: try again in {error.seconds} s.", target, error)
+    opened = await run_in_threadpool(app_state.keys.log_in, token, header(request.scope, b"user-agent"))
+    if opened is None:  # revoked in between
+        return _refused(request, 401, _INVALID, target)
+    user, secret = opened
     request.state.user = user
-    for cookie in cookies_named(request.scope, app_state.config):
-        await run_in_threadpool(app_state.keys.leave, cookie)  # the device's old session, which nobody needs any more
-    answer = _led_on(request, local_path(wanted))
+    for cookie in session_cookies(request.scope, app_state.config):
+        await run_in_threadpool(app_state.keys.log_out, cookie)  # the device's old session
+    answer = _continue(request, local_path(target))
     answer.headers["Set-Cookie"] = cookie_for(request.scope, app_state.config, secret)
     return answer
 
@@ -80,30 +78,30 @@ async def login(request: Request) -> Response:
 @router.post("/logout")
 async def logout(request: Request) -> Response:
     app_state = app_state_of(request)
-    for cookie in cookies_named(request.scope, app_state.config):
-        await run_in_threadpool(app_state.keys.leave, cookie)
+    for cookie in session_cookies(request.scope, app_state.config):
+        await run_in_threadpool(app_state.keys.log_out, cookie)
     answer = RedirectResponse("/login", 303)
-    answer.headers["Set-Cookie"] = no_cookie(request.scope, app_state.config)
+    answer.headers["Set-Cookie"] = expired_cookie(request.scope, app_state.config)
     return answer
 
 
-def _led_on(request: Request, wanted: str) -> Response:
+def _continue(request: Request, target: str) -> Response:
     if wants_page(request.scope):
-        return RedirectResponse(wanted, 303)
-    return JSONResponse({"next": wanted})
+        return RedirectResponse(target, 303)
+    return JSONResponse({"next": target})
 
 
 def _refused(
-    request: Request, status: int, sentence: str, wanted: str, waiting: TooManyFailuresError | None = None
+    request: Request, status: int, message: str, target: str, throttled: TooManyFailuresError | None = None
 ) -> Response:
-    headers = {} if waiting is None else {"Retry-After": str(waiting.seconds)}
+    headers = {} if throttled is None else {"Retry-After": str(throttled.seconds)}
     if not wants_page(request.scope):
-        return refusal_in_json(status, sentence, headers)
-    answer = _page(request, status, local_path(wanted), sentence)
+        return json_refusal(status, message, headers)
+    answer = _page(request, status, local_path(target), message)
     answer.headers.update(headers)
     return answer
 
 
-def _page(request: Request, status: int, wanted: str, mistake: str) -> Response:
+def _page(request: Request, status: int, target: str, mistake: str) -> Response:
     config = app_state_of(request).config
-    return refusal_page(request.scope, config, "login.html", status, wanted=wanted, check=False, mistake=mistake)
+    return html_refusal(request.scope, config, "login.html", status, next=target, check=False, mistake=mistake)

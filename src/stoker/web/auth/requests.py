@@ -1,4 +1,4 @@
-"""What a request says of itself: where it came from and its cookies; and how one is refused."""
+"""Headers, addresses and cookies of requests, and responses that refuse them."""
 
 import http
 import ipaddress
@@ -30,13 +30,13 @@ def header(scope: Scope, name: bytes) -> str:
 
 
 def bearer(scope: Scope) -> str | None:
-    """The token that a program shows with its request."""
+    """The bearer token of the request."""
     scheme, _, secret = header(scope, b"authorization").partition(" ")
     return secret.strip() if scheme.lower() == "bearer" else None
 
 
 def split_host(host: str) -> tuple[str, str]:
-    """The name in lower case, without brackets or the root's dot, and the port as it is written."""
+    """The name in lower case, without brackets or trailing dot, and the port as written."""
     if host.startswith("["):
         name, _, rest = host[1:].partition("]")
         return name.lower(), rest.removeprefix(":")
@@ -45,9 +45,9 @@ def split_host(host: str) -> tuple[str, str]:
 
 
 def is_secure(scope: Scope, config: Config) -> bool:
-    """Whether the browser came by TLS: to us, or to the proxy that has the public address.
+    """Whether the browser uses TLS, to this server or to the proxy at the public address.
 
-    A proxy is known by the name that the browser used: whoever comes past it, by a plain address, has no TLS.
+    The Host header identifies the proxy: a browser that bypasses it uses another name and has no TLS.
     """
     if scope.get("scheme") == "https":
         return True
@@ -56,7 +56,7 @@ def is_secure(scope: Scope, config: Config) -> bool:
 
 
 def own_origins(scope: Scope, config: Config) -> set[str]:
-    """What a browser calls the origin of pages from here."""
+    """The origins that a browser sends for pages of this server."""
     scheme = "https" if is_secure(scope, config) else "http"
     own = {_origin(scheme, header(scope, b"host"))}
     if config.url:
@@ -71,13 +71,13 @@ def same_origin(origin: str, own: set[str]) -> bool:
 
 
 def client_address(scope: Scope) -> str:
-    """The socket's other end. What a header says about it could be anybody's invention."""
+    """The address of the peer. Forwarding headers are ignored: anybody can forge them."""
     client = scope.get("client")
     return str(client[0]) if client else _ADDRESS_UNKNOWN
 
 
-def neighbourhood(address: str) -> str:
-    """The address, or the network that one subscriber has of IPv6: they can take any address of it."""
+def client_network(address: str) -> str:
+    """The address, or its /64 network for IPv6: one subscriber can use every address in it."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -95,22 +95,21 @@ def _origin(scheme: str, host: str) -> str:
     return f"{scheme}://{name}:{port or _DEFAULT_PORTS.get(scheme, '')}"
 
 
-# A forged header may repeat it; the browser's own comes first.
-_MOST: Final = 4
+# A forged header may repeat the cookie; the browser's own comes first.
+_MAX_COOKIES: Final = 4
 
 
 def cookie_name(scope: Scope, config: Config) -> str:
-    """Browsers do not keep the cookies of two ports apart, so the port is in its name.
+    """Contains the port, because browsers share cookies between the ports of a host.
 
-    By TLS it has a name that only a page by TLS of this very host could have given it.
+    The prefix `__Host-` makes browsers accept it only over TLS and from this very host.
     """
     server = scope.get("server")
     port = config.port or (server[1] if server else 0)
     return f"__Host-stoker-{port}" if is_secure(scope, config) else f"stoker-{port}"
 
 
-def cookies_named(scope: Scope, config: Config) -> list[str]:
-    """What the browser sent under our name."""
+def session_cookies(scope: Scope, config: Config) -> list[str]:
     name = cookie_name(scope, config)
     found = []
     for line in headers_named(scope, b"cookie"):
@@ -118,39 +117,39 @@ def cookies_named(scope: Scope, config: Config) -> list[str]:
             key, _, value = pair.strip().partition("=")
             if key == name and value:
                 found.append(value.strip('"'))
-    return found[:_MOST]
+    return found[:_MAX_COOKIES]
 
 
 def cookie_for(scope: Scope, config: Config, secret: str) -> str:
-    """The header that gives a device its cookie."""
-    return _header(scope, config, secret, round(KEPT_FOR))
+    """The Set-Cookie header of a new session."""
+    return _set_cookie(scope, config, secret, round(KEPT_FOR))
 
 
-def no_cookie(scope: Scope, config: Config) -> str:
-    """The header that takes it away."""
-    return _header(scope, config, "", 0)
+def expired_cookie(scope: Scope, config: Config) -> str:
+    """The Set-Cookie header that removes the cookie."""
+    return _set_cookie(scope, config, "", 0)
 
 
-def _header(scope: Scope, config: Config, value: str, seconds: int) -> str:
+def _set_cookie(scope: Scope, config: Config, value: str, seconds: int) -> str:
     secure = "; Secure" if is_secure(scope, config) else ""
     name = cookie_name(scope, config)
     return f"{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
 
 
-def refusal(
-    scope: Scope, config: Config, status: int, sentence: str, headers: Mapping[str, str] | None = None
+def refuse(
+    scope: Scope, config: Config, status: int, message: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The answer to a request that goes no further."""
+    """A page for browsers, JSON for programs."""
     if wants_page(scope):
-        return refusal_page(scope, config, "refused.html", status, headers, sentence=sentence)
-    return refusal_in_json(status, sentence, headers)
+        return html_refusal(scope, config, "refused.html", status, headers, message=message)
+    return json_refusal(status, message, headers)
 
 
-def refusal_in_json(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
-    return problem(status, http.HTTPStatus(status).phrase, sentence, headers=headers)
+def json_refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    return problem(status, http.HTTPStatus(status).phrase, message, headers=headers)
 
 
-def refusal_page(
+def html_refusal(
     scope: Scope, config: Config, template: str, status: int, headers: Mapping[str, str] | None = None, **context: Any
 ) -> Response:
     user = scope.get("state", {}).get("user")

@@ -1,4 +1,4 @@
-"""How many wrong tokens are answered: few from one address, not many from all together."""
+"""Rate limits for wrong tokens: per address, and for all addresses together."""
 
 import math
 import time
@@ -8,18 +8,18 @@ from typing import Final
 
 import msgspec
 
-# A person who mistypes has ten tries, and one more every half minute.
+# Ten tries for mistyped tokens, and one more every half minute.
 _TRIES: Final = 10
 _SECONDS_PER_TRY: Final = 30.0
-# From all addresses together: nobody needs that, and a botnet gains nothing by more.
+# From all addresses together, against distributed guessing.
 _TRIES_OF_ALL: Final = 200
 _SECONDS_PER_TRY_OF_ALL: Final = 1.0
-# Addresses that are remembered; the one that was quiet for longest is forgotten.
-_MOST_ADDRESSES: Final = 4096
+# The address with the oldest failure is dropped.
+_MAX_ADDRESSES: Final = 4096
 
 
 class Bucket(msgspec.Struct):
-    """Fills with every failure and leaks at a steady rate."""
+    """A leaky bucket of failures."""
 
     size: int
     seconds_per_drop: float
@@ -27,7 +27,7 @@ class Bucket(msgspec.Struct):
     at: float = 0.0
 
     def add(self, now: float) -> None:
-        # Not much beyond the brim: who keeps knocking still gets in again soon after they stop.
+        # Capped just above its size, so that a client that stops trying is soon allowed again.
         self.level = min(self.now(now) + 1, self.size + 1)
         self.at = now
 
@@ -39,7 +39,7 @@ class Bucket(msgspec.Struct):
 
 
 class TooManyFailuresError(Exception):
-    """Wrong tokens are not answered for this many whole seconds."""
+    """Wrong tokens are refused for this number of seconds."""
 
     def __init__(self, seconds: int) -> None:
         super().__init__(f"too many wrong tokens: try again in {seconds} s")
@@ -47,7 +47,7 @@ class TooManyFailuresError(Exception):
 
 
 class FailureThrottle:
-    """Counts wrong tokens by address. A right token is never asked about: nobody can lock its owner out."""
+    """Counts wrong tokens by address. Valid tokens are not counted: nobody can lock their owner out."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -55,19 +55,19 @@ class FailureThrottle:
         self._by_address: OrderedDict[str, Bucket] = OrderedDict()
 
     def failed(self, address: str) -> None:
-        """Counts a wrong token. Raises TooManyError when there were too many before it, from there or from everywhere.
+        """Counts a wrong token; TooManyFailuresError if its address or all addresses reached the limit before.
 
-        What is refused that way still counts for everywhere, but not for its address, which has its next try in time.
+        A refused try counts only for all addresses, so that its address is allowed the next try in time.
         """
         now = self._clock()
-        everybody = self._all.seconds_until_room(now)
+        wait_for_all = self._all.seconds_until_room(now)
         self._all.add(now)
         bucket = self._by_address.pop(address, None) or Bucket(_TRIES, _SECONDS_PER_TRY)
         self._by_address[address] = bucket
-        while len(self._by_address) > _MOST_ADDRESSES:
+        while len(self._by_address) > _MAX_ADDRESSES:
             self._by_address.popitem(last=False)
         wait = bucket.seconds_until_room(now)
         if wait == 0:
             bucket.add(now)
-        if wait or everybody:
-            raise TooManyFailuresError(math.ceil(max(wait, everybody)))
+        if wait or wait_for_all:
+            raise TooManyFailuresError(math.ceil(max(wait, wait_for_all)))

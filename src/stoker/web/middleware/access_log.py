@@ -1,4 +1,4 @@
-"""The access log: one line per request, without what follows a `?`, and never a secret."""
+"""The access log: one line per request, without query strings and secrets."""
 
 import contextlib
 import re
@@ -12,13 +12,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stoker.web.auth.keys import TOKEN_PREFIX
 from stoker.web.auth.requests import client_address
 
-_NOBODY: Final = "-"
-# Longer than any address of the page.
-_LONGEST: Final = 300
-# Somebody may paste a token anywhere, also into the path.
+_NO_USER: Final = "-"
+# Longer than any path of the page.
+_MAX_LENGTH: Final = 300
+# Tokens may be pasted anywhere, also into the path.
 _SECRET: Final = re.compile(rf"{TOKEN_PREFIX}[A-Za-z0-9_-]+")
-# The client went away before there was an answer.
-_NO_ANSWER: Final = 499
+# The client disconnected before the response.
+_NO_RESPONSE: Final = 499
 
 
 class AccessLog:
@@ -31,21 +31,21 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         begun = time.monotonic()
-        status = _NO_ANSWER
+        status = _NO_RESPONSE
 
-        async def noting(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, noting)
+            await self._app(scope, receive, send_and_note)
         except Exception:
             status = 500
             raise
         finally:
-            # A disk that is full costs the line, never the answer.
+            # A full disk loses the line, not the response.
             with contextlib.suppress(OSError):
                 self._log(line_of(scope, status, time.monotonic() - begun))
 
@@ -54,16 +54,16 @@ def line_of(scope: Scope, status: int, seconds: float) -> str:
     """`2026-11-16T02:20:01Z 192.0.2.7 phone GET /jobs/7 200 12ms`."""
     when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     user = scope.get("state", {}).get("user")
-    who = _NOBODY if user is None else one_word(user.name)
+    who = _NO_USER if user is None else one_word(user.name)
     method = one_word(scope.get("method", "WEBSOCKET"))
     path = one_word(scope["path"])
     return f"{when} {one_word(client_address(scope))} {who} {method} {path} {status} {round(seconds * 1000)}ms"
 
 
 def one_word(text: str) -> str:
-    """Without what would end the line or the column, or talk to the terminal that shows it."""
+    """Escapes spaces and control characters, which could forge lines or control a terminal."""
     hidden = _SECRET.sub(f"{TOKEN_PREFIX}…", text)
-    return "".join(letter if _is_plain(letter) else _escaped(letter) for letter in hidden[:_LONGEST])
+    return "".join(letter if _is_plain(letter) else _escaped(letter) for letter in hidden[:_MAX_LENGTH])
 
 
 def _is_plain(letter: str) -> bool:

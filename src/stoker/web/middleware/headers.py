@@ -1,4 +1,4 @@
-"""The headers that every answer has, also an error's: what a browser may do with it."""
+"""Security headers of all responses, and compression."""
 
 import zlib
 from typing import Final
@@ -7,7 +7,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stoker.web.auth.requests import header, is_secure, refusal_in_json, split_host
+from stoker.web.auth.requests import header, is_secure, json_refusal, split_host
 from stoker.web.config import Config
 
 CONTENT_SECURITY_POLICY: Final = (
@@ -18,8 +18,8 @@ _ALWAYS: Final = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",  # for browsers that do not know frame-ancestors
-    # Not `no-referrer`: with that, browsers send `Origin: null` with our own forms, and by plain HTTP the origin is
-    # all that tells them from another site's. No other site is told where one came from by this either.
+    # Not `no-referrer`: browsers would then send `Origin: null` with this page's own forms, and over plain HTTP the
+    # origin is the only difference to another site's forms. `same-origin` also sends no referrer to other sites.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -50,39 +50,37 @@ class SecurityHeaders:
             await self._app(scope, receive, with_headers)
         except Exception:
             if not started:
-                await refusal_in_json(500, "something went wrong here: the server's log says what")(
-                    scope, receive, with_headers
-                )
+                await json_refusal(500, "internal error: the server's log has details")(scope, receive, with_headers)
             raise
 
     def _add(self, scope: Scope, headers: MutableHeaders) -> None:
         for name, value in _ALWAYS.items():
             headers[name] = value
         if not scope["path"].startswith("/static/"):
-            # A phone that was logged out must not show, on the way back, what it had seen.
+            # After logout, the browser's back button must not show earlier pages.
             headers["Cache-Control"] = "no-store"
         if is_secure(scope, self._config) and not split_host(header(scope, b"host"))[1]:
-            # A browser takes it for every port of that name: where ours is one of several, other people's pages there
-            # would stop working.
+            # Only on the default port: the header applies to all ports of the host, and would break other people's
+            # plain HTTP pages there.
             headers["Strict-Transport-Security"] = _A_YEAR
 
 
-# Below this the headers weigh more than what compression saves.
-_WORTH_COMPRESSING: Final = 500
+# Smaller responses gain nothing.
+_MIN_SIZE: Final = 500
 _LEVEL: Final = 5
-# The section before must be in the window, or what comes again is not found there. It takes 160 KiB for each stream.
+# The window must hold the previous version of a section, which the next one repeats. 160 KiB for each stream.
 _WINDOW: Final = 15
 _MEMORY: Final = 6
 _GZIP: Final = 16
 
 
 def compressed(app: ASGIApp) -> ASGIApp:
-    """`app` with answers compressed for whoever understands that."""
-    return _Streams(GZipMiddleware(app, _WORTH_COMPRESSING, _LEVEL))
+    """`app` with compressed responses for clients that accept them."""
+    return _CompressedEvents(GZipMiddleware(app, _MIN_SIZE, _LEVEL))
 
 
-class _Streams:
-    """Server-sent events: each is on its way as soon as it is there, which Starlette's own middleware cannot do."""
+class _CompressedEvents:
+    """Compresses server-sent events and flushes each one at once, which Starlette's middleware does not."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

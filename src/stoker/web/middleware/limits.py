@@ -1,4 +1,4 @@
-"""How much a request may carry, and how long it may take to bring it."""
+"""Limits for requests, connections and streamed responses."""
 
 import asyncio
 import time
@@ -9,36 +9,36 @@ import h11
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from stoker.web.auth.requests import headers_named, refusal
-from stoker.web.auth.user import User
+from stoker.web.auth.key_file import User
+from stoker.web.auth.requests import headers_named, refuse
 from stoker.web.config import Config
 
-# A sweep of a thousand long commands is a tenth of it.
-MOST: Final = 1024 * 1024
-# Who has not been let in brings a token, and no more: nobody can fill the memory from outside.
-MOST_OF_STRANGERS: Final = 8 * 1024
-# A phone in a tunnel brings a megabyte in this time; who is slower is not waited for.
-SECONDS: Final = 30.0
+# A sweep of a thousand long commands takes a tenth of it.
+MAX_BODY: Final = 1024 * 1024
+# Without authentication only a token is expected: strangers cannot fill the memory.
+MAX_ANONYMOUS_BODY: Final = 8 * 1024
+# A phone on a poor connection sends a megabyte in this time.
+BODY_TIMEOUT: Final = 30.0
 
 
 class DeclaredSize:
-    """Refuses what says by itself that it is too large."""
+    """Refuses bodies whose Content-Length is too large."""
 
     def __init__(self, app: ASGIApp, config: Config) -> None:
         self._app = app
         self._config = config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _declared(scope) > MOST:
-            await _too_large(scope, self._config, MOST)(scope, receive, send)
+        if scope["type"] == "http" and _declared(scope) > MAX_BODY:
+            await _too_large(scope, self._config, MAX_BODY)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
 
 class WholeBody:
-    """Collects the body before anything is done with it: a slow or endless one costs a connection, and nothing else."""
+    """Reads the whole body before the request is handled: a slow or endless body takes only a connection."""
 
-    def __init__(self, app: ASGIApp, config: Config, seconds: float = SECONDS) -> None:
+    def __init__(self, app: ASGIApp, config: Config, seconds: float = BODY_TIMEOUT) -> None:
         self._app = app
         self._config = config
         self._seconds = seconds
@@ -47,18 +47,18 @@ class WholeBody:
         if scope["type"] != "http" or not _has_body(scope):
             await self._app(scope, receive, send)
             return
-        most = MOST_OF_STRANGERS if scope.get("state", {}).get("user") is None else MOST
+        limit = MAX_ANONYMOUS_BODY if scope.get("state", {}).get("user") is None else MAX_BODY
         try:
             async with asyncio.timeout(self._seconds):
-                body = await _collected(receive, most)
+                body = await _collected(receive, limit)
         except TimeoutError:
-            sentence = f"the request did not arrive within {self._seconds:g} s"
-            # The rest of it is not waited for either.
-            answer = refusal(scope, self._config, 408, sentence, {"Connection": "close"})
+            message = f"the request did not arrive within {self._seconds:g} s"
+            # The rest of the body is not read either.
+            answer = refuse(scope, self._config, 408, message, {"Connection": "close"})
             await answer(scope, receive, send)
             return
         except _TooLargeError:
-            await _too_large(scope, self._config, most)(scope, receive, send)
+            await _too_large(scope, self._config, limit)(scope, receive, send)
             return
         if body is not None:
             await self._app(scope, _replayed(body, receive), send)
@@ -68,22 +68,22 @@ class _TooLargeError(Exception):
     pass
 
 
-async def _collected(receive: Receive, most: int) -> bytes | None:
-    """All of it; None when the client has left."""
+async def _collected(receive: Receive, limit: int) -> bytes | None:
+    """The whole body; None if the client disconnected."""
     body = bytearray()
     while True:
         message = await receive()
         if message["type"] != "http.request":
             return None
         body += message.get("body", b"")
-        if len(body) > most:
+        if len(body) > limit:
             raise _TooLargeError
         if not message.get("more_body", False):
             return bytes(body)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """The body as one message, then whatever comes: that the client has left."""
+    """The body as one message, then what `receive` returns: the disconnection."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
@@ -101,46 +101,46 @@ def _has_body(scope: Scope) -> bool:
     return _declared(scope) > 0 or bool(headers_named(scope, b"transfer-encoding"))
 
 
-def _too_large(scope: Scope, config: Config, most: int) -> ASGIApp:
-    return refusal(scope, config, 413, f"the request is larger than {most // 1024:,} KiB: send less at once")
+def _too_large(scope: Scope, config: Config, limit: int) -> ASGIApp:
+    return refuse(scope, config, 413, f"the request is larger than {limit // 1024:,} KiB: send less at once")
 
 
-# A head is one packet or two, also from a phone.
-HEAD_SECONDS: Final = 10.0
-# A little more than a body has: so that whoever is slow is told so first.
-BODY_SECONDS: Final = 35.0
-# A phone that sleeps does not read; it comes again when it wakes.
-READ_SECONDS: Final = 60.0
-# Connections that ask for nothing now. The one that has been silent for longest makes room: a crowd of them keeps
-# nobody out. When a server comes back, some hundreds of pages do too, all at once.
-MOST_SILENT: Final = 400
+# The head of a request is one or two packets.
+HEAD_DEADLINE: Final = 10.0
+# More than BODY_TIMEOUT, so that slow clients get its error message first.
+BODY_DEADLINE: Final = 35.0
+# A sleeping phone does not read; it reconnects when it wakes.
+READ_DEADLINE: Final = 60.0
+# Connections without a request; the oldest is closed, so that idle connections block nobody. Hundreds of pages may
+# reconnect at once when the server restarts.
+MAX_IDLE: Final = 400
 
 
-class PunctualProtocol(H11Protocol):
-    """HTTP/1.1 as the server speaks it, with deadlines."""
+class DeadlineProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 protocol with deadlines for slow clients."""
 
-    head_seconds = HEAD_SECONDS
-    body_seconds = BODY_SECONDS
-    read_seconds = READ_SECONDS
+    head_seconds = HEAD_DEADLINE
+    body_seconds = BODY_DEADLINE
+    read_seconds = READ_DEADLINE
 
     _deadline: asyncio.TimerHandle | None = None
     _reading: asyncio.TimerHandle | None = None
     _phase: object = None
-    came = 0.0
-    """When it began to be silent."""
+    idle_since = 0.0
+    """In monotonic seconds."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the server has it
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        self.came = time.monotonic()
+        self.idle_since = time.monotonic()
         self._expect(h11.IDLE)
-        silent = [other for other in self.connections if isinstance(other, PunctualProtocol) and other.is_silent]
-        if len(silent) > MOST_SILENT:
-            min(silent, key=lambda other: other.came).transport.abort()
+        idle = [other for other in self.connections if isinstance(other, DeadlineProtocol) and other.is_idle]
+        if len(idle) > MAX_IDLE:
+            min(idle, key=lambda other: other.idle_since).transport.abort()
 
     @property
-    def is_silent(self) -> bool:
-        """Whether it holds a place and asks for nothing: not yet, or not any more."""
-        cycle: RequestResponseCycle | None = self.cycle  # None before the first request, whatever its declaration says
+    def is_idle(self) -> bool:
+        """Whether no request is being handled."""
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request, against its declaration
         return (cycle is None or cycle.response_complete) and not self.transport.is_closing()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -158,9 +158,9 @@ class PunctualProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self.came = time.monotonic()
+        self.idle_since = time.monotonic()
         if self.conn.their_state is h11.IDLE:
-            # The server's own time for a connection that rests; the first letter of the next head begins ours.
+            # uvicorn's keep-alive timeout applies until the next request begins.
             self._phase = None
             self._cancel()
 
@@ -174,7 +174,7 @@ class PunctualProtocol(H11Protocol):
         super().resume_writing()
 
     def _expect(self, phase: object) -> None:
-        """Gives the client the time that this part of a request may take, once."""
+        """Sets the deadline of this part of the request."""
         self._phase = phase
         self._cancel()
         if phase is h11.IDLE:
@@ -188,20 +188,20 @@ class PunctualProtocol(H11Protocol):
             self._deadline = None
 
 
-# A window takes one or two, and a token lets in fifty devices; programs follow logs as well.
-MOST_OF_TOKEN: Final = 250
-# Of a thousand connections; the rest is for operators, and for what is asked and answered at once.
-MOST_OF_VIEWERS: Final = 300
+# A window takes one or two streams, a token has up to fifty devices, and programs follow logs too.
+MAX_TOKEN_STREAMS: Final = 250
+# Of a thousand connections; the rest is for operators and short requests.
+MAX_VIEWER_STREAMS: Final = 300
 
 
-class Stream:
-    """One open answer."""
+class OpenStream:
+    """One streamed response."""
 
     def __init__(self, user: User, task: "asyncio.Task[object]", parts: int) -> None:
         self.user = user
         self.parts = parts
         self.is_ended = False
-        """Whether it had to make room."""
+        """Whether it was ended in favour of a newer one."""
         self._task = task
 
     def end(self) -> None:
@@ -209,27 +209,27 @@ class Stream:
         self._task.cancel()
 
 
-class Streams:
-    """Those that are open now, by token, the oldest first."""
+class StreamLimits:
+    """The open streams by token, oldest first."""
 
-    def __init__(self, most_of_token: int = MOST_OF_TOKEN, most_of_viewers: int = MOST_OF_VIEWERS) -> None:
-        self._most_of_token = most_of_token
-        self._most_of_viewers = most_of_viewers
-        self._open: defaultdict[str, list[Stream]] = defaultdict(list)
+    def __init__(self, max_per_token: int = MAX_TOKEN_STREAMS, max_of_viewers: int = MAX_VIEWER_STREAMS) -> None:
+        self._max_per_token = max_per_token
+        self._max_of_viewers = max_of_viewers
+        self._open: defaultdict[str, list[OpenStream]] = defaultdict(list)
 
-    def begin(self, user: User, task: "asyncio.Task[object]", parts: int = 1) -> Stream:
-        """Ends the oldest of the same token while it has too many, or of the viewer who has most while all have."""
-        stream = Stream(user, task, parts)
+    def begin(self, user: User, task: "asyncio.Task[object]", parts: int = 1) -> OpenStream:
+        """Ends the oldest streams of the same token, or of the viewer token with most, above the limits."""
+        stream = OpenStream(user, task, parts)
         own = self._open[user.token]
         own.append(stream)
-        while _parts(own) > self._most_of_token:
+        while _parts(own) > self._max_per_token:
             own.pop(0).end()
         viewers = [streams for streams in self._open.values() if streams and not streams[0].user.operates]
-        while sum(map(_parts, viewers)) > self._most_of_viewers and not user.operates:
+        while sum(map(_parts, viewers)) > self._max_of_viewers and not user.operates:
             max(viewers, key=_parts).pop(0).end()
         return stream
 
-    def finish(self, stream: Stream) -> None:
+    def finish(self, stream: OpenStream) -> None:
         own = self._open[stream.user.token]
         if stream in own:
             own.remove(stream)
@@ -237,5 +237,5 @@ class Streams:
             del self._open[stream.user.token]
 
 
-def _parts(streams: list[Stream]) -> int:
+def _parts(streams: list[OpenStream]) -> int:
     return sum(stream.parts for stream in streams)

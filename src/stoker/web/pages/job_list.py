@@ -13,7 +13,7 @@ from stoker.queue.store import Store
 from stoker.status.health import RECENT
 from stoker.web.answers import Page, page_of, place_of
 from stoker.web.app_state import app_state_of, user_of
-from stoker.web.auth.user import Role
+from stoker.web.auth.key_file import Role
 from stoker.web.pages.sections import render_list, trusted
 from stoker.web.pages.views import now_of
 from stoker.web.templating import page
@@ -51,7 +51,7 @@ class Listing(msgspec.Struct, frozen=True):
     """Only the failures that the overview tells of: `failed` or `stopped`."""
 
     @classmethod
-    def asked(cls, state: str, tag: str, cursor: str, unseen: str = "") -> "Listing":
+    def parse(cls, state: str, tag: str, cursor: str, unseen: str = "") -> "Listing":
         """As an address has it. A state that there is not asks for every state."""
         if unseen in get_args(Failure):
             return cls(unseen=unseen)
@@ -60,7 +60,7 @@ class Listing(msgspec.Struct, frozen=True):
             place_of(cursor)  # or it is no cursor, and that is said before anything is begun
         return listing
 
-    def look(self, store: Store) -> Page:
+    def read(self, store: Store) -> Page:
         if self.unseen:
             return Page(store.jobs.failures(cast("Failure", self.unseen), store.clock() - RECENT, _MOST_UNSEEN), None)
         states = (cast("State", self.state),) if self.state else ()
@@ -82,8 +82,8 @@ async def jobs(
     request: Request, state: str = "", tag: str = "", cursor: str = "", made: str = "", unseen: str = ""
 ) -> Response:
     app_state = app_state_of(request)
-    listing = Listing.asked(state, tag, cursor, unseen)
-    found = await app_state.pool.ask(listing.look)
+    listing = Listing.parse(state, tag, cursor, unseen)
+    found = await app_state.pool.run(listing.read)
     return page(
         request,
         "jobs.html",

@@ -12,7 +12,7 @@ from stoker.queue.model import Job
 from stoker.status.detail import JobDetail
 from stoker.status.job_columns import JobRow, columns_of
 from stoker.status.model import Machine, Snapshot
-from stoker.web.auth.user import Role
+from stoker.web.auth.key_file import Role
 from stoker.web.pages import words
 from stoker.web.templating import rendered, slug
 

@@ -181,7 +181,7 @@ async def form(request: Request, again: str = "") -> Response:
             return like(store.jobs.get(again), key, whole=operates), directories
         return empty(directories[0], key), directories
 
-    filled, directories = await app_state.pool.ask(look)
+    filled, directories = await app_state.pool.run(look)
     return _page(request, filled, directories)
 
 
@@ -193,12 +193,12 @@ async def submit(request: Request) -> Response:
     except ValueError:
         return Response("a form with so many fields is not ours", 400, media_type="text/plain")
     try:
-        jobs = await app_state.pool.ask(lambda store: _submitted(store, filled, sender))
+        jobs = await app_state.pool.run(lambda store: _submitted(store, filled, sender))
     except InvalidFieldsError as error:
         return await _again(request, app_state, filled, error.mistakes)
     except BadInputError as error:
         return await _again(request, app_state, filled, {"": str(error)})
-    app_state.snapshot_cache.look_now()
+    app_state.snapshot_cache.refresh()
     return RedirectResponse(f"/jobs/{jobs[0].id}" if len(jobs) == 1 else f"/jobs?made={len(jobs)}", 303)
 
 
@@ -212,7 +212,7 @@ def _submitted(store: Store, filled: Form, sender: str) -> list[Job]:
 
 
 async def _again(request: Request, app_state: AppState, filled: Form, mistakes: dict[str, str]) -> Response:
-    directories = await app_state.pool.ask(lambda store: recent_directories(store.jobs.page(limit=_RECENT_JOBS)))
+    directories = await app_state.pool.run(lambda store: recent_directories(store.jobs.page(limit=_RECENT_JOBS)))
     return _page(request, filled, directories, mistakes)
 
 

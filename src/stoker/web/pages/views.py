@@ -32,7 +32,7 @@ async def overview(request: Request) -> Response:
     latest, sections = snapshot_cache.latest, trusted(dict.fromkeys(OVERVIEW, ""))
     if latest is not None:
         rendered_sections: RenderedSections = request.app.state.rendered_sections
-        sections = (await rendered_sections.shown(latest, snapshot_cache.version, user_of(request).role)).sections
+        sections = (await rendered_sections.get(latest, snapshot_cache.version, user_of(request).role)).sections
     return page(
         request,
         "overview.html",
@@ -48,7 +48,7 @@ async def overview(request: Request) -> Response:
 def now_of(snapshot_cache: SnapshotCache) -> float | None:
     """What the queue's clock says now, as far as we know."""
     return (
-        None if snapshot_cache.latest is None else snapshot_cache.latest.now + time.monotonic() - snapshot_cache.reached
+        None if snapshot_cache.latest is None else snapshot_cache.latest.now + time.monotonic() - snapshot_cache.read_at
     )
 
 
@@ -56,7 +56,7 @@ def now_of(snapshot_cache: SnapshotCache) -> float | None:
 async def job_page(request: Request, job: str) -> Response:
     app_state = app_state_of(request)
     try:
-        found = await app_state.pool.ask(lambda store: detail.read_detail(store, job, app_state.config.home))
+        found = await app_state.pool.run(lambda store: detail.read_detail(store, job, app_state.config.home))
     except BadInputError as error:
         raise NotFoundError(str(error)) from None
     if found.job.id != job:

@@ -24,8 +24,7 @@ from stoker.logs.model import LogChunk, LogUpdate
 from stoker.logs.reader import STEP, LogFileReader, log_directory, skip_to_last
 from stoker.queue import Store
 from stoker.queue.model import ENDED, Attempt, Worker
-from stoker.web.app_state import AppState
-from stoker.web.connection_pool import ConnectionPool
+from stoker.web.app_state import AppState, ConnectionPool
 
 # What a page begins with: more than a person scrolls through on a phone.
 FIRST_LINES: Final = 1000
@@ -78,25 +77,25 @@ class _PooledStore:
         self.workers = self.attempts = self.logs = self
 
     def clock(self) -> float:
-        return self._ask(lambda store: store.clock())
+        return self._run(lambda store: store.clock())
 
     def all(self) -> Sequence[Worker]:
-        return self._ask(lambda store: store.workers.all())
+        return self._run(lambda store: store.workers.all())
 
     def get(self, attempt: str) -> Attempt | None:
-        return self._ask(lambda store: store.attempts.get(attempt))
+        return self._run(lambda store: store.attempts.get(attempt))
 
     def read(self, attempt: str) -> str:
-        return self._ask(lambda store: store.logs.read(attempt))
+        return self._run(lambda store: store.logs.read(attempt))
 
     def request_stream(self, attempt: str, seconds: float) -> bool:
-        return self._ask(lambda store: store.logs.request_stream(attempt, seconds))
+        return self._run(lambda store: store.logs.request_stream(attempt, seconds))
 
     def read_chunk(self, attempt: str, edition: str = "", start: int = 0) -> LogChunk | None:
-        return self._ask(lambda store: store.logs.read_chunk(attempt, edition, start))
+        return self._run(lambda store: store.logs.read_chunk(attempt, edition, start))
 
-    def _ask(self, question: Callable[[Store], T]) -> T:
-        return asyncio.run_coroutine_threadsafe(self._pool.ask(question), self._loop).result()
+    def _run(self, query: Callable[[Store], T]) -> T:
+        return asyncio.run_coroutine_threadsafe(self._pool.run(query), self._loop).result()
 
 
 # One attempt
@@ -213,7 +212,7 @@ class LogChannel:
                     settled = await self._steps.do(self._read)
                     self._take(settled, "")
                     if self._follower.is_complete:
-                        self.end = await self._pool.ask(self._find_end)
+                        self.end = await self._pool.run(self._find_end)
                         return
                     pause = self._follower.pause()
                 except (StokerError, OSError) as error:

@@ -1,6 +1,6 @@
-"""Several live answers in one: a browser has six connections to one server, and all its pages share one of them.
+"""Several event streams over one connection: browsers open at most six to one server, for all pages together.
 
-Each part is asked of the application as if by a request of its own, and told apart in the answer by its number.
+Each stream is an internal request to the application. Its events carry its number.
 """
 
 import asyncio
@@ -20,52 +20,54 @@ router = APIRouter(include_in_schema=False)
 
 _LOGGER: Final = logging.getLogger("stoker.web")
 
-# More windows than anybody looks at; a browser with more of them takes a second connection.
-MOST_PARTS: Final = 32
+# More windows than anybody has open; a browser with more uses a second connection.
+MAX_STREAMS: Final = 32
 _LIVE: Final = re.compile(r"(/live(?:/jobs(?:/[0-9a-f]{8})?)?|/jobs/[0-9a-f]{8}/attempts/\d{1,9}/log/live)(?:\?(.*))?")
-_COMMON: Final = ("type", "asgi", "http_version", "scheme", "server", "client", "root_path", "extensions")
+_COPIED: Final = ("type", "asgi", "http_version", "scheme", "server", "client", "root_path", "extensions")
 
 Change = list[tuple[int, str]]
-"""The lines of a section that are not as they were, by their numbers from 0."""
-Told = tuple[int, str, str | Change, str]
-"""The number of the part, the name of the event, its data and its id. Without a name: it is over, and how."""
+"""The lines of a section that changed, by their numbers from 0."""
+NumberedEvent = tuple[int, str, str | Change, str]
+"""The number of the stream, the name of the event, its data and its id. The name is empty when the stream ends."""
 
 
 @router.get("/live/many")
 async def many(request: Request, on: Annotated[list[str] | None, Query()] = None) -> StreamingResponse:
-    """What each of the addresses `on` tells."""
-    wanted = on or []
-    if not 1 <= len(wanted) <= MOST_PARTS:
-        raise ParameterError("on", f"between 1 and {MOST_PARTS} live addresses are meant")
-    # Proxies that collect what they pass on are asked not to.
+    """The events of each of the addresses `on`."""
+    addresses = on or []
+    if not 1 <= len(addresses) <= MAX_STREAMS:
+        raise ParameterError("on", f"must be given 1 to {MAX_STREAMS} times")
+    # X-Accel-Buffering: proxies must not buffer the stream.
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_together(request, wanted), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(_merge(request, addresses), media_type="text/event-stream", headers=headers)
 
 
-async def _together(request: Request, wanted: list[str]) -> AsyncIterator[bytes]:
-    # Short: who is slow with one part is so with all, and each part then tells its newest state.
-    told: asyncio.Queue[Told] = asyncio.Queue(1)
-    parts = [asyncio.create_task(_part(request, number, address, told)) for number, address in enumerate(wanted)]
-    left = len(parts)
+async def _merge(request: Request, addresses: list[str]) -> AsyncIterator[bytes]:
+    # Of length 1: for a slow client all streams wait, and then send their newest state.
+    events: asyncio.Queue[NumberedEvent] = asyncio.Queue(1)
+    tasks = [
+        asyncio.create_task(_forward(request, number, address, events)) for number, address in enumerate(addresses)
+    ]
+    left = len(tasks)
     try:
         yield b"retry: 2000\n\n"
         while left:
-            one = await told.get()
+            one = await events.get()
             left -= not one[1]
             yield b"data: " + msgspec.json.encode(one) + b"\n\n"
     finally:
-        for part in parts:
-            part.cancel()
-        await asyncio.gather(*parts, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _part(request: Request, number: int, address: str, told: "asyncio.Queue[Told]") -> None:
-    found = _LIVE.fullmatch(address)
+async def _forward(request: Request, number: int, address: str, events: "asyncio.Queue[NumberedEvent]") -> None:
+    match = _LIVE.fullmatch(address)
     status, rest = 404, b""
     sent: dict[str, list[str]] = {}
 
     async def receive() -> Message:
-        # It is cancelled when the browser leaves.
+        # Cancelled when the browser disconnects.
         return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
     async def send(message: Message) -> None:
@@ -74,25 +76,25 @@ async def _part(request: Request, number: int, address: str, told: "asyncio.Queu
             status = message["status"]
         elif status == 200:
             *whole, rest = (rest + message.get("body", b"")).split(b"\n\n")
-            for name, lines, mark in _events(whole):
+            for name, lines, event_id in _parse(whole):
                 change = _change(sent.get(name), lines)
                 if len(lines) > 1:
                     sent[name] = lines
-                await told.put((number, name, "\n".join(lines) if change is None else change, mark))
+                await events.put((number, name, "\n".join(lines) if change is None else change, event_id))
 
-    if found is not None:
+    if match is not None:
         try:
-            await request.app(_scope(request.scope, found[1], found[2] or ""), receive, send)
+            await request.app(_scope(request.scope, match[1], match[2] or ""), receive, send)
         except Exception:
-            _LOGGER.exception("a live answer broke off")
+            _LOGGER.exception("an event stream failed")
             status = 500
-    await told.put((number, "", "over" if status == 200 else str(status), ""))
+    await events.put((number, "", "over" if status == 200 else str(status), ""))
 
 
 def _scope(outer: Scope, path: str, query: str) -> Scope:
-    """A request of the same visitor for this path."""
+    """A request of the same user for this path."""
     return {
-        **{name: outer[name] for name in _COMMON if name in outer},
+        **{name: outer[name] for name in _COPIED if name in outer},
         "method": "GET",
         "path": path,
         "raw_path": path.encode(),
@@ -103,17 +105,17 @@ def _scope(outer: Scope, path: str, query: str) -> Scope:
 
 
 def _change(before: list[str] | None, now: list[str]) -> Change | None:
-    """What to send in place of the whole: of a list of jobs with bars mostly the bars; None when that is no less."""
+    """The lines to send instead of the whole section; None if it would save less than half."""
     if before is None or len(before) != len(now):
         return None
     changed = [(number, line) for number, line in enumerate(now) if line != before[number]]
     return changed if 2 * len(changed) <= len(now) else None
 
 
-def _events(blocks: list[bytes]) -> Iterator[tuple[str, list[str], str]]:
-    """Of each its name, the lines of its data, and its id."""
+def _parse(blocks: list[bytes]) -> Iterator[tuple[str, list[str], str]]:
+    """The name, the lines of data and the id of each event."""
     for block in blocks:
-        name = mark = ""
+        name = event_id = ""
         lines = []
         for line in block.decode().split("\n"):
             field, _, value = line.partition(": ")
@@ -122,6 +124,6 @@ def _events(blocks: list[bytes]) -> Iterator[tuple[str, list[str], str]]:
             elif field == "event":
                 name = value
             elif field == "id":
-                mark = value
+                event_id = value
         if name:
-            yield name, lines, mark
+            yield name, lines, event_id

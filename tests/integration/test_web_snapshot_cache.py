@@ -64,7 +64,7 @@ def test_a_mistake_of_ours_is_told_and_does_not_stop_it(tmp_path: Path, monkeypa
             (tmp_path / "stale").touch()
             async with asyncio.timeout(60):
                 while snapshot_cache.problem is None:
-                    snapshot_cache.look_now()
+                    snapshot_cache.refresh()
                     await snapshot_cache.changed(snapshot_cache.version, 0.5)
             assert "page.log" in snapshot_cache.problem
             (tmp_path / "stale").unlink()
@@ -73,7 +73,7 @@ def test_a_mistake_of_ours_is_told_and_does_not_stop_it(tmp_path: Path, monkeypa
             assert snapshot_cache.problem is None
 
     monkeypatch.setattr(board_module, "SnapshotBuilder", Stale)
-    monkeypatch.setattr(board_module, "_BETWEEN_TRIES", 0.05)
+    monkeypatch.setattr(board_module, "_RETRY_INTERVAL", 0.05)
     with init_queue(str(tmp_path / "queue.db")) as store:
         asyncio.run(story())
 
@@ -83,7 +83,7 @@ def test_a_queue_that_hangs_is_told_although_nothing_failed(tmp_path: Path) -> N
         async with started(tmp_path) as snapshot_cache:
             await until(snapshot_cache, 0)
             assert snapshot_cache.problem is None
-            snapshot_cache.reached = time.monotonic() - 60
+            snapshot_cache.read_at = time.monotonic() - 60
             assert snapshot_cache.problem == "the queue does not answer"
 
     with init_queue(str(tmp_path / "queue.db")):
