@@ -118,7 +118,7 @@ def test_signal_ends_the_server_despite_open_event_streams() -> None:
         (["--host", "no such host"], "no such address"),
         (["--cert", "missing.pem"], "--cert and --key must be given together"),
         (["--cert", "missing.pem", "--key", "missing.pem"], "cannot read missing.pem"),
-        (["--cert", "pyproject.toml", "--key", "pyproject.toml"], "no certificate with its key"),
+        (["--cert", "pyproject.toml", "--key", "pyproject.toml"], "not a PEM certificate"),
         (["--url", "stoker.example.org"], "write it like https://"),
         (["--url", "https:///"], "write it like https://"),
         (["--url", "https://x.example/stoker"], "below a path of another site"),

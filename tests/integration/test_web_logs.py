@@ -244,7 +244,7 @@ def test_local_log_is_followed_while_the_queue_is_away(place: Place, monkeypatch
         place.prints(b"before\n")
         async with place.page() as page:
             await page.until(lambda: page.text == ["before"])
-            monkeypatch.setattr(ConnectionPool, "ask", lambda _pool, question: away(question))
+            monkeypatch.setattr(ConnectionPool, "run", lambda _pool, question: away(question))
             place.prints(b"meanwhile\n")
             await page.until(lambda: page.text == ["before", "meanwhile"])
 

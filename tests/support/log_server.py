@@ -18,11 +18,11 @@ from tests.support.asgi_page import AsgiPage
 from tests.support.attempts import start
 
 
-class QuietBoard(SnapshotCache):
+class StaticSnapshotCache(SnapshotCache):
     """No overview is read: these pages need to know only whether the server ends."""
 
     def __init__(self) -> None:
-        self._ending = threading.Event()
+        self._stopping = threading.Event()
 
 
 class Place:
@@ -40,7 +40,9 @@ class Place:
         user = keys.by_token(keys.first().secret)
         assert user is not None
         self.user: User = user
-        self.app_state = AppState(config=config, pool=ConnectionPool(None), snapshot_cache=QuietBoard(), keys=keys)
+        self.app_state = AppState(
+            config=config, pool=ConnectionPool(None), snapshot_cache=StaticSnapshotCache(), keys=keys
+        )
         self.app = create_app(self.app_state)
 
     def start(self) -> str:
