@@ -165,7 +165,7 @@ def test_a_disk_that_is_full_neither_keeps_devices_out_nor_lets_them_stay(
         assert keys.by_session(entered[1]) is not None
         keys.log_out(old[1])
         assert keys.by_session(old[1]) is None
-        with pytest.raises(StokerError, match="cannot write .*: No space left on device"):
+        with pytest.raises(StokerError, match=r"cannot write .*: No space left on device"):
             keys.add("phone", "viewer")
         assert Keys(tmp_path / "home").by_session(entered[1]) is None
     # With room again, the next that is written takes all of it along.
