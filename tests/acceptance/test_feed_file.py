@@ -192,8 +192,8 @@ def test_invalid_lines_are_reported_and_left_out(lines: Lines) -> None:
     done = lines.once()
     assert done.code == 0
     assert lines.queue.commands() == ["one", "three"]
-    told = done.err.splitlines()
-    assert [sentence.split(" of ")[0] for sentence in told] == [f"stoker: line {number}" for number in (2, 3, 4, 5)]
+    result = done.err.splitlines()
+    assert [sentence.split(" of ")[0] for sentence in result] == [f"stoker: line {number}" for number in (2, 3, 4, 5)]
 
 
 def test_file_with_a_name_keeps_its_taken_lines(lines: Lines) -> None:

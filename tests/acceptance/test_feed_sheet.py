@@ -168,11 +168,11 @@ def test_quota_errors_and_outages_are_retried(sheet: Sheet) -> None:
     sheet.fill("two", first=4)
     wait_for(lambda: feeder.err.count("going on") == 3, named="the end of the third")
     wait_for(lambda: sheet.row(4)[0] == "queued", named="the second row")
-    told = feeder.err.splitlines()
-    assert len(told) == 6, "each is told once"
-    assert "quota" in told[0]
-    assert "Google cannot be reached" in told[2]
-    assert "Google answered 503" in told[4]
+    result = feeder.err.splitlines()
+    assert len(result) == 6, "each is told once"
+    assert "quota" in result[0]
+    assert "Google cannot be reached" in result[2]
+    assert "Google answered 503" in result[4]
     assert sheet.queue.commands() == ["one", "two"]
 
 

@@ -228,11 +228,11 @@ class TestStatus:
             rf"(?m)^1 +process-1 +waiting +\d+s +0\.0 +0 +used by \w+'s \S+ \(pid {other_user.pid}\)", words.out
         )
         assert "0.0 GPU-hours given to background work, 0 preemptions" in words.out
-        told = filling.stoker("fill", "status", "--json").json()
-        assert told["running"] is True
-        assert told["status"]["owner"] == "stoker fill"
-        assert told["status"]["pid"] == filler.process.pid
-        first, second = told["status"]["slots"]
+        result = filling.stoker("fill", "status", "--json").json()
+        assert result["running"] is True
+        assert result["status"]["owner"] == "stoker fill"
+        assert result["status"]["pid"] == filler.process.pid
+        first, second = result["status"]["slots"]
         assert (first["pid"], first["state"], first["gpus"]) == (miner, "running", [filling.uuids[0]])
         assert (second["pid"], second["state"], second["indices"]) == (None, "waiting", [1])
 
@@ -244,9 +244,9 @@ class TestStatus:
         assert words.code == 1
         assert re.search(r"(?m)^0, 1 +process-0 +not watched ", words.out)
         assert words.out.endswith("`stoker fill` is not running: this is its last state\n")
-        told = filling.stoker("fill", "status", "--json").json()
-        assert told["running"] is False
-        assert [(slot["state"], slot["pid"]) for slot in told["status"]["slots"]] == [("waiting", None)]
+        result = filling.stoker("fill", "status", "--json").json()
+        assert result["running"] is False
+        assert [(slot["state"], slot["pid"]) for slot in result["status"]["slots"]] == [("waiting", None)]
 
     def test_gpu_time_is_summed_over_all_starts(self, filling: FillSite) -> None:
         config = filling.config(on_both())

@@ -63,7 +63,7 @@ class Way(NamedTuple):
 
     options: tuple[str, ...]
     more: tuple[str, ...]
-    told: str
+    result: str
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_size_is_passed_as_configured(way: Way, shape: str, tmp_path: Path) -> N
     words = (*TRAINER, "--said", str(file), *way.more)
     typed = words if shape == "words" else (shlex.join(words),)
     answer = stoker("fit", "--json", *ONCE, *way.options, "--", *typed).json()
-    assert said(file) == [way.told]
+    assert said(file) == [way.result]
     assert answer["probes"][0]["peak"] == (2048 + 8 * 100) * MIB
 
 

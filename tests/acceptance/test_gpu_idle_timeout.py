@@ -459,8 +459,8 @@ def test_children_are_signalled_before_their_parents(nvidia: MockMachine) -> Non
     )
     words = ("--signal-children", sys.executable, "-c", program)
     done = until_idle(nvidia, lambda job: job.out.count("\n") == 3, *words, program=PATIENT)
-    told = [line.split() for line in done.out.splitlines() if line[0].isdigit()]
-    parents = {int(pid): int(parent) for pid, parent in told}
+    result = [line.split() for line in done.out.splitlines() if line[0].isdigit()]
+    parents = {int(pid): int(parent) for pid, parent in result}
     order = [int(line.rpartition(" ")[2]) for line in done.log if "Sending signal SIGQUIT to process" in line]
     assert sorted(order) == sorted(parents)
     assert len(order) == 3

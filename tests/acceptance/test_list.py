@@ -92,17 +92,17 @@ def test_jobs_are_filtered_by_state_and_tag(queue: Store) -> None:
 
 def test_json_lists_jobs_with_their_reasons(queue: Store) -> None:
     (job,) = submit(queue, "echo 'a' \"b\" \n🔥", name="n")
-    (told,) = stoker("list", "--json").json()
-    assert (told["id"], told["command"], told["state"]) == (job, "echo 'a' \"b\" \n🔥", "queued")
-    assert told["why"]["kind"] == "no worker"
-    assert told["why"]["reason"].startswith("no worker is there")
+    (result,) = stoker("list", "--json").json()
+    assert (result["id"], result["command"], result["state"]) == (job, "echo 'a' \"b\" \n🔥", "queued")
+    assert result["why"]["kind"] == "no worker"
+    assert result["why"]["reason"].startswith("no worker is there")
 
 
 def test_json_has_the_number_of_jobs_ahead(queue: Store) -> None:
     submit(queue, "a", "b", "c")
     be_there(queue)
-    told = stoker("list", "--json").json()
-    assert ["2 other jobs come first" in job["why"]["reason"] for job in told] == [False, False, True]
+    result = stoker("list", "--json").json()
+    assert ["2 other jobs come first" in job["why"]["reason"] for job in result] == [False, False, True]
 
 
 def test_empty_queue_explains_how_to_submit(queue: Store) -> None:

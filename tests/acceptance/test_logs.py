@@ -158,8 +158,8 @@ def test_whole_log_of_a_remote_job_is_shown(queue: Store, sender: LogSender, cop
         done = stoker("logs", job)
         assert (done.code, done.out, done.err) == (0, many_lines(0, 10_000) + "100%\n", "")
         assert stoker("logs", job, "-f").out == done.out
-        told = stoker("logs", job, "--json").json()
-    assert told == {"job": job, "attempt": 1, "whole": True, "text": done.out.removesuffix("\n")}
+        result = stoker("logs", job, "--json").json()
+    assert result == {"job": job, "attempt": 1, "whole": True, "text": done.out.removesuffix("\n")}
     assert list(copies.iterdir()) == []
 
 

@@ -46,8 +46,8 @@ def test_failed_job_is_notified_until_the_verb_is_stopped(queue: Store, tmp_path
         finally:
             running.send_signal(signal.SIGTERM)
             code = running.wait(timeout=60)
-    told = {asked.json()["title"]: asked.json()["message"] for asked in hook.asked}
-    assert told["Stoker: job failed: train"].endswith(f"https://gpu-box:7865/jobs/{job}")
+    result = {asked.json()["title"]: asked.json()["message"] for asked in hook.asked}
+    assert result["Stoker: job failed: train"].endswith(f"https://gpu-box:7865/jobs/{job}")
     assert code == 0
     said = log.read_text()
     assert re.fullmatch(r"\d\d:\d\d:\d\d notifying 1 URL of: failed, stopped, .*\n", said)

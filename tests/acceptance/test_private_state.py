@@ -106,6 +106,6 @@ def test_queue_outside_the_home_stays_shared_only_with_its_writers(tmp_path: Pat
     place = tmp_path / "queue.db"
     init_queue(str(place)).close()
     place.chmod(mode)
-    told = stoker("list", "--queue", str(place)).err
+    result = stoker("list", "--queue", str(place)).err
     assert mode_of(place) == after
-    assert ("other users had access" in told) == (mode != after)
+    assert ("other users had access" in result) == (mode != after)

@@ -80,9 +80,9 @@ def test_check_shows_jobs_and_workers(queue: Store) -> None:
         "worker       worker-2 on beta: 1 GPU, last seen 2h ago",
         "problems     none",
     ]
-    told = stoker("queue", "check", "--json").json()
-    assert (told["counts"], told["paused"], told["problems"]) == ({"queued": 2, "failed": 1}, True, [])
-    assert [(worker["host"], worker["there"]) for worker in told["workers"]] == [("alpha", True), ("beta", False)]
+    result = stoker("queue", "check", "--json").json()
+    assert (result["counts"], result["paused"], result["problems"]) == ({"queued": 2, "failed": 1}, True, [])
+    assert [(worker["host"], worker["there"]) for worker in result["workers"]] == [("alpha", True), ("beta", False)]
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_check_with_problems_exits_with_code_1(
     assert (done.code, done.err) == (1, "")
     (problem,) = [line for line in done.out.splitlines() if line.startswith("problem")]
     assert says in problem
-    told = stoker("queue", "check", "--json", "--queue", url)
-    assert (told.code, len(told.json()["problems"])) == (1, 1)
+    result = stoker("queue", "check", "--json", "--queue", url)
+    assert (result.code, len(result.json()["problems"])) == (1, 1)
 
 
 def test_check_finds_a_damaged_index(tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ def test_server_supports_tls(tmp_path: Path) -> None:
     trusting = ssl.create_default_context(cafile=str(cert))
     with page_site("serve", "--port", "0", "--cert", str(cert), "--key", str(key)) as site:
         assert site.address.startswith("https://")
-        told = f"stoker: other users of this machine can read the key {key}: run `chmod 600 {key}`\n"
-        assert site.said.count(told) == 1
+        result = f"stoker: other users of this machine can read the key {key}: run `chmod 600 {key}`\n"
+        assert site.said.count(result) == 1
         with httpx.Client(base_url=site.address, verify=trusting, timeout=PATIENCE) as client:
             assert client.get("/healthz").status_code == 200
             entered = client.post("/login", data={"token": site.token}, headers={"Origin": site.address})

@@ -74,8 +74,8 @@ def test_local_log_and_report_are_shown(queue: Store) -> None:
     done = stoker("show", job)
     assert f"output       {place / 'output'}\n" in done.out
     assert done.out.endswith("\n# Why it was stopped\n")
-    told = stoker("show", job, "--json").json()
-    assert (told["log"], told["report"]) == (str(place / "output"), str(place / "report.md"))
+    result = stoker("show", job, "--json").json()
+    assert (result["log"], result["report"]) == (str(place / "output"), str(place / "report.md"))
 
 
 def test_report_of_a_remote_job_is_shown(queue: Store) -> None:
@@ -87,9 +87,9 @@ def test_report_of_a_remote_job_is_shown(queue: Store) -> None:
     )
     done = stoker("show", job)
     assert done.out.endswith("\n# Why it was stopped\n\n\N{REPLACEMENT CHARACTER}[31mred\n")
-    told = stoker("show", job, "--json").json()
-    assert (told["report"], told["details"]["cause"]) == (None, "idle")
-    assert told["details"]["report"].startswith("# Why it was stopped")
+    result = stoker("show", job, "--json").json()
+    assert (result["report"], result["details"]["cause"]) == (None, "idle")
+    assert result["details"]["report"].startswith("# Why it was stopped")
     (place_of(attempt) / "report.md").write_text("# From here\n")
     assert stoker("show", job).out.endswith("\n# From here\n")
 
@@ -138,12 +138,12 @@ def test_json_has_the_job_its_attempts_and_the_reason(queue: Store) -> None:
     be_there(queue)
     (job,) = submit(queue, "a")
     run(queue, job, "failed", 3)
-    told = stoker("show", job, "--json").json()
-    assert (told["job"]["id"], told["job"]["state"], told["job"]["command"]) == (job, "failed", "a")
-    assert [(one["number"], one["host"], one["outcome"], one["exit_code"]) for one in told["attempts"]] == [
+    result = stoker("show", job, "--json").json()
+    assert (result["job"]["id"], result["job"]["state"], result["job"]["command"]) == (job, "failed", "a")
+    assert [(one["number"], one["host"], one["outcome"], one["exit_code"]) for one in result["attempts"]] == [
         (1, "gpu-box", "failed", 3)
     ]
-    assert told["why"]["kind"] == "ended"
+    assert result["why"]["kind"] == "ended"
 
 
 def test_terminal_escapes_of_a_job_are_not_printed(queue: Store) -> None:
@@ -197,10 +197,10 @@ def test_secrets_are_masked_and_the_job_keeps_them(queue: Store) -> None:
         [JobSpec(command="HF_TOKEN=hunter2 python x.py", directory="/tmp", environment=environment)]
     )
     for words in (("show", job), ("list",), ("show", job, "--json"), ("list", "--json"), ("top", "--json")):
-        told = stoker(*words).out
-        assert job in told
+        result = stoker(*words).out
+        assert job in result
         # A program may want to submit the command again as it is.
-        assert told.count("hunter2") == ("--json" in words)
+        assert result.count("hunter2") == ("--json" in words)
     assert "environment  WANDB_API_KEY=*** A=1\n" in stoker("show", job).out
     assert stoker("edit", job, "--env", "A=2").code == 0
     assert queue.jobs.get(job).environment == {"WANDB_API_KEY": "hunter2", "A": "2"}

@@ -168,7 +168,7 @@ def test_missing_queue_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "result"),
     [
         ([], "for how long?"),
         (["soon", "resnet"], "is not a duration"),
@@ -178,7 +178,7 @@ def test_missing_queue_is_reported() -> None:
         (["30m", "a", "b"], "one run at a time"),
     ],
 )
-def test_invalid_input_is_refused_in_one_sentence(words: list[str], told: str) -> None:
+def test_invalid_input_is_refused_in_one_sentence(words: list[str], result: str) -> None:
     done = stoker("snooze", *words)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert told in done.err
+    assert result in done.err

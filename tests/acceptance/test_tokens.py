@@ -38,8 +38,8 @@ def test_token_is_created_listed_and_its_link_printed_again(keys: Keys) -> None:
     assert header.split() == ["name", "role", "id", "made", "devices", "last", "seen"]
     assert row.split()[:3] == ["anna", "viewer", token.id]
     assert token.secret not in listed.out
-    (told,) = stoker("tokens", "--json").json()
-    assert (told["name"], told["role"], [device["agent"] for device in told["devices"]]) == (
+    (result,) = stoker("tokens", "--json").json()
+    assert (result["name"], result["role"], [device["agent"] for device in result["devices"]]) == (
         "anna",
         "viewer",
         ["A phone"],
@@ -50,16 +50,16 @@ def test_token_is_created_listed_and_its_link_printed_again(keys: Keys) -> None:
 
 def test_unnamed_tokens_are_named_after_their_role(keys: Keys) -> None:
     for _ in range(2):
-        told = stoker("tokens", "add", "--json").json()
-        assert told["role"] == "operator"
-        assert told["link"].endswith(told["token"])
+        result = stoker("tokens", "add", "--json").json()
+        assert result["role"] == "operator"
+        assert result["link"].endswith(result["token"])
     assert [token.name for token in keys.tokens()] == ["operator", "operator-2"]
 
 
 def test_json_option_works_before_the_subcommand(keys: Keys) -> None:
-    told = stoker("tokens", "--json", "add", "--name", "anna").json()
-    assert told["name"] == "anna"
-    assert stoker("tokens", "--json", "revoke", "anna").json()["id"] == told["id"]
+    result = stoker("tokens", "--json", "add", "--name", "anna").json()
+    assert result["name"] == "anna"
+    assert stoker("tokens", "--json", "revoke", "anna").json()["id"] == result["id"]
 
 
 def test_link_has_the_address_of_the_last_start(keys: Keys) -> None:

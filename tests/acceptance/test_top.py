@@ -158,7 +158,7 @@ def test_top_prints_once_as_text_or_json(queue: Store) -> None:
     assert done.code == 0
     for text in ("gpu-box", "waiting (1)", f"{job} alpha", "ended (1)", "\x1b"):
         assert (text in done.out) == (text != "\x1b")
-    told = stoker("top", "--json").json()
-    assert [one["job"]["name"] for one in told["waiting"]] == ["alpha"]
-    assert told["machines"][0]["gpus"][0]["state"] == "free"
-    assert set(told) >= {"health", "hours", "counts", "running", "ended", "paused", "place"}
+    result = stoker("top", "--json").json()
+    assert [one["job"]["name"] for one in result["waiting"]] == ["alpha"]
+    assert result["machines"][0]["gpus"][0]["state"] == "free"
+    assert set(result) >= {"health", "hours", "counts", "running", "ended", "paused", "place"}

@@ -165,8 +165,8 @@ def test_actions_run_in_order_and_continue_after_a_failure(nvidia: MockMachine, 
     )  # fmt: skip
     assert log.read_text().splitlines() == ["first", "second", "third idle", "last"]
     assert done.code == 125
-    told = [line for line in done.err.splitlines() if "failed" in line]
-    assert told == ["stoker: failed: the command of exec ended with code 3"]
+    result = [line for line in done.err.splitlines() if "failed" in line]
+    assert result == ["stoker: failed: the command of exec ended with code 3"]
 
 
 def test_command_past_its_timeout_is_killed_and_later_actions_run(nvidia: MockMachine) -> None:
@@ -175,8 +175,8 @@ def test_command_past_its_timeout_is_killed_and_later_actions_run(nvidia: MockMa
         done = stoker("watch", *SOON, "--warn-at", "off", *then, "--exec-timeout", "300ms", timeout=120)
         assert len(receiver.asked) == 1
     assert done.code == 125
-    told = [line for line in done.err.splitlines() if "failed" in line]
-    assert told == ["stoker: failed: the command of exec was ended because it took longer than 0.3s"]
+    result = [line for line in done.err.splitlines() if "failed" in line]
+    assert result == ["stoker: failed: the command of exec was ended because it took longer than 0.3s"]
 
 
 @pytest.mark.parametrize(
@@ -366,8 +366,8 @@ def test_warning_and_notification_are_sent(nvidia: MockMachine, watching: Watchi
         receiver.asked.clear()
         done = stoker("watch", *SOON, "--warn-at", "off", *then)
         assert done.code == 124
-        (told,) = (asked.json()["message"] for asked in receiver.asked)
-    assert told == "GPU 0 and GPU 1 stayed below 1% for 0.3s (rule: all GPUs below 1% for 0.3s)."
+        (result,) = (asked.json()["message"] for asked in receiver.asked)
+    assert result == "GPU 0 and GPU 1 stayed below 1% for 0.3s (rule: all GPUs below 1% for 0.3s)."
     assert "s3cret" not in done.err
 
 

@@ -54,8 +54,8 @@ def test_more_gpus_than_any_machine_has_are_reported(queue: Store) -> None:
 def test_json_has_the_kind_of_the_reason(queue: Store) -> None:
     (job,) = submit(queue, "a")
     run(queue, job, "succeeded", 0)
-    told = stoker("why", job, "--json").json()
-    assert (told["job"], told["state"], told["why"]["kind"]) == (job, "succeeded", "ended")
+    result = stoker("why", job, "--json").json()
+    assert (result["job"], result["state"], result["why"]["kind"]) == (job, "succeeded", "ended")
 
 
 def test_unknown_job_and_ambiguous_prefix_are_refused(queue: Store) -> None:

@@ -98,11 +98,11 @@ def test_unused_gpus_are_filled(filled: FilledSite) -> None:
     assert set(filled.miners(2)) == {site.uuid(0), site.uuid(1)}
     worker.wait_until_it_says("process-0 on GPU 1: started")
 
-    def told() -> list[tuple[str, str, tuple[str, ...]]]:
+    def result() -> list[tuple[str, str, tuple[str, ...]]]:
         return [(gpu.state, gpu.user, gpu.jobs) for one in site.store.workers.all() for gpu in one.view.gpus]
 
     wait_for(
-        lambda: told() == [("background", "process-0", ())] * 2,
+        lambda: result() == [("background", "process-0", ())] * 2,
         deadline=PATIENCE,
         named="what the GPUs are filled with",
     )

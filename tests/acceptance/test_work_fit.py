@@ -68,8 +68,8 @@ def test_size_is_found_on_the_assigned_gpu_and_used_for_the_run(site: WorkSite, 
     assert len(probes) <= 3
     # What a probe saves under its id is never what the real run goes on from.
     printed = [path.read_text() for path in (site.home / f"attempts/{job}-1/probes").iterdir()]
-    told = {line for text in printed for line in text.splitlines() if line.startswith("tracks: ")}
-    assert told == {f"tracks: {job}-probe{number} in , disabled, probe 1" for number in range(1, len(printed) + 1)}
+    result = {line for text in printed for line in text.splitlines() if line.startswith("tracks: ")}
+    assert result == {f"tracks: {job}-probe{number} in , disabled, probe 1" for number in range(1, len(printed) + 1)}
     ids = {word for text in printed for word in text.split() if word.startswith("--id=")}
     assert ids == {f"--id={job}-probe{number}" for number in range(1, len(printed) + 1)}
     assert f"tracks: {job} in {job}, online, probe no\n" in output_of(site, job)

@@ -156,7 +156,7 @@ class TestSetAside:
 
 class TestStoppedInstead:
     @pytest.mark.parametrize(
-        ("then", "timeout", "told"),
+        ("then", "timeout", "result"),
         [
             ("echo no CUDA here >&2; exit 3", "10m", "cuda-checkpoint ended with code 3: no CUDA here; it is stopped"),
             ("exec sleep 300", "0.5s", "cuda-checkpoint did not end in time; it is stopped"),
@@ -164,7 +164,7 @@ class TestStoppedInstead:
         ids=["fails", "hangs"],
     )
     def test_program_is_stopped_when_the_checkpoint_fails(
-        self, filling: FillSite, then: str, timeout: str, told: str
+        self, filling: FillSite, then: str, timeout: str, result: str
     ) -> None:
         with_tool(filling, then)
         filler = filling.fill("--config", filling.config(f"{PROGRAM}checkpoint_timeout = {timeout}"))
@@ -172,7 +172,7 @@ class TestStoppedInstead:
         filling.open_node(0)
         filling.wait_for_end(miner)
         assert filling.asked_to_end() == {miner}
-        filler.wait_until_it_says(f"process-0 on GPUs 0, 1: {told}\n.*: has stopped")
+        filler.wait_until_it_says(f"process-0 on GPUs 0, 1: {result}\n.*: has stopped")
 
     def test_program_is_stopped_when_the_tool_is_missing(self, filling: FillSite) -> None:
         filler = filling.fill("--config", filling.config(PROGRAM))

@@ -79,12 +79,12 @@ def test_webhook_and_mailbox_get_name_reason_and_link(store: Store) -> None:
         )
         with crying(*urls):
             job = fail(store, "train <7>", sentence="no space left on device")
-            (told,) = messages(hook)
+            (result,) = messages(hook)
             (mail,) = wait_for(lambda: mailbox.mails, named="the mail")
     sentence = "Job “train ‹7›” failed with exit code 1: no space left on device."
-    assert told["title"] == mail["Subject"] == "Stoker: job failed: train ‹7›"
-    assert told["type"] == "failure"
-    assert told["message"] == f"{sentence}\n{LINK}/jobs/{job}"
+    assert result["title"] == mail["Subject"] == "Stoker: job failed: train ‹7›"
+    assert result["type"] == "failure"
+    assert result["message"] == f"{sentence}\n{LINK}/jobs/{job}"
     assert mail["To"] == "alice@example.org"
     for piece in (sentence, f"{LINK}/jobs/{job}"):
         assert piece in text_of(mail)
@@ -94,8 +94,8 @@ def test_only_configured_kinds_of_events_are_sent(store: Store) -> None:
     wanted = ("stopped", "queue-empty")
     with Receiver().listening() as hook, crying(webhook(hook), events=wanted):
         fail(store, "hung", cause="idle", sentence="GPU 0 stayed below 1% for 30m")
-        told = messages(hook, 2)
-    assert sorted((one["title"], one["type"]) for one in told) == [
+        result = messages(hook, 2)
+    assert sorted((one["title"], one["type"]) for one in result) == [
         ("Stoker: job was stopped by a rule: hung", "warning"),
         ("Stoker: the queue is empty", "info"),
     ]
@@ -122,8 +122,8 @@ def test_idle_stop_of_a_retried_job_is_sent_as_a_stop(store: Store) -> None:
         assert looks.acquire(timeout=60)  # it has seen the attempt run
         store.attempts.write_details(attempt.id, AttemptDetails(cause="idle", rule="idle"))
         store.attempts.finish(attempt.id, "failed", 1, "GPU 0 stayed below 1%")
-        (told,) = messages(hook)
-    assert told["message"].startswith("Job flaky was stopped: GPU 0 stayed below 1%. It will be tried again.")
+        (result,) = messages(hook)
+    assert result["message"].startswith("Job flaky was stopped: GPU 0 stayed below 1%. It will be tried again.")
 
 
 def test_several_processes_send_an_event_once(store: Store) -> None:
@@ -135,8 +135,8 @@ def test_several_processes_send_an_event_once(store: Store) -> None:
         # The throttle would hide that the first one is sent again.
         with crying(url, opened=lambda: _unpaced(open_queue())):
             fail(store, "another")
-            told = messages(hook, 2)
-    assert [one["title"] for one in told] == [
+            result = messages(hook, 2)
+    assert [one["title"] for one in result] == [
         "Stoker: job failed: while nobody was there",
         "Stoker: job failed: another",
     ]
@@ -175,8 +175,8 @@ def test_unsent_event_is_sent_by_the_next_process(store: Store) -> None:
         Receiver().listening() as hook,
         crying(webhook(hook), opened=lambda: _unpaced(open_queue())),
     ):
-        (told,) = messages(hook)
-    assert told["title"] == "Stoker: job failed: train"
+        (result,) = messages(hook)
+    assert result["title"] == "Stoker: job failed: train"
 
 
 def test_hanging_service_delays_no_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,8 +203,8 @@ def test_unprivileged_scan_sees_own_processes_and_counts_the_others(
     own = node_holders.open(*nodes["GPU-a"], user=NOBODY)
     other = node_holders.open(*nodes["GPU-a"])
     seen = "scan = holders.scan(); seen = {holder.pid for holder in scan.by_gpu['GPU-a']}"
-    told = "; print([int(pid) in seen for pid in sys.argv[2:]], scan.unseen > 0)"
-    assert as_nobody(SCAN + seen + told, *nodes["GPU-a"], own.pid, other.pid) == "[True, False] True\n"
+    result = "; print([int(pid) in seen for pid in sys.argv[2:]], scan.unseen > 0)"
+    assert as_nobody(SCAN + seen + result, *nodes["GPU-a"], own.pid, other.pid) == "[True, False] True\n"
     refused = "try: holders.scan_one(int(sys.argv[2]))\nexcept PermissionError: print('refused')"
     assert as_nobody(SCAN + refused, *nodes["GPU-a"], other.pid) == "refused\n"
 
@@ -216,8 +216,8 @@ def test_zombies_and_kernel_threads_do_not_count_as_unseen(nodes: dict[str, tupl
         code = "pids = [int(argument) for argument in sys.argv[2:]]; print([holders._is_program(pid) for pid in pids])"
         # Process 2 is the parent of the kernel's threads; in a container it may be anything.
         kernel = [2] if Path("/proc/2/comm").exists() and not Path("/proc/2/cmdline").read_bytes() else []
-        told = as_nobody(SCAN + code, *nodes["GPU-a"], os.getpid(), dead.pid, *kernel)
-    assert told == f"{[True, False] + [False] * len(kernel)}\n"
+        result = as_nobody(SCAN + code, *nodes["GPU-a"], os.getpid(), dead.pid, *kernel)
+    assert result == f"{[True, False] + [False] * len(kernel)}\n"
 
 
 def test_ended_process_holds_nothing(nodes: dict[str, tuple[Path, ...]]) -> None:
@@ -264,5 +264,5 @@ def test_hidepid_is_reported(tmp_path: Path) -> None:
 
 def test_first_scan_imports_nothing_heavy() -> None:
     code = "import sys, stoker.presence.holders; print('asyncio' in sys.modules or 'pynvml' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
-    assert told.stdout == "False\n"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    assert result.stdout == "False\n"

@@ -122,9 +122,9 @@ def test_driver_that_blocks_while_opening_yields_unknown_in_time(nvidia: MockMac
 
 def test_signals_are_handled_while_the_driver_blocks(nvidia: MockMachine) -> None:
     nvidia.fault("nvmlDeviceGetSamples", hang=600)
-    heard = threading.Event()
-    previous = signal.signal(signal.SIGUSR1, lambda *_: heard.set())
-    ringing = threading.Thread(target=_ring_when_it_hangs, args=[nvidia, heard])
+    received = threading.Event()
+    previous = signal.signal(signal.SIGUSR1, lambda *_: received.set())
+    ringing = threading.Thread(target=_ring_when_it_hangs, args=[nvidia, received])
     try:
         with Prober("nvml", deadline=200) as prober:
             ringing.start()
@@ -135,10 +135,10 @@ def test_signals_are_handled_while_the_driver_blocks(nvidia: MockMachine) -> Non
         signal.signal(signal.SIGUSR1, previous)
 
 
-def _ring_when_it_hangs(machine: MockMachine, heard: threading.Event) -> None:
+def _ring_when_it_hangs(machine: MockMachine, received: threading.Event) -> None:
     machine.wait_until_hanging()
     os.kill(os.getpid(), signal.SIGUSR1)
-    if heard.wait(60):
+    if received.wait(60):
         machine.clear_faults()
 
 

@@ -49,11 +49,11 @@ def rests(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Is set as soon as somebody has looked in vain, and waits."""
     rests, rest = threading.Event(), client._rest
 
-    def told(descriptor: int, seconds: float) -> None:
+    def result(descriptor: int, seconds: float) -> None:
         rests.set()
         rest(descriptor, seconds)
 
-    monkeypatch.setattr(client, "_rest", told)
+    monkeypatch.setattr(client, "_rest", result)
     return rests
 
 

@@ -211,20 +211,20 @@ def test_usage_older_than_a_month_is_deleted(queue: Store, url: str) -> None:
 
 
 def test_notice_is_claimed_by_one_process(queue: Store, url: str) -> None:
-    told: list[bool] = []
+    result: list[bool] = []
     together = threading.Barrier(4)
 
     def tell() -> None:
         with open_queue(url) as other:
             together.wait(30.0)
-            told.append(other.notices.note_once("failed 3f9ede8c"))
+            result.append(other.notices.note_once("failed 3f9ede8c"))
 
     tellers = [threading.Thread(target=tell) for _ in range(4)]
     for teller in tellers:
         teller.start()
     for teller in tellers:
         teller.join(60.0)
-    assert sorted(told) == [False, False, False, True]
+    assert sorted(result) == [False, False, False, True]
     assert queue.notices.note_once("another")
     assert queue.notices.forget_note("failed 3f9ede8c")
     assert queue.notices.note_once("failed 3f9ede8c")

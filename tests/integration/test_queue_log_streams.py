@@ -164,15 +164,15 @@ def test_long_log_is_read_in_several_chunks(queue: Store, wanted: str) -> None:
     pieces = [b"%d\n" % number * number for number in range(1, 22)]
     lend(queue, wanted, *pieces)
     queue.logs.write_chunk(wanted, part(len(b"".join(pieces)), unfinished=b" 10%", ended=True))
-    told, looks = look(queue, wanted), 1
-    found = told.finished
-    while told.is_behind:
-        assert (told.unfinished, told.is_complete) == (b"", False)
-        told = look(queue, wanted, "aa", told.size)
-        assert told.finished
-        found, looks = found + told.finished, looks + 1
+    result, looks = look(queue, wanted), 1
+    found = result.finished
+    while result.is_behind:
+        assert (result.unfinished, result.is_complete) == (b"", False)
+        result = look(queue, wanted, "aa", result.size)
+        assert result.finished
+        found, looks = found + result.finished, looks + 1
     assert found == b"".join(pieces)
-    assert (told.unfinished, told.is_complete) == (b" 10%", True)
+    assert (result.unfinished, result.is_complete) == (b" 10%", True)
     assert 1 < looks < len(pieces)
 
 
@@ -188,12 +188,12 @@ def test_line_of_any_length_can_be_streamed(queue: Store, wanted: str) -> None:
     line = b"".join(b"%07d " % number for number in range(2**18)) * 5 + b"\n"
     assert queue.logs.write_chunk(wanted, part(0, line, b"next"))
     assert queue.logs.write_chunk(wanted, part(len(line), b"next\n", ended=True))
-    told = look(queue, wanted)
-    found = told.finished
-    while told.is_behind and told.finished:
-        told = look(queue, wanted, "aa", told.size)
-        found += told.finished
-    assert (found == line + b"next\n", told.is_complete) == (True, True)
+    result = look(queue, wanted)
+    found = result.finished
+    while result.is_behind and result.finished:
+        result = look(queue, wanted, "aa", result.size)
+        found += result.finished
+    assert (found == line + b"next\n", result.is_complete) == (True, True)
 
 
 def test_unfinished_line_is_replaced_by_its_final_text(queue: Store, wanted: str) -> None:
@@ -231,18 +231,18 @@ def interrupted_look(queue: Store, attempt: str, between: Callable[[], bool]) ->
 def test_line_written_during_a_read_comes_with_what_follows_it(queue: Store, other: Store, wanted: str) -> None:
     """The unfinished line was asked for first, and is finished when the lines are."""
     assert queue.logs.write_chunk(wanted, part(0, b"1\n", b"2"))
-    told = interrupted_look(queue, wanted, lambda: other.logs.write_chunk(wanted, part(2, b"2\n", b"3", ended=True)))
-    assert (told.finished, told.unfinished, told.is_behind, told.is_complete) == (b"1\n2\n", b"", True, False)
-    assert look(queue, wanted, "aa", told.size) == part(4, b"", b"3", ended=True)
+    result = interrupted_look(queue, wanted, lambda: other.logs.write_chunk(wanted, part(2, b"2\n", b"3", ended=True)))
+    assert (result.finished, result.unfinished, result.is_behind, result.is_complete) == (b"1\n2\n", b"", True, False)
+    assert look(queue, wanted, "aa", result.size) == part(4, b"", b"3", ended=True)
 
 
 def test_edition_that_changes_between_two_queries_of_one_read_is_not_mixed(
     queue: Store, other: Store, wanted: str
 ) -> None:
     lend(queue, wanted, b"1\n", b"2\n")
-    told = interrupted_look(queue, wanted, lambda: other.logs.write_chunk(wanted, part(0, b"other\n", edition="bb")))
-    assert (told.edition, told.finished, told.is_behind) == ("aa", b"", True)
-    assert look(queue, wanted, "aa", told.size) == part(0, b"other\n", edition="bb")
+    result = interrupted_look(queue, wanted, lambda: other.logs.write_chunk(wanted, part(0, b"other\n", edition="bb")))
+    assert (result.edition, result.finished, result.is_behind) == ("aa", b"", True)
+    assert look(queue, wanted, "aa", result.size) == part(0, b"other\n", edition="bb")
 
 
 def test_new_edition_replaces_the_old_one_and_is_read_from_the_start(queue: Store, wanted: str) -> None:

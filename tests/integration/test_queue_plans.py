@@ -171,14 +171,14 @@ def assert_reads_little(plan: str) -> None:
 
 
 def asked_of(
-    queue: Store, monkeypatch: pytest.MonkeyPatch, look: Callable[[Store], object], told: Sequence[Row] = ()
+    queue: Store, monkeypatch: pytest.MonkeyPatch, look: Callable[[Store], object], result: Sequence[Row] = ()
 ) -> str:
     """The statement that the store puts together for that; `told` is what it is told then."""
     asked: list[str] = []
 
     def record(sql: str, _parameters: Parameters) -> list[Row]:
         asked.append(sql)
-        return list(told)
+        return list(result)
 
     with monkeypatch.context() as patch:
         patch.setattr(queue._driver, "fetch_text", record)

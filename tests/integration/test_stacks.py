@@ -366,7 +366,7 @@ class TestWithoutPySpy:
 
 class TestFailures:
     @pytest.mark.parametrize(
-        ("said", "told"),
+        ("said", "result"),
         [
             ("Permission Denied: Try running again with elevated permissions", "no permission to read its memory"),
             ("Error: Failed to suspend\\nCaused by: Operation not permitted (os error 1)", "--cap-add SYS_PTRACE"),
@@ -376,12 +376,14 @@ class TestFailures:
             ("", "py-spy ended without a word"),
         ],
     )
-    def test_each_failure_has_a_reason(self, start: Start, py_spy: Callable[[str], None], said: str, told: str) -> None:
+    def test_each_failure_has_a_reason(
+        self, start: Start, py_spy: Callable[[str], None], said: str, result: str
+    ) -> None:
         py_spy(f"printf '{said}' >&2; exit 1")
-        assert told in reason(stack_of(start(SLEEPING)))
+        assert result in reason(stack_of(start(SLEEPING)))
 
     @pytest.mark.parametrize(
-        ("scope", "told"),
+        ("scope", "result"),
         [
             ("0", "another user's"),
             ("1", "kernel.yama.ptrace_scope is 1; an administrator allows it with sysctl kernel.yama.ptrace_scope=0"),
@@ -391,7 +393,7 @@ class TestFailures:
         ],
     )
     def test_refused_permission_names_the_kernel_setting(
-        self, py_spy: Callable[[str], None], tmp_path: Path, scope: str | None, told: str
+        self, py_spy: Callable[[str], None], tmp_path: Path, scope: str | None, result: str
     ) -> None:
         py_spy("echo 'Permission Denied: try sudo' >&2; exit 1")
         a_fake_process(tmp_path, 7)
@@ -399,7 +401,7 @@ class TestFailures:
         if scope is not None:
             (tmp_path / "sys/kernel/yama").mkdir(parents=True)
             (tmp_path / "sys/kernel/yama/ptrace_scope").write_text(f"{scope}\n")
-        assert told in reason(collect_stacks([7], deadline=180, proc=str(tmp_path))[0])
+        assert result in reason(collect_stacks([7], deadline=180, proc=str(tmp_path))[0])
 
     def test_process_that_cannot_be_paused_is_read_without_pausing(
         self, start: Start, py_spy: Callable[[str], None]

@@ -238,11 +238,11 @@ def test_details_missing_in_the_queue_are_read_from_the_local_record(here: Store
     record.write_status(Status(state="ended", ending="idle", rule="idle"))
     record.write_report("# Why\n")
     (record.directory / "output").write_text("words\n")
-    (told,) = read_detail(here, name, home).attempts
-    assert (told.details.cause, told.details.report, told.whole_here) == ("idle", "# Why\n", True)
-    here.attempts.write_details(attempt, AttemptDetails(cause="time limit", report="told"))
-    (told,) = read_detail(here, name, home).attempts
-    assert (told.details.cause, told.details.report) == ("time limit", "told")
+    (result,) = read_detail(here, name, home).attempts
+    assert (result.details.cause, result.details.report, result.whole_here) == ("idle", "# Why\n", True)
+    here.attempts.write_details(attempt, AttemptDetails(cause="time limit", report="result"))
+    (result,) = read_detail(here, name, home).attempts
+    assert (result.details.cause, result.details.report) == ("time limit", "result")
 
 
 def test_waiting_job_has_a_reason_and_its_dependencies(here: Store, home: Path) -> None:

@@ -46,7 +46,7 @@ with SignalStream(FORWARDED) as signals:
     sys.exit(Supervisor(plan, record, Prober("sim:1"), os.environ, signals, reaper, controller).run())
 """
 # A job that ends once the mistake was told of, or else when it has waited for long.
-UNTIL_LOGGED = "for look in $(seq 3000); do [ -e told ] && exit 7; sleep 0.02; done"
+UNTIL_LOGGED = "for look in $(seq 3000); do [ -e logged ] && exit 7; sleep 0.02; done"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_internal_error_neither_stops_a_job_nor_prevents_its_stop(
         for line in supervisor.stderr:
             said.append(line)
             if sentence in line:
-                (tmp_path / "told").touch()
+                (tmp_path / "logged").touch()
     assert supervisor.returncode == code, said
     assert sentence in "".join(said)
     assert "Traceback" not in "".join(said)

@@ -133,10 +133,10 @@ def test_exception_in_an_action_does_not_stop_the_others() -> None:
 
 
 def test_actions_get_the_facts() -> None:
-    heard: list[Facts] = []
-    code, _said = watch(Scripted(0.0), Scribe("it", [], heard.append))
+    received: list[Facts] = []
+    code, _said = watch(Scripted(0.0), Scribe("it", [], received.append))
     assert code == 124
-    [facts] = heard
+    [facts] = received
     assert facts.reason == "GPU 0 stayed below 1% for 0.1s"
     assert facts.rule == "all GPUs below 1% for 0.1s"
     assert facts.gpus == ("GPU-00000000",)
@@ -171,19 +171,19 @@ def test_undelivered_warning_is_logged() -> None:
 
     said: list[str] = []
 
-    def told() -> bool:
+    def is_logged() -> bool:
         return any(line.startswith("node7 was not told that GPU 0 stayed below 1%") for line in said)
 
     def moments() -> Iterator[float]:
         """The window is not over before that was told."""
         yield 0.0
-        yield from itertools.takewhile(lambda _moment: not told(), itertools.repeat(0.2))
+        yield from itertools.takewhile(lambda _moment: not is_logged(), itertools.repeat(0.2))
         yield 0.4
 
     policy = msgspec.structs.replace(POLICY, window=0.3, warn_at=0.1)
     code, _said = watch(Scripted(0.0, moments=moments()), Mute("tell", []), policy=policy, said=said)
     assert code == 124
-    assert told()
+    assert is_logged()
 
 
 def test_dry_run_sends_nothing_and_does_nothing() -> None:
@@ -196,8 +196,8 @@ def test_dry_run_sends_nothing_and_does_nothing() -> None:
 
 def test_last_sample_is_taken_at_the_end_of_the_window() -> None:
     policy = msgspec.structs.replace(POLICY, every=0.45, window=0.5)
-    heard: list[Facts] = []
+    received: list[Facts] = []
     # Once more, and again, should the machine have stood still just then.
-    while not heard or (heard[-1].seconds >= 0.85 and len(heard) < 3):
-        watch(AsItHappens(0.0), Scribe("it", [], heard.append), policy=policy)
-    assert 0.5 <= heard[-1].seconds < 0.85  # beats are at 0.45 and 0.9
+    while not received or (received[-1].seconds >= 0.85 and len(received) < 3):
+        watch(AsItHappens(0.0), Scribe("it", [], received.append), policy=policy)
+    assert 0.5 <= received[-1].seconds < 0.85  # beats are at 0.45 and 0.9

@@ -90,8 +90,8 @@ class _Case:
             yield f"{self._name}: {wrong}"
 
     def _history(self) -> str:
-        told = [f"{one.number} {one.outcome} {one.exit_code or ''} {one.reason!r}" for one in self._attempts]
-        return f"attempts: {told}, journal: {_digest(self._entries)}, faults: {self._faults()}"
+        result = [f"{one.number} {one.outcome} {one.exit_code or ''} {one.reason!r}" for one in self._attempts]
+        return f"attempts: {result}, journal: {_digest(self._entries)}, faults: {self._faults()}"
 
     def _faults(self) -> list[str]:
         if not self._entries:
@@ -263,8 +263,8 @@ def _is_whole(printed: list[str], kept: list[str], *, unguarded: bool) -> bool:
 
 def _digest(entries: list[Entry]) -> list[str]:
     """When each attempt began, last gave a sign, and how."""
-    told = []
+    result = []
     for number, pid in dict.fromkeys((entry.attempt, entry.pid) for entry in entries):
         own = [entry for entry in entries if (entry.attempt, entry.pid) == (number, pid)]
-        told.append(f"{number} (pid {pid}) {own[0].time % 10000:.2f} to {own[-1].time % 10000:.2f} {own[-1].word}")
-    return told
+        result.append(f"{number} (pid {pid}) {own[0].time % 10000:.2f} to {own[-1].time % 10000:.2f} {own[-1].word}")
+    return result

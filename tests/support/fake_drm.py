@@ -72,8 +72,8 @@ class FakeMachine:
 
     def amd(self, number: int = 0, address: str = "0000:03:00.0", **files: object) -> FakeCard:
         card = FakeCard(self, number, address, "0x1002", "0x744c")
-        told = {"gpu_busy_percent": 0, "mem_info_vram_used": 2**30, "mem_info_vram_total": 16 * 2**30}
-        for name, value in (told | files).items():
+        defaults = {"gpu_busy_percent": 0, "mem_info_vram_used": 2**30, "mem_info_vram_total": 16 * 2**30}
+        for name, value in (defaults | files).items():
             card.write(name, value)
         return card
 

@@ -90,6 +90,6 @@ def snapshot(**changes: Any) -> Snapshot:
         ),
         "hours": GpuHours(since=NOW - 604800),
     }
-    told = usual | changes
-    counts = {"running": len(told["running"]), "queued": len(told["waiting"]), "failed": len(told["ended"])}
-    return Snapshot(**({"counts": counts} | told))
+    values = usual | changes
+    counts = {"running": len(values["running"]), "queued": len(values["waiting"]), "failed": len(values["ended"])}
+    return Snapshot(**({"counts": counts} | values))
