@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from bench.table import Figure, print_figures
-from tests.support.fill_machine import FillMachine, OtherUser, SteppingAside, occupy
+from tests.support.fill_machine import FillMachine, OtherUser, PreemptionTimes, occupy
 from tests.support.node_holders import NUMBERS
 
 GPUS = 8
@@ -77,7 +77,7 @@ def _crowd(place: Path) -> Iterator[None]:
                 sleeper.wait()
 
 
-def _visits(place: Path) -> tuple[list[SteppingAside], list[float]]:
+def _visits(place: Path) -> tuple[list[PreemptionTimes], list[float]]:
     """Somebody opens the node of one GPU after another, at any moment; and what `fuser` takes there, in seconds."""
     machine = FillMachine(place, gpus=GPUS, linger=LINGER, interval=INTERVAL, keys=f"idle_for = 0\ngrace = {GRACE}")
     chance = random.Random(1)
@@ -110,7 +110,7 @@ def _median_by_fuser(taken: list[float]) -> float:
     return (INTERVAL / 2 + statistics.median(taken)) * 1000
 
 
-def _print_visits(visits: list[SteppingAside], unheard: list[SteppingAside], fuser: list[float]) -> None:
+def _print_visits(visits: list[PreemptionTimes], unheard: list[PreemptionTimes], fuser: list[float]) -> None:
     print(f"  {'from the opening of a node, ms':40} {'median':>8} {'worst':>8}")
     _print_row(f"to SIGTERM, {len(visits)} visits", [aside.asked for aside in visits])
     _print_row(f"to the end of a program that takes {LINGER:g} s", [aside.gone for aside in visits])
@@ -126,7 +126,7 @@ def _print_row(what: str, seconds: list[float]) -> None:
     print(f"  {what:40} {statistics.median(seconds) * 1000:8.1f} {max(seconds) * 1000:8.1f}")
 
 
-def _unheard_visits(place: Path) -> list[SteppingAside]:
+def _unheard_visits(place: Path) -> list[PreemptionTimes]:
     """Somebody opens a container's own node of the same device, of which no event comes."""
     number = NUMBERS[1]
     machine = FillMachine(place, gpus=1, interval=SHORT_INTERVAL, keys=f"idle_for = 0\ngrace = {GRACE}")

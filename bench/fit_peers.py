@@ -31,17 +31,17 @@ class Outcome(NamedTuple):
 
 
 def ours(trainer: Trainer) -> Outcome:
-    heard: list[ProbeOutcome] = []
+    outcomes: list[ProbeOutcome] = []
     try:
-        size = search(trainer, heard).size
+        size = search(trainer, outcomes).size
     except (NothingFitsError, ProbeFailedError):
         size = None
-    ran_out = sum(seen.outcome == "oom" for seen in heard)
+    ran_out = sum(seen.outcome == "oom" for seen in outcomes)
     restarts = 0
     # As a queued job does.
     while size is not None and trainer.dies(size) and restarts < FitSpec().retries_oom:
         size, restarts = smaller(size, trainer.search_options), restarts + 1
-    return Outcome(size, max(1, len(heard)), ran_out, size is not None and trainer.dies(size), restarts)
+    return Outcome(size, max(1, len(outcomes)), ran_out, size is not None and trainer.dies(size), restarts)
 
 
 def in_proportion(trainer: Trainer) -> Outcome:

@@ -1,4 +1,4 @@
-"""`stoker cancel`, and what it shares with the other verbs that steer jobs: which ones are meant, and what is told."""
+"""`stoker cancel`, and what it shares with the other commands that change jobs: selection and messages."""
 
 import pytest
 
@@ -70,7 +70,7 @@ def test_jobs_are_selected_by_tag_state_or_all(queue: Store) -> None:
     held, free = submit(queue, "held", "free")
     queue.jobs.hold([held])
     tagged = stoker("cancel", "--tag", "sweep")
-    # What has ended is not meant by a tag: nobody wants a line for each.
+    # A tag does not select ended jobs: a line for each would be noise.
     assert (tagged.code, tagged.err) == (0, "")
     assert states(queue, one, two, over, plain) == ["cancelled", "cancelled", "failed", "queued"]
     assert stoker("cancel", "--state", "held").out == f"{held} (held): cancelled\n"

@@ -229,7 +229,7 @@ def test_invalid_editor_text_is_reported_and_kept(queue: Store, tmp_path: Path, 
     assert queue.jobs.get("a") == before
     (kept,) = left(tmp_path)
     assert str(kept) in screen
-    # Mended, it is taken from there.
+    # Once corrected, the kept text is accepted.
     kept.write_text((tmp_path / "seen").read_text().replace("gpus = 1", "gpus = 2"))
     assert stoker("edit", "a", "--from", str(kept)).code == 0
     assert queue.jobs.get("a").gpus == 2

@@ -1,4 +1,4 @@
-"""`stoker feed file` as a person types it."""
+"""`stoker feed file` as typed."""
 
 import getpass
 import signal
@@ -38,7 +38,7 @@ class Lines:
         wait_for(lambda: self.queue.commands() == list(commands), named=f"jobs {commands}")
 
     def start_without_file(self) -> Feeder:
-        """One that has looked, and waits for a file that is not there."""
+        """A feeder that waits for a missing file."""
         feeder = self.start()
         wait_for(lambda: "is not there yet" in feeder.err, named="a feeder that waits")
         return feeder
@@ -86,7 +86,7 @@ def test_appended_line_is_taken_also_from_a_new_file(lines: Lines) -> None:
 
 
 def test_line_wakes_the_feeder(lines: Lines) -> None:
-    """A busy machine may hold it up once; one that is not woken is never in time."""
+    """A busy machine may delay it once; a feeder that is not woken is never in time."""
 
     def is_woken(number: int) -> bool:
         lines.path = lines.path.with_name(f"gpu_queue-{number}.txt")
@@ -149,7 +149,7 @@ def test_killed_and_restarted_feeders_take_each_line_once(lines: Lines) -> None:
 
 
 def test_last_line_without_a_newline_is_taken_after_a_delay(lines: Lines) -> None:
-    """Whoever is held up for too long while writing is not waited for; that is no reason to fail."""
+    """Other feeders do not wait for one that is delayed while writing; the test tolerates that."""
 
     def is_waited_for(number: int) -> bool:
         lines.path = lines.path.with_name(f"gpu_queue-{number}.txt")

@@ -1,4 +1,4 @@
-"""`stoker feed sheet` as a person types it, with the real gspread against a local server that speaks Google's API."""
+"""`stoker feed sheet` as typed, with the real gspread against a local server that speaks Google's API."""
 
 import os
 import signal
@@ -54,7 +54,7 @@ class Sheet:
             return sum(part in asked for asked in self.server.asked)
 
     def wait_for_feeders(self, number: int) -> None:
-        """Until so many have come as far as Google: each asks once for a token."""
+        """Waits until that number of feeders has reached Google: each requests one token."""
         wait_for(lambda: self.requests("/token") >= number, named=f"feeder {number}")
 
     def _words(self, *options: str) -> list[str]:
@@ -169,7 +169,7 @@ def test_quota_errors_and_outages_are_retried(sheet: Sheet) -> None:
     wait_for(lambda: feeder.err.count("going on") == 3, named="the end of the third")
     wait_for(lambda: sheet.row(4)[0] == "queued", named="the second row")
     result = feeder.err.splitlines()
-    assert len(result) == 6, "each is told once"
+    assert len(result) == 6, "each is reported once"
     assert "quota" in result[0]
     assert "Google cannot be reached" in result[2]
     assert "Google answered 503" in result[4]

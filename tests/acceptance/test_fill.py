@@ -1,4 +1,4 @@
-"""`stoker fill` as its users see it: how considerate its programs are, what is told of them, and how it ends."""
+"""`stoker fill` as its users see it: priorities of its programs, its status, and how it ends."""
 
 import contextlib
 import getpass
@@ -20,7 +20,7 @@ from tests.support.terminal import terminal
 from tests.support.waiting import wait_for
 
 UNKNOWN_ERROR = 999
-# A program that does not end when it is asked to, and has started another one that does not either.
+# A program that ignores SIGTERM and has started another that ignores it too.
 DEAF = """\
 echo "start $$ x" >> "$JOURNAL"
 trap '' TERM
@@ -431,7 +431,7 @@ class TestConfiguration:
 
 
 def _slot_of(filling: FillSite, miner: int) -> dict[str, Any] | None:
-    """What is told of the only program, once it is told of this process."""
+    """The status of the only program, once it names this process."""
     (slot,) = filling.slots() or [{}]
     return slot if slot.get("pid") == miner else None
 
@@ -455,7 +455,7 @@ def _filled_at_the_end_of_the_day(filling: FillSite) -> RunningFiller:
 def _zone_where_it_is(clock: str) -> str:
     """The name of a time zone in which the clock on the wall shows this now."""
     hours, minutes, seconds = map(int, clock.split(":"))
-    # POSIX counts to the west: so many seconds behind UTC.
+    # POSIX counts to the west: seconds behind UTC.
     behind = (int(time.time()) - (hours * 3600 + minutes * 60 + seconds)) % 86400
     behind -= 86400 if behind > 43200 else 0
     sign = "-" if behind < 0 else ""

@@ -1,4 +1,4 @@
-"""`stoker fit` as a person types it."""
+"""`stoker fit` as typed."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from tests.support.waiting import wait_for
 
 GIB = 2**30
 MIB = 2**20
-# It trains until the probe has seen enough of it: one that ends by itself may have ended before it was looked at.
+# It trains until the probe has seen enough: a short one could end before it is sampled.
 TRAINER = (sys.executable, sim_trainer.__file__, "--steps", "100000")
 # By then it holds all that it takes, and the probe is over with the next look.
 SEEN = ("--probe-until", "step 1:")
@@ -34,7 +34,7 @@ def _one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def said(file: Path) -> list[str]:
-    """What probes were told, without what they are told in all tests."""
+    """Arguments of the probes, without those common to all tests."""
     return [line.partition(f"--said {file} ")[2] for line in file.read_text().splitlines()]
 
 
@@ -59,7 +59,7 @@ def test_json_has_model_probes_margin_and_prediction() -> None:
 
 
 class Way(NamedTuple):
-    """How the size goes in, and what a probe is then told after --said FILE."""
+    """How the size is passed, and the arguments of a probe after --said FILE."""
 
     options: tuple[str, ...]
     more: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""`gpu_idle_timeout` as a person types it: the transcripts of the original, and what it never does."""
+"""`gpu_idle_timeout` as typed: the transcripts of the original, and what it never does."""
 
 import importlib.util
 import os
@@ -71,7 +71,7 @@ def idle_timeout(*arguments: str, program: Sequence[str] = COMMAND, **environmen
 
 # The transcripts
 
-# The whole program but for the GPUs, of which it is told what to see, and for the time between two looks.
+# The whole program except the GPUs, whose readings are scripted, and the time between two samples.
 DRIVER = """
 import json, logging, os, sys, time
 from stoker.dropin import gpu_idle_timeout
@@ -121,7 +121,7 @@ gpu_idle_timeout.main()
 
 
 def scripted(arguments: str, samples: Sequence[tuple[int, int]], *, before: int) -> Ended:
-    """Runs it with these percents as samples; `before` is how many looks come before the first one that counts."""
+    """Runs it with these percents as samples; `before` is the number of samples before the first that counts."""
     script = {"uuids": [A, B], "samples": samples, "before": before}
     program = (sys.executable, "-c", DRIVER)
     return idle_timeout(
@@ -211,7 +211,7 @@ def test_real_job_that_hangs_is_killed_n_samples_later(nvidia: MockMachine, tmp_
         for gpu in nvidia.gpus:
             gpu.utilization = 0
         assert job.process.wait(60) == 1
-    # Of the one that stopped last: a sample may fall between the two.
+    # The GPU that stopped last counts: a sample may fall between the two.
     last = f"DEBUG: gpu_idle_timeout: {nvidia.gpus[-1].uuid} usage "
     samples = [line.removeprefix(last) for line in Ended(0, "", job.err).log if line.startswith(last)]
     # The sample during which it stopped working still has work in it.
@@ -399,12 +399,12 @@ def test_command_is_killed_and_reported_when_the_reaper_is_killed(nvidia: MockMa
 
 
 def test_signals_reach_the_command_and_its_exit_code_is_returned(nvidia: MockMachine) -> None:
-    script = "trap 'echo heard; exit 9' TERM; touch ready; while :; do sleep 0.05; done"
+    script = "trap 'echo received; exit 9' TERM; touch ready; while :; do sleep 0.05; done"
     with running("sh", "-c", script) as job:
         wait_for(Path("ready").exists)
         job.process.send_signal(signal.SIGTERM)
         assert job.process.wait(60) == 9
-        assert job.out == "heard\n"
+        assert job.out == "received\n"
 
 
 def test_second_ctrl_c_kills_at_once_and_a_second_sigint_from_a_program_does_not(nvidia: MockMachine) -> None:
@@ -416,7 +416,7 @@ def test_second_ctrl_c_kills_at_once_and_a_second_sigint_from_a_program_does_not
             before = len(screen.drawn)
             os.kill(screen.pid, signal.SIGINT)
             screen.until("no", before)
-        # Two presses that come before the first was looked at are one to the kernel: a person presses again.
+        # The kernel merges two presses that come before the first is handled: press again.
         while os.waitid(os.P_PID, screen.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
             screen.press("\x03")
             screen._read(0.2)

@@ -125,7 +125,7 @@ class TestIgnoredPrograms:
         filling.gpu_mon("-c", filling.write(at_once(ONE_FOR_EACH)))
         filling.wait_for_start(2)
         by_gpu = {uuid: pid for pid, uuid in filling.started().items()}
-        # Both hold the first one's node: the second program is of the same house.
+        # Both hold the first one's node: the second program belongs to the same filler.
         other_user = filling.open_node(1)
         filling.wait_for_why(f"pid {other_user.pid}", slot=1)
         filling.wait_for_end(by_gpu[filling.uuids[1]])

@@ -1,4 +1,4 @@
-"""`gpu_sentinel` as a person types it, and the Python names that go with it."""
+"""`gpu_sentinel` as typed, and the Python names that go with it."""
 
 import os
 import signal

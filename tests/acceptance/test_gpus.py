@@ -1,4 +1,4 @@
-"""`stoker gpus` as a person types it: what it shows, how it ends, and every fault it may meet."""
+"""`stoker gpus` as typed: what it shows, how it ends, and every fault it may meet."""
 
 import os
 import signal
@@ -129,7 +129,7 @@ FAULTS = [
         1, "Driver/library version mismatch", ["unknown"],
     ),
     Case(
-        "nvidia-smi does not tell", nvidia_smi(f"case $1 in *gpu=*) echo '{ROW.replace(' 5,', ' [N/A],')}';; esac"),
+        "no value in nvidia-smi", nvidia_smi(f"case $1 in *gpu=*) echo '{ROW.replace(' 5,', ' [N/A],')}';; esac"),
         0, "", ["unknown"], {"utilization": "nvidia-smi said [N/A]"},
     ),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""`stoker list` as a person types it: what runs, what waits in its order, what ended last, and what keeps jobs."""
+"""`stoker list` as typed: what runs, what waits in its order, what ended last, and what keeps jobs."""
 
 from collections.abc import Iterator
 

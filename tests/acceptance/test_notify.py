@@ -1,4 +1,4 @@
-"""`stoker notify` as a person types it, with the URLs in stoker.toml."""
+"""`stoker notify` as typed, with the URLs in stoker.toml."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from tests.support.waiting import wait_for
 def configure(text: str) -> Path:
     path = Path(os.environ["XDG_CONFIG_HOME"]) / "stoker" / "stoker.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600)  # what others could read of it would be told
+    path.touch(mode=0o600)  # a file readable by others is reported
     path.write_text(text)
     return path
 

@@ -1,4 +1,4 @@
-"""What Stoker keeps is its owner's alone, whatever command comes first and whatever the umask; jobs keep the umask."""
+"""Files of Stoker are private after any first command and with any umask; jobs keep the umask."""
 
 import os
 import stat
@@ -21,7 +21,7 @@ def careless_umask() -> Iterator[None]:
 
 @pytest.fixture
 def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The home directory of somebody who has never used Stoker."""
+    """The home directory of a user who has never used Stoker."""
     monkeypatch.delenv("STOKER_HOME")
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "alice"))
@@ -64,7 +64,7 @@ def test_queued_job_keeps_the_umask_and_its_record_is_private(account: Path) -> 
     assert stoker("logs", job).out == "0000\n"
     assert mode_of(account / "result") == 0o666
     assert open_to_others(account) == {str(account / "result"): "0o666"}
-    # Nothing that Stoker writes there is taken for somebody else's.
+    # Nothing that Stoker writes there counts as a file of another user.
     home = account / ".local/state/stoker"
     home.chmod(0o755)
     assert tighten_home(home) is not None

@@ -1,4 +1,4 @@
-"""`stoker record` as a person types it."""
+"""`stoker record` as typed."""
 
 import signal
 import subprocess

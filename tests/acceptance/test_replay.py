@@ -1,4 +1,4 @@
-"""`stoker replay` as a person types it."""
+"""`stoker replay` as typed."""
 
 import signal
 import subprocess
@@ -22,7 +22,7 @@ MINUTE = 60.0
 def record(
     path: Path, *stretches: tuple[int, Sequence[Maybe[float]]], every: float = MINUTE, begun: float = MIDNIGHT
 ) -> Path:
-    """A recording: so many looks of what each GPU did, and so on. A negative number is a hole of so many looks."""
+    """A recording of phases: a number of samples and the state of each GPU. A negative number is a gap."""
     writer = RecordingWriter(path)
     at = 0.0
     for count, levels in stretches:
@@ -133,7 +133,7 @@ def test_recording_interval_does_not_count_as_a_gap(tmp_path: Path) -> None:
     slow = record(tmp_path / "slow", (60, [0.0]), every=300.0)
     assert "a look every 5m" in (done := stoker("replay", str(slow))).out
     assert "would have fired once" in done.out
-    # Often at first, then seldom: those are gaps, unless a person says that they are not.
+    # Frequent at first, then rare: those are gaps unless an option says otherwise.
     writer = RecordingWriter(tmp_path / "slower")
     for place in range(50):
         at = place * 10.0 if place < 30 else 290.0 + (place - 29) * 600.0

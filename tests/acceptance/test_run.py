@@ -1,4 +1,4 @@
-"""`stoker run` as a person types it: everything passes through, and idle GPUs end it, with an explanation."""
+"""`stoker run` as typed: everything passes through, and idle GPUs end it, with an explanation."""
 
 import os
 import pty
@@ -31,7 +31,7 @@ WORK_THEN_IDLE = (*LOAD, "--phase", "busy 90% 300ms", "--phase", "idle 10m")
 
 
 def job_at_work(doing: str, seconds: float) -> tuple[str, ...]:
-    """A job that lasts so many seconds from when its load is there, which works on until it is taken down."""
+    """A job that lasts that many seconds after its load has started; the load is busy until it is stopped."""
     up = "until [ -s up ]; do sleep 0.05; done"
     return "sh", "-c", f"{' '.join(LOAD)} {doing} > up & {up}; sleep {seconds}"
 
@@ -179,7 +179,7 @@ def _read_all(terminal: int) -> bytes:
 
 
 def _read_for(terminal: int, seconds: float, text: bytes) -> bytes:
-    """What comes within so many seconds, or until the text has come."""
+    """Output within that many seconds, or up to the text."""
     seen = b""
     ends = time.monotonic() + seconds
     while text not in seen and select.select([terminal], [], [], max(ends - time.monotonic(), 0))[0]:
@@ -261,7 +261,7 @@ def test_ctrl_c_is_delivered_once_and_a_second_one_kills_at_once() -> None:
     os.write(terminal, b"\x03")
     while b"interrupt" not in seen:
         seen += os.read(terminal, 65536)
-    # Two that come before the first was looked at are one to the kernel: on a busy machine a person presses again.
+    # The kernel merges two presses that come before the first is handled: on a busy machine, press again.
     for _press in range(10):
         os.write(terminal, b"\x03")
         if b"Ctrl-C was pressed twice" in (seen := seen + _read_for(terminal, 0.5, b"Ctrl-C was pressed twice")):
@@ -276,7 +276,7 @@ def test_every_sigint_from_a_program_is_forwarded() -> None:
     script = (
         "import os, signal, sys\n"
         "got = []\n"
-        "signal.signal(signal.SIGINT, lambda *_: (got.append(0), print('heard', flush=True)))\n"
+        "signal.signal(signal.SIGINT, lambda *_: (got.append(0), print('received', flush=True)))\n"
         "os.killpg(0, signal.SIGINT)\n"
         "while len(got) < 4: signal.pause()\n"
         "sys.exit(7)\n"
@@ -289,7 +289,7 @@ def test_every_sigint_from_a_program_is_forwarded() -> None:
     )
     assert process.stdout is not None
     for _ in range(3):
-        assert process.stdout.readline() == "heard\n"
+        assert process.stdout.readline() == "received\n"
         process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 7
@@ -449,11 +449,11 @@ def test_command_without_any_gpu_runs_and_it_is_reported(monkeypatch: pytest.Mon
 
 
 @pytest.fixture
-def somebody_else(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Another person's load on GPU 0, busy all the time, on a machine that both may use."""
+def load_of_another_user(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A load of another user that keeps GPU 0 busy, on a machine that both use."""
     if os.geteuid() != 0 and not os.environ.get("CI"):
-        pytest.skip("needs root to be another person")
-    # Everything is imported before it becomes that person, who may not read this installation.
+        pytest.skip("needs root to become another user")
+    # Everything is imported before the change of user, who may not read this installation.
     program = (
         "import os; from stoker.cli import app; from stoker.cli.verbs import sim;"
         "import stoker.gpus.sim, stoker.gpus.sim.faults, stoker.settings;"
@@ -473,7 +473,7 @@ def somebody_else(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         load.wait()
 
 
-def test_load_of_another_user_does_not_keep_an_idle_job_running(somebody_else: None) -> None:
+def test_load_of_another_user_does_not_keep_an_idle_job_running(load_of_another_user: None) -> None:
     done = run(*QUICK, "--", *LOAD, "--phase", "busy 4% 300ms", "--phase", "idle 60s")
     assert done.code == 124, done.err
 

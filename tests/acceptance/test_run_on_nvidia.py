@@ -75,7 +75,7 @@ def test_load_of_others_on_another_gpu_does_not_keep_an_idle_job_running(nvidia:
     assert stoker("show", "--json").json()["verdict"] == "busy"
     nvidia.gpus[0].utilization = 0
     nvidia.gpus[0].set_process_utilization(job, sm=0)
-    nvidia.gpus[1].utilization = 99  # somebody else's work, on a GPU that the job does not use
+    nvidia.gpus[1].utilization = 99  # load of another user on a GPU that the job does not use
     wait_for(lambda: not psutil.pid_exists(job))
     nvidia.gpus[0].remove_process(job)
     run.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""`stoker serve`, as a person types it."""
+"""`stoker serve` as typed."""
 
 import contextlib
 import logging

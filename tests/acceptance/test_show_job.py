@@ -1,4 +1,4 @@
-"""`stoker show` of a job as a person types it; what it says of runs is in the tests of `stoker run`."""
+"""`stoker show` of a job as typed; what it says of runs is in the tests of `stoker run`."""
 
 from pathlib import Path
 

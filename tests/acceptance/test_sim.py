@@ -1,4 +1,4 @@
-"""`stoker sim` as a person types it."""
+"""`stoker sim` as typed."""
 
 import json
 import os

@@ -1,6 +1,6 @@
 """What every verb prints, kept in tests/snapshots: its help, a table, JSON and a typical error.
 
-`make snapshots` writes the files anew; a change of wording is then one diff to review.
+`make snapshots` rewrites the files; a change of wording is then one diff to review.
 """
 
 import getpass
@@ -23,7 +23,7 @@ from tests.support.queue_jobs import moment
 
 SNAPSHOTS: Final = Path(__file__).parents[1] / "snapshots"
 
-# The verbs without an entry print nothing but their help and errors here: they run until somebody ends them.
+# The verbs without an entry print nothing but their help and errors here: they run until stopped.
 COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "cancel": ("cancel --dry-run --all", "cancel --tag vision --json", "cancel done", "cancel nothing", "cancel"),
     "clean": ("clean --dry-run --older-than 0s", "clean --json --older-than 0s", "clean", "clean --older-than soon"),
@@ -159,7 +159,7 @@ def assert_same(text: str, path: Path, *, update: bool) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
     known = path.read_text(encoding="utf-8") if path.exists() else ""
-    assert text == known, f"{path.name} differs: `make snapshots` writes it anew"
+    assert text == known, f"{path.name} differs: `make snapshots` rewrites it"
 
 
 def _commands_of(verb: str) -> Iterator[list[str]]:

@@ -146,7 +146,7 @@ def test_queue_option_selects_jobs_of_that_queue(queue: Store, tmp_path: Path) -
 
 
 def test_id_unknown_to_the_queue_is_looked_up_locally() -> None:
-    """Also without a queue; and two of whom either may be meant are left as they are."""
+    """Also without a queue; an ambiguous id snoozes nothing."""
     mine = running(Records(state_home()).create("a1b2c3d4"))
     done = stoker("snooze", "30m", "a1")
     assert done.out.startswith("run a1b2c3d4 is left alone for 30m, until "), done.err

@@ -1,4 +1,4 @@
-"""`stoker submit` as a person types it."""
+"""`stoker submit` as typed."""
 
 import os
 import pty
@@ -80,7 +80,7 @@ class Repository:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
-    """One that git is given all the time for that it needs: on a busy machine it may be held up."""
+    """A submit without the time limit for git, which is slow on a busy machine."""
     patience = tmp_path / "patience"
     patience.mkdir()
     (patience / "sitecustomize.py").write_text("import stoker.queue.provenance as asking\nasking.GIT_SECONDS = 50.0\n")
@@ -275,7 +275,7 @@ def test_job_starts_in_the_logical_directory_of_the_shell(tmp_path: Path, monkey
 
 
 def on_a_terminal(*arguments: str) -> str:
-    """What a person sees on standard error."""
+    """Standard error on a terminal."""
     ours, theirs = pty.openpty()
     try:
         done = subprocess.run(

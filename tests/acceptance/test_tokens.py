@@ -1,4 +1,4 @@
-"""`stoker tokens`, as a person uses it."""
+"""`stoker tokens` as typed."""
 
 import os
 import pty

@@ -1,4 +1,4 @@
-"""`stoker top` as a person uses it, on a real terminal."""
+"""`stoker top` as typed, on a real terminal."""
 
 import os
 import signal

@@ -32,14 +32,14 @@ def test_job_submitted_on_the_page_runs(tmp_path: Path) -> None:
 
 
 def test_machine_without_gpus_gets_a_labelled_demo_that_leaves_nothing(tmp_path: Path) -> None:
-    # Somebody who is told of real work: of this they are not, and so it matters to nobody how.
+    # A configured receiver of notifications: the demo sends none.
     config = tmp_path / "stoker.toml"
     config.write_text('[notify]\nurls = ["nonsense://"]\n')
     settings = {"STOKER_ROOT": str(tmp_path / "no-gpus"), "STOKER_CONFIG": str(config)}
     with page_site("up", "--port", "0", **settings) as site, site.client() as client:
         assert any("simulated" in line for line in site.said)
         wait_for(lambda: len(_running(client.get("/api/v1/status").json())) >= 3, named="jobs at work")
-        wait_for(lambda: "These GPUs are simulated" in client.get("/").text, named="being told so plainly")
+        wait_for(lambda: "These GPUs are simulated" in client.get("/").text, named="the notice of simulated GPUs")
         site.process.send_signal(signal.SIGINT)
         assert site.process.wait(60) == 0
     home = tmp_path / "stoker-home" / "demo"

@@ -1,4 +1,4 @@
-"""`stoker wait` as a person types it: it ends when the jobs have, with a code that says how."""
+"""`stoker wait` as typed: it ends when the jobs have, with a code that says how."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""`stoker watch` as a person types it."""
+"""`stoker watch` as typed."""
 
 import itertools
 import os
@@ -117,7 +117,7 @@ def test_idle_machine_is_shut_down_once(
         machine.boot_systemd()
     machine.programs.add("systemctl")
     machine.programs.add("shutdown")
-    if os.geteuid() != 0:  # a person who may do it without a password
+    if os.geteuid() != 0:  # a user who may do it without a password
         machine.programs.add("sudo", 'case "$*" in *-l*) ;; *) shift; exec "$@" ;; esac')
     done = stoker("watch", *SOON, "--then", action, environment=machine.environment)
     assert done.code == 124
@@ -125,8 +125,8 @@ def test_idle_machine_is_shut_down_once(
     assert ended == [call]
 
 
-def as_somebody_else(*arguments: str, environment: Mapping[str, str]) -> Finished:
-    """The command of a person who is not root, whoever runs the tests."""
+def as_unprivileged_user(*arguments: str, environment: Mapping[str, str]) -> Finished:
+    """Runs the command without root, also when the tests run as root."""
     program = "import os; os.geteuid = lambda: 1000; from stoker.cli import main; main()"
     begun = time.monotonic()
     done = subprocess.run(
@@ -146,7 +146,7 @@ def test_missing_permission_is_an_error_at_startup(nvidia: MockMachine, machine:
     machine.programs.add("systemctl")
     machine.programs.add("busctl", "echo 's \"challenge\"'")
     machine.programs.add("sudo", "echo 'sudo: a password is required' >&2; exit 1")
-    done = as_somebody_else("watch", "--then", "shutdown", environment=machine.environment)
+    done = as_unprivileged_user("watch", "--then", "shutdown", environment=machine.environment)
     assert done.code == 125
     [sentence] = done.err.splitlines()
     assert "may not shut this machine down without a password (sudo says: sudo: a password is required)" in sentence

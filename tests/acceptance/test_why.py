@@ -1,4 +1,4 @@
-"""`stoker why` as a person types it: one sentence."""
+"""`stoker why` as typed: one sentence."""
 
 from stoker.queue import Store
 from tests.support.attempts import be_there, run, start, submit

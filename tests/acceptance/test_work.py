@@ -1,4 +1,4 @@
-"""`stoker work` as its users see it: which job starts when, on which GPUs, and what they are told."""
+"""`stoker work` as its users see it: which job starts when and on which GPUs, and the messages."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ GIB = 2**30
 DRIVER_NOT_LOADED = 9
 # The worker asks a queue that does not ring 5 s after it did so last: what starts within this was rung for.
 WELL_BEFORE_THE_SLOW_POLL = 2.0
-# A machine that is held up may be too slow once. Without a bell it is each time, as nothing else has woken the worker.
+# A busy machine may be too slow once. Without the change listener nothing wakes the worker in time.
 TRIES = 5
 
 
@@ -319,7 +319,7 @@ class TestPreemption:
 
 class TestSteering:
     def test_cancelled_job_is_stopped_with_everything_it_started(self, site: WorkSite) -> None:
-        # One child in a session of its own, and one whose parent is gone.
+        # One child in a separate session, and one orphan.
         job = site.submit("setsid sleep 4242 & (sleep 4343 &) ; echo $$ > pid; sleep 4444")
         site.work("--grace", "1s")
         wait_for((site.directory / "pid").exists, deadline=PATIENCE)

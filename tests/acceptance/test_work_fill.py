@@ -60,12 +60,12 @@ class FilledSite:
         return [line.split()[1:] for line in lines if line.startswith(word)]
 
     def miners(self, count: int) -> dict[str, int]:
-        """The pids of the programs by what they were given, once so many were started."""
+        """Pids of the programs by their GPUs, once that number has started."""
         wait_for(lambda: len(self.noted("start")) >= count, deadline=PATIENCE, named=f"{count} background programs")
         assert len(self.noted("start")) == count
         return {given: int(pid) for pid, given in self.noted("start")}
 
-    def wait_until_told(self) -> None:
+    def wait_until_reported(self) -> None:
         """The worker knows of it, too: a job that comes in the moment of its start would be given the GPU beside it."""
         wait_for(
             lambda: any(
@@ -165,7 +165,7 @@ def test_job_waiting_for_a_background_program_to_stop_has_that_reason(filled: Fi
     filled.program("trap '' TERM\n" + MINER.replace("trap '", ": '").replace("sleep 1000 & wait $!", "exec sleep 1000"))
     filled.work()
     (pid,) = filled.miners(1).values()
-    filled.wait_until_told()
+    filled.wait_until_reported()
     job = site.submit("true", gpus=1)
     why = site.wait_for_why(job, "GPUs? 0.*background")
     assert "used by" not in why

@@ -10,7 +10,7 @@ from tests.support.feeding import Feeders
 from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite
 
-# 2 GiB of its own and 100 MiB for each example of the batch: on a card of 24 GiB, 200 fit below a margin of 10 %.
+# 2 GiB plus 100 MiB for each example of the batch: on a card of 24 GiB, 200 fit below a margin of 10 %.
 # As a probe it goes on until enough of it was seen, however long that takes.
 TRAINER = """\
 #!/bin/sh
@@ -41,7 +41,7 @@ def submitted(site: WorkSite, *words: str) -> str:
 
 
 def seen_memory(site: WorkSite) -> WorkerGpu | None:
-    """The GPU as the worker tells of it, once something is on it."""
+    """The GPU as the worker reports it, once it is in use."""
     gpus = [gpu for worker in site.store.workers.all() for gpu in worker.view.gpus if (gpu.memory_used or 0) > 2**30]
     return gpus[0] if gpus else None
 

@@ -1,4 +1,4 @@
-"""Two machines on one database: what happens to the jobs of one that is cut off for longer than its lease."""
+"""Two machines on one database: jobs of a machine that is disconnected for longer than its lease."""
 
 import contextlib
 import os
@@ -53,7 +53,7 @@ def test_disconnected_machine_stops_its_jobs_before_another_starts_them(
     long.let_end()
     for job in jobs:
         site.wait_until(job, "succeeded")
-    link.mend()
+    link.restore()
     for job in jobs:
         far.wait_until_it_says(f"{job}: .*too late: the queue had given the job up")
     assert near.stop() == far.stop() == 0

@@ -1,4 +1,4 @@
-"""What jobs go through when something dies under them: the worker, those who look after a job, the database."""
+"""Jobs while their worker, supervisor, reaper or database is killed."""
 
 import contextlib
 import re
@@ -71,7 +71,7 @@ def let_second_end(journal: JobJournal) -> None:
 
 
 def wait_for_log(site: WorkSite, job: str, lines: list[str]) -> None:
-    """Whoever brings the outcome brings the last of the output after it."""
+    """The last output is delivered after the outcome."""
     attempt = site.last_attempt(job).id
     wait_for(lambda: site.store.logs.read(attempt).splitlines() == lines, named=f"all of {lines[-3:]} in the log")
 
@@ -241,7 +241,7 @@ def test_job_with_expired_lease_is_stopped_before_it_starts_again(site: WorkSite
     job = site.submit(journal.command(LONG, deaf=True))
     worker = site.work(*SHORT_LEASE)
     wait_for_start(journal, worker)
-    assert site.store.attempts.finish(site.last_attempt(job).id, "lost", None, "its worker was not heard of in time")
+    assert site.store.attempts.finish(site.last_attempt(job).id, "lost", None, "its worker did not renew its lease")
     wait_for(lambda: journal.has_started(2), named="the second attempt")
     journal.let_end()
     site.wait_until(job, "succeeded")

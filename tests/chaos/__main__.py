@@ -49,7 +49,7 @@ class Result(msgspec.Struct):
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--faults", type=int, default=FAULTS, help=f"so many in all [{FAULTS}]")
+    parser.add_argument("--faults", type=int, default=FAULTS, help=f"number of faults [{FAULTS}]")
     parser.add_argument("--every", type=float, default=EVERY, help=f"seconds between two faults of a round [{EVERY:g}]")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--database", choices=DATABASES, help="only on this one")
@@ -65,7 +65,7 @@ def main() -> int:
     return report(asked.seed, play_all(asked))
 
 
-# One round, in a process of its own
+# One round, in a separate process
 
 
 def play(asked: argparse.Namespace) -> Result:
@@ -152,7 +152,7 @@ def play_all(asked: argparse.Namespace) -> list[Result]:
                     continue
                 del playing[number]
                 results.append(_result(asked.seed + number, database, process, file))
-                _tell(results[-1])
+                _print_result(results[-1])
     return results
 
 
@@ -176,7 +176,7 @@ def _result(seed: int, database: str, process: "subprocess.Popen[bytes]", file: 
     return Result(seed, database, {}, 0, 0, 0.0, [f"the round itself failed: {said}"])
 
 
-def _tell(result: Result) -> None:
+def _print_result(result: Result) -> None:
     faults = sum(result.struck.values())
     print(
         f"seed {result.seed} on {result.database}: {faults} faults, {result.jobs} jobs, {result.attempts} attempts, "

@@ -26,7 +26,7 @@ BACKLOG: Final = 300
 EVERY: Final = 1.0
 # The worker forgets attempts beyond a number, so flat means: from the moment on when that is reached.
 SETTLED: Final = 0.25
-# Without a job ending for so long, it is stuck.
+# Seconds without an ended job after which the run counts as stuck.
 PATIENCE: Final = 120.0
 MIB: Final = 2**20
 ROLES: Final = {
@@ -44,7 +44,7 @@ class Sample(msgspec.Struct, frozen=True):
     """How many had ended."""
     seconds: float
     descriptors: dict[str, int]
-    """By role: of all its processes together, and of the one that has most as `most`."""
+    """By role: all processes of the role together, and the largest as `most`."""
     memory: dict[str, int]
     """Proportional set size by role, in bytes; the worker's resident set as `worker RSS`."""
     processes: dict[str, int]
@@ -79,7 +79,7 @@ MEASURES: Final = (
 
 def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos soak", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=JOBS, help=f"so many [{JOBS}]")
+    parser.add_argument("--jobs", type=int, default=JOBS, help=f"number of jobs [{JOBS}]")
     parser.add_argument("--picture", type=Path, help="draw the figures there, as SVG")
     parser.add_argument("--figures", type=Path, help="keep the figures there, as JSON")
     asked = parser.parse_args(words)
@@ -99,7 +99,7 @@ def main(words: Sequence[str]) -> int:
     return bool(findings)
 
 
-def soak(jobs: int, tell: Callable[[str], None]) -> list[Sample]:
+def soak(jobs: int, log: Callable[[str], None]) -> list[Sample]:
     """The figures from the first job to the last."""
     with contextlib.ExitStack() as place:
         directory = Path(place.enter_context(tempfile.TemporaryDirectory(prefix="stoker-soak-")))
@@ -123,7 +123,7 @@ def soak(jobs: int, tell: Callable[[str], None]) -> list[Sample]:
             assert worker.process.poll() is None, worker.said[-2000:]
             samples.append(_sample(site, ended, time.monotonic() - begun))
             if len(samples) % 20 == 0:
-                tell(f"{ended:6} jobs after {samples[-1].seconds:.0f} s")
+                log(f"{ended:6} jobs after {samples[-1].seconds:.0f} s")
             time.sleep(EVERY)
         assert store.jobs.counts() == {"succeeded": jobs}, store.jobs.counts()
         worker.stop()

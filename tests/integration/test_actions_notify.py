@@ -24,7 +24,7 @@ FACTS = Facts(
 )
 
 
-# Apprise gives a receiver four seconds to answer, unless it is told otherwise.
+# Apprise gives a receiver four seconds to answer, unless configured otherwise.
 PATIENTLY = "cto=60&rto=60"
 
 

@@ -60,7 +60,7 @@ class Started:
             if is_alive(one):
                 os.kill(one.pid, signal.SIGKILL)
         for process in self._processes:
-            # Of one that was collected already, the number may be somebody else's by now.
+            # The pid of a reaped process may have been reused.
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -108,7 +108,7 @@ os.wait()
 @pytest.mark.parametrize(
     "script",
     [
-        # By the process itself, and by one that a shell started.
+        # Once by the process itself, once by a child of a shell.
         f"exec {sys.executable} -c '{FORKS_TWICE}time.sleep(600)'",
         f"{sys.executable} -c '{FORKS_TWICE}time.sleep(600)'; true",
         # By shells, which run another program: it stays in their session.
@@ -214,7 +214,7 @@ def test_process_that_has_already_ended_is_no_failure(started: Started) -> None:
 def test_unused_pid_is_refused_at_startup(started: Started) -> None:
     ended = started.shell("exit 0")
     wait_for(lambda: (found := identify(ended.pid)) is not None and not is_alive(found), named="its end")
-    # Not yet collected, so its number is still its own; the other is one that the kernel gives to nobody.
+    # A zombie keeps its pid; the other pid is above the kernel's maximum.
     for pid in (ended.pid, 2**22 + 1):
         with pytest.raises(ActionError, match=f"there is no process {pid} to stop"):
             Stop(pid, grace=1).prepare()
@@ -242,7 +242,7 @@ def test_watcher_inside_the_tree_is_spared(started: Started, tmp_path: Path) -> 
     (tmp_path / "program.py").write_text(program)
     root = started.shell(f"{sys.executable} program.py & sleep 100 & wait")
     assert root.wait(60) == -signal.SIGTERM
-    wait_for((tmp_path / "over").exists, named="the end of the one that stopped")
+    wait_for((tmp_path / "over").exists, named="the end of the stopped process")
 
 
 def command(line: str, timeout: float = 60.0, **environment: str) -> Exec:

@@ -21,6 +21,6 @@ def _compiled() -> None:
 @pytest.mark.parametrize("way", ESCAPES)
 def test_escaped_processes_are_stopped_and_no_other_process_is_signalled(way: str, means: str) -> None:
     command = [sys.executable, "-m", "tests.support.many_escapes", way, str(TIMES), means]
-    # In a session of its own, so that a test runner in front of a terminal is no part of the experiment.
+    # A separate session keeps the terminal of the test runner out of the experiment.
     tried = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, start_new_session=True)
     assert (tried.stdout, tried.stderr, tried.returncode) == ("", "", 0)

@@ -21,7 +21,7 @@ PROGRAM = "cmd = miner-run\npreempt = checkpoint\n"
 
 @pytest.fixture
 def tool(filling: FillSite) -> Path:
-    """A `cuda-checkpoint` that works, and notes what it was told."""
+    """A working `cuda-checkpoint` that records its arguments."""
     return with_tool(filling, "")
 
 
@@ -56,7 +56,7 @@ class Aside(NamedTuple):
 
 
 def checkpointed(site: FillSite) -> Aside:
-    """A filler by a fast clock, its program once that is checkpointed, and for whom: somebody on GPU 0."""
+    """A filler with a fast clock, its checkpointed program, and the other user on GPU 0."""
     config = site.config(PROGRAM + "checkpoint_timeout = 10m")
     filler = site.fill("--config", config, environment=site.fast_clock())
     (miner,) = site.wait_for_start()

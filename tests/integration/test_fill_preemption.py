@@ -24,7 +24,7 @@ TRIALS = 10
 KEPT = 4
 TRIES = 3
 GRACE = 5.0
-# For programs that end by themselves: one that is held up meanwhile must not be killed.
+# For programs that end by themselves: a delayed one must not be killed.
 LONG_GRACE = 60.0
 PATIENCE = 60.0
 # As a program that writes a small checkpoint.
@@ -54,7 +54,7 @@ def prepare(tmp_path: Path) -> Iterator[Prepare]:
 
 
 def assert_kept(one_try: Callable[[], float], *, most: float, least: float = 0.0) -> None:
-    """That it takes so many seconds at the most in one of a few tries, and never less than the least."""
+    """Checks that one of a few tries takes at most `most` seconds, and none less than `least`."""
     took: list[float] = []
     while not took or took[-1] > most:
         assert len(took) < TRIES, f"{took} s, and each should have been {most:g} s"
@@ -104,7 +104,7 @@ def test_program_that_ignores_sigterm_is_killed_after_its_grace(prepare: Prepare
     machine.fill(eager=True)
     (gpu,) = machine.nodes
 
-    def one_visit() -> float:
+    def one_try() -> float:
         machine.wait_until_running([gpu], PATIENCE)
         pid = machine.running(gpu)
         assert pid is not None
@@ -114,17 +114,17 @@ def test_program_that_ignores_sigterm_is_killed_after_its_grace(prepare: Prepare
         other_user.leave()
         return gone - opened
 
-    assert_kept(one_visit, least=1.0, most=1.0 + 0.5 + LATE)
+    assert_kept(one_try, least=1.0, most=1.0 + 0.5 + LATE)
 
 
 def test_preemption_is_not_delayed_by_the_start_of_another_program(prepare: Prepare, other_user: OtherUser) -> None:
-    def one_visit() -> float:
+    def one_try() -> float:
         with closing(prepare(4, linger=0.0, interval=10.0)) as machine:
             machine.fill(eager=True)
             first = wait_for(lambda: next(filter(machine.running, machine.nodes), None), named="the first program")
             return occupy(machine, other_user, first, patience=PATIENCE).asked
 
-    assert_kept(one_visit, most=0.5 + LATE)
+    assert_kept(one_try, most=0.5 + LATE)
 
 
 @needs_root
@@ -139,11 +139,11 @@ def test_node_inside_a_container_is_found_by_the_next_scan(
         os.mknod(node, stat.S_IFCHR | 0o666, NUMBERS[1])
     machine.fill(eager=True)
 
-    def one_visit() -> float:
+    def one_try() -> float:
         machine.wait_until_running([gpu], PATIENCE)
         return occupy(machine, other_user, gpu, own, patience=PATIENCE).asked
 
-    assert_kept(one_visit, most=INTERVAL + LATE)
+    assert_kept(one_try, most=INTERVAL + LATE)
 
 
 def test_program_restarts_after_idle_for_and_not_before(prepare: Prepare, other_user: OtherUser) -> None:
@@ -151,7 +151,7 @@ def test_program_restarts_after_idle_for_and_not_before(prepare: Prepare, other_
     machine.fill(eager=True)
     (gpu,) = machine.nodes
 
-    def one_visit() -> float:
+    def one_try() -> float:
         machine.wait_until_running([gpu], PATIENCE)
         before = machine.running(gpu)
         other_user.open(machine.nodes[gpu])
@@ -163,4 +163,4 @@ def test_program_restarts_after_idle_for_and_not_before(prepare: Prepare, other_
         assert again.pid != before
         return again.at - left
 
-    assert_kept(one_visit, least=2.0, most=2.0 + 3.0 + LATE)
+    assert_kept(one_try, least=2.0, most=2.0 + 3.0 + LATE)

@@ -39,7 +39,7 @@ def _two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def neighbour() -> "Iterator[subprocess.Popen[str]]":
-    """Somebody else, with 8 GiB on GPU 0."""
+    """Another process with 8 GiB on GPU 0."""
     with subprocess.Popen(["stoker", "sim", "load", "--memory", "8GiB"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -112,7 +112,7 @@ def test_memory_of_other_processes_is_neither_counted_nor_available(neighbour: "
 
 def test_probe_that_exceeds_its_memory_share_is_stopped_at_once() -> None:
     answer = fit_what_is_shown(most_memory=6 * GIB, search_options={"base": 64})
-    assert any("64: stopped after" in told and "for others" in told for told in answer["told"])
+    assert any("64: stopped after" in line and "for others" in line for line in answer["messages"])
     assert (answer["fitted"]["size"], answer["fitted"]["limit"]) == (32, int(6 * GIB * 0.9))
 
 
@@ -187,7 +187,7 @@ def test_fitter_stops_on_request_and_leaves_no_process(tmp_path: Path) -> None:
     limits = {"seconds": 90, "flat_for": 600}
     tries = (fit(*command, stop_after=calls, limits=limits) for calls in (5, 40, 160))
     answer = first_in_time(tries, lambda _answer: written(file))
-    assert answer["error"] == "somebody wants it to end"
+    assert answer["error"] == "the search is to end"
     assert not lives(int(file.read_text()))
 
 
@@ -200,8 +200,8 @@ def test_hanging_driver_ends_the_probe_with_a_message(tmp_path: Path) -> None:
 
     answer = first_in_time(map(hung, (3.1, 8.1, 24.1)), lambda _answer: written(file))
     assert answer["kind"] == "ProbeFailedError"
-    told = r"the memory of the probe could not be watched: the driver did not answer in \d+\.1 s"
-    assert re.fullmatch(told, answer["error"])
+    expected = r"the memory of the probe could not be watched: the driver did not answer in \d+\.1 s"
+    assert re.fullmatch(expected, answer["error"])
     assert not lives(int(file.read_text()))
 
 

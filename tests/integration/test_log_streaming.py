@@ -1,4 +1,4 @@
-"""Whoever reads an output from elsewhere gets all of it, while the job runs and after, whatever its worker does."""
+"""A remote reader gets the complete log while the job runs and afterwards, across worker restarts."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ COUNTED = "".join(f"{number}\n" for number in range(1, NUMBERS + 1))
 
 
 class Elsewhere:
-    """Somebody on another machine, who reads what one job prints."""
+    """A reader on another machine that follows the log of one job."""
 
     def __init__(self, store: Store, attempt: str) -> None:
         self._store = store

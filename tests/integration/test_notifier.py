@@ -170,7 +170,7 @@ def test_unsent_event_is_sent_by_the_next_process(store: Store) -> None:
     said: list[str] = []
     with Receiver(Answer(503)).listening() as hook, crying(webhook(hook), say=said.append, pauses=(600.0,)):
         fail(store, "train")
-        wait_for(lambda: said, named="the refusal")  # one that is on its way counts as brought after a while
+        wait_for(lambda: said, named="the refusal")  # a message in flight counts as sent after a while
     with (
         Receiver().listening() as hook,
         crying(webhook(hook), opened=lambda: _unpaced(open_queue())),

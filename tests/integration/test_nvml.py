@@ -14,18 +14,18 @@ from tests.support.mock_nvml import MockMachine, Samples
 
 GIB = 2**30
 NOBODY = 2**22 + 1
-"""A number that no process has: the kernel gives none above 2**22, and one that has ended gives its number away."""
+"""A pid that no process has: the kernel assigns none above 2**22."""
 
 
 @pytest.fixture
 def prober(nvidia: MockMachine) -> Iterator[Prober]:
-    # Not the deadline of a person's look: the first one starts an interpreter, which takes long on a busy machine.
+    # Longer than the interactive deadline: the first sample starts an interpreter, which is slow on a busy machine.
     with Prober("nvml", deadline=60) as prober:
         yield prober
 
 
 @pytest.fixture
-def somebody() -> Iterator[int]:
+def other_pid() -> Iterator[int]:
     """A real process that a mock GPU may list."""
     process = subprocess.Popen(["sleep", "300"])
     yield process.pid
@@ -49,13 +49,13 @@ def test_devices_are_described(nvidia: MockMachine, prober: Prober) -> None:
     assert mock.minor != 0
 
 
-def test_reading_has_the_values_of_the_driver(nvidia: MockMachine, prober: Prober, somebody: int) -> None:
+def test_reading_has_the_values_of_the_driver(nvidia: MockMachine, prober: Prober, other_pid: int) -> None:
     gpu = nvidia.gpus[1]
     gpu.utilization = 37
     gpu.memory_used = 20 * GIB
     gpu.temperature = 61
     gpu.power_mw = 351_000
-    gpu.add_process(somebody, memory=8 * GIB, sm=33)
+    gpu.add_process(other_pid, memory=8 * GIB, sm=33)
     reading = prober.look().readings[1]
     assert known(reading.utilization)
     assert reading.utilization.peak == 0.37
@@ -67,9 +67,9 @@ def test_reading_has_the_values_of_the_driver(nvidia: MockMachine, prober: Probe
     assert reading.power_limit == gpu.enforced_limit_mw / 1000
     assert known(reading.processes)
     (process,) = reading.processes
-    assert (process.pid, process.name, process.memory) == (somebody, "sleep", 8 * GIB)
+    assert (process.pid, process.name, process.memory) == (other_pid, "sleep", 8 * GIB)
     assert process.utilization == pytest.approx(0.33)
-    with open(f"/proc/{somebody}/stat") as stat:  # noqa: PTH123 - a file of /proc
+    with open(f"/proc/{other_pid}/stat") as stat:  # noqa: PTH123 - a file of /proc
         assert process.started == int(stat.read().rpartition(")")[2].split()[19])
 
 
@@ -182,7 +182,7 @@ def test_unsupported_value_is_queried_once(nvidia: MockMachine, prober: Prober) 
     assert nvidia.calls("nvmlDeviceGetTotalEnergyConsumption") == 2  # one for each GPU
 
 
-def test_older_driver_without_newer_calls_is_read(nvidia: MockMachine, prober: Prober, somebody: int) -> None:
+def test_older_driver_without_newer_calls_is_read(nvidia: MockMachine, prober: Prober, other_pid: int) -> None:
     for function in (
         "nvmlDeviceGetMemoryInfo_v2",
         "nvmlDeviceGetSamples",
@@ -193,7 +193,7 @@ def test_older_driver_without_newer_calls_is_read(nvidia: MockMachine, prober: P
     gpu = nvidia.gpus[0]
     gpu.utilization = 12
     gpu.memory_used = GIB
-    gpu.add_process(somebody, memory=GIB)
+    gpu.add_process(other_pid, memory=GIB)
     reading = prober.look().readings[0]
     assert reading.utilization == Utilization(0.12, 0.12, 1)
     assert reading.memory_used == GIB + gpu.memory_reserved  # the older call counts what the driver reserves
@@ -202,14 +202,14 @@ def test_older_driver_without_newer_calls_is_read(nvidia: MockMachine, prober: P
     assert isinstance(reading.processes[0].utilization, Unknown)
 
 
-def test_compute_and_graphics_processes_form_one_list(nvidia: MockMachine, prober: Prober, somebody: int) -> None:
+def test_compute_and_graphics_processes_form_one_list(nvidia: MockMachine, prober: Prober, other_pid: int) -> None:
     gpu = nvidia.gpus[0]
-    gpu.add_process(somebody, memory=GIB, kind="compute")
-    gpu.add_process(somebody, memory=2 * GIB, kind="graphics")
+    gpu.add_process(other_pid, memory=GIB, kind="compute")
+    gpu.add_process(other_pid, memory=2 * GIB, kind="graphics")
     gpu.add_process(os.getpid(), memory=None, kind="graphics")
     processes = prober.look().readings[0].processes
     assert known(processes)
-    assert [(p.pid, known(p.memory)) for p in processes] == [(somebody, True), (os.getpid(), False)]
+    assert [(p.pid, known(p.memory)) for p in processes] == [(other_pid, True), (os.getpid(), False)]
     assert processes[0].memory == 2 * GIB
 
 
@@ -229,15 +229,15 @@ def test_ended_process_is_listed_without_a_name(nvidia: MockMachine, prober: Pro
 
 
 def test_invalid_utilization_of_one_process_affects_no_other(
-    nvidia: MockMachine, prober: Prober, somebody: int
+    nvidia: MockMachine, prober: Prober, other_pid: int
 ) -> None:
     gpu = nvidia.gpus[0]
-    gpu.add_process(somebody, sm=40)
+    gpu.add_process(other_pid, sm=40)
     gpu.add_process(os.getpid(), sm=4_000_000)
     processes = prober.look().readings[0].processes
     assert known(processes)
     by_pid = {p.pid: p.utilization for p in processes}
-    assert by_pid[somebody] == pytest.approx(0.4)
+    assert by_pid[other_pid] == pytest.approx(0.4)
     assert isinstance(by_pid[os.getpid()], Unknown)
 
 

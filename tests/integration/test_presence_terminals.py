@@ -53,7 +53,7 @@ def test_removed_terminal_counts_as_no_user(terminal: tuple[int, int, Path]) -> 
     master, slave, path = terminal
     os.close(slave)
     os.close(master)
-    # Another may have got its number meanwhile, but none that was idle for so long.
+    # Its number may have been reused, but not by a terminal that was idle for that long.
     now = time.time() + 1000
     gone = [each for each in Terminals().activity(now) if each.terminal == f"pts/{path.name}"]
     assert not gone or path.exists()

@@ -38,7 +38,7 @@ def helpers() -> list[psutil.Process]:
 
 
 def _is_helper(process: psutil.Process) -> bool:
-    """Also one that has ended and was not waited for: of that its command cannot be read any more."""
+    """Includes a zombie, whose command line cannot be read."""
     try:
         return HELPER in str(process.cmdline())
     except psutil.ZombieProcess:
@@ -66,7 +66,7 @@ def test_blocked_driver_yields_unknown_in_time_with_one_helper_and_one_call(nvid
         for _ in range(2):
             if took < 1.5:
                 break
-            # The machine stood still just then, or this is how long it takes: the next time tells.
+            # The machine was busy, or this is how long it takes: the next try decides.
             nvidia.clear_faults()
             wait_for(lambda: _good(prober.look()), named="a good look")
             look, took = _blocked_look(nvidia, prober)
@@ -124,18 +124,18 @@ def test_signals_are_handled_while_the_driver_blocks(nvidia: MockMachine) -> Non
     nvidia.fault("nvmlDeviceGetSamples", hang=600)
     received = threading.Event()
     previous = signal.signal(signal.SIGUSR1, lambda *_: received.set())
-    ringing = threading.Thread(target=_ring_when_it_hangs, args=[nvidia, received])
+    signaller = threading.Thread(target=_signal_when_it_hangs, args=[nvidia, received])
     try:
         with Prober("nvml", deadline=200) as prober:
-            ringing.start()
-            # The driver goes on once the signal was heard: in the middle of the wait, not after it.
+            signaller.start()
+            # The driver continues once the signal was handled: during the wait, not after it.
             assert prober.look().problem is None
     finally:
-        ringing.join()
+        signaller.join()
         signal.signal(signal.SIGUSR1, previous)
 
 
-def _ring_when_it_hangs(machine: MockMachine, received: threading.Event) -> None:
+def _signal_when_it_hangs(machine: MockMachine, received: threading.Event) -> None:
     machine.wait_until_hanging()
     os.kill(os.getpid(), signal.SIGUSR1)
     if received.wait(60):

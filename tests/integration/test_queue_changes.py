@@ -1,4 +1,4 @@
-"""Whoever waits for the queue is woken by what others do to it, at once and for nothing else."""
+"""A change by another process wakes a listener of the queue at once, and nothing else does."""
 
 import select
 import subprocess
@@ -32,7 +32,7 @@ def changes(queue: Store) -> Iterator[ChangeListener]:
 
 
 def listening(queue: Store) -> ChangeListener:
-    """A bell that does: a server that was held up for a moment is asked again."""
+    """A listener that works: a server that was delayed for a moment is tried again."""
     changes = queue.listen()
     wait_for(
         lambda: changes.fileno() >= 0 or (changes.poll() and changes.fileno() >= 0), named="the changes that listens"
@@ -41,7 +41,7 @@ def listening(queue: Store) -> ChangeListener:
 
 
 def rings(changes: ChangeListener, within: float = 60.0) -> bool:
-    """Whether it became readable, and then had heard something: what its own store did may make it readable too."""
+    """Whether it became readable with a change: writes of its store may make it readable without one."""
     assert changes.fileno() >= 0
     ends = time.monotonic() + within
     while select.select([changes], [], [], max(0.0, ends - time.monotonic()))[0]:
@@ -86,7 +86,7 @@ def test_change_by_another_process_wakes_the_listener_and_is_visible(
 def test_heartbeats_leases_logs_and_usage_wake_no_listener(changes: ChangeListener, queue: Store, other: Store) -> None:
     (job,) = queue.jobs.submit([JobSpec(command="my own")])
     assert select.select([changes], [], [], 60.0)[0]
-    assert not changes.poll()  # it wakes, and has heard nothing
+    assert not changes.poll()  # it wakes without a change
     attempt = other.attempts.claim(job, "w", [], 60.0)
     assert attempt is not None
     other.workers.heartbeat("w", "host", View())
@@ -122,7 +122,7 @@ def test_change_by_another_process_wakes_within_milliseconds(changes: ChangeList
             woken = time.monotonic()
             delays.append(woken - float(process.stdout.readline()))
         process.stdin.close()
-    # Most of the time it takes two; the bound only tells an event from a poll, and a busy machine may miss it often.
+    # It usually takes two; the bound only distinguishes an event from a poll, and a busy machine may exceed it.
     assert sorted(delays)[5] < 0.1
 
 
@@ -171,13 +171,13 @@ def test_deferred_notification_is_sent_on_close(changes: ChangeListener, queue: 
 
 
 def test_poll_notices_changes_without_file_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker.queue import sqlite as sqlite_bell
+    from stoker.queue import sqlite
 
-    monkeypatch.setattr(sqlite_bell, "SECONDS_BETWEEN_TRIES", 0.05)
+    monkeypatch.setattr(sqlite, "SECONDS_BETWEEN_TRIES", 0.05)
     path = str(tmp_path / "queue.db")
     with init_queue(path) as queue, open_queue(path) as other:
         with monkeypatch.context() as patch:
-            patch.setattr(sqlite_bell, "_watched", lambda _path: None)
+            patch.setattr(sqlite, "_watched", lambda _path: None)
             changes = queue.listen()
             assert changes.fileno() == -1
             assert not changes.poll()
@@ -200,7 +200,7 @@ def test_listener_reconnects_when_its_server_is_back(
         postgres_server.administer(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'LISTEN stoker'"
         )
-        wait_for(changes.poll, named="the news that the connection was lost")
+        wait_for(changes.poll, named="the report of the lost connection")
         assert changes.fileno() == -1
         wait_for(lambda: changes.poll() and changes.fileno() >= 0, named="the changes that listens again")
         with open_queue(postgres_url) as other:
@@ -214,7 +214,7 @@ def test_listener_without_a_server_reports_a_possible_change(postgres_server: Po
     with init_queue(url) as queue:
         changes = queue.listen()
         postgres_server.drop_database(url)
-        wait_for(changes.poll, named="the news that the connection was lost")
+        wait_for(changes.poll, named="the report of the lost connection")
         for _ in range(3):
             assert changes.poll()
             assert changes.fileno() == -1

@@ -46,7 +46,7 @@ def store(queue: stoker.Queue, url: str) -> Iterator[Store]:
 
 @pytest.fixture
 def rests(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Is set as soon as somebody has looked in vain, and waits."""
+    """Is set once the client has found no change and waits."""
     rests, rest = threading.Event(), client._rest
 
     def result(descriptor: int, seconds: float) -> None:
@@ -161,7 +161,7 @@ def test_logs_are_complete_after_wait(queue: stoker.Queue, store: Store, monkeyp
 def test_wait_returns_when_the_job_ends(
     queue: stoker.Queue, url: str, rests: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Only the bell is left to wake it: the next look of its own would come at its deadline.
+    # Only the change listener can wake it: the next poll would come at its deadline.
     monkeypatch.setattr(client, "POLL_SECONDS", 600.0)
     monkeypatch.setitem(postgres.LISTENING, "connect_timeout", 60)
     jobs = queue.submit_many(["true"] * 2)

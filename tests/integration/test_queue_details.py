@@ -1,4 +1,4 @@
-"""What workers tell of their attempts and GPUs, and people of what runs; on both databases."""
+"""Details of attempts, snoozes, usage of GPUs and notices, on both databases."""
 
 import threading
 
@@ -51,7 +51,7 @@ def test_later_snooze_replaces_the_earlier_and_zero_ends_it(queue: Store) -> Non
     assert queue.attempts.snoozes()[attempt] == pytest.approx(queue.clock() + 30.0, abs=25.0)
     assert queue.attempts.snooze(attempt, 0.0, "carol")
     assert queue.attempts.snoozes() == {}
-    # The worker has to be told that it is over.
+    # The worker has to see that the snooze is over.
     assert queue.attempts.requests("w") == Requests(snoozed={attempt: Snoozed(seconds=0.0, by="carol")})
 
 
@@ -170,7 +170,7 @@ def test_newer_usage_of_a_minute_replaces_older_usage_with_as_many_samples(queue
     corrected = usage(now, job=60.0)
     queue.usage.write([corrected])
     assert queue.usage.read(now) == [corrected]
-    # What a worker saw of a minute in which it was started is less than what the one before it had told.
+    # A worker that started within the minute has seen less of it than the worker before had reported.
     queue.usage.write([usage(now, job=4.0)])
     assert queue.usage.read(now) == [corrected]
     # Nothing is not zero.
@@ -214,21 +214,21 @@ def test_notice_is_claimed_by_one_process(queue: Store, url: str) -> None:
     result: list[bool] = []
     together = threading.Barrier(4)
 
-    def tell() -> None:
+    def note() -> None:
         with open_queue(url) as other:
             together.wait(30.0)
             result.append(other.notices.note_once("failed 3f9ede8c"))
 
-    tellers = [threading.Thread(target=tell) for _ in range(4)]
-    for teller in tellers:
+    threads = [threading.Thread(target=note) for _ in range(4)]
+    for teller in threads:
         teller.start()
-    for teller in tellers:
+    for teller in threads:
         teller.join(60.0)
     assert sorted(result) == [False, False, False, True]
     assert queue.notices.note_once("another")
     assert queue.notices.forget_note("failed 3f9ede8c")
     assert queue.notices.note_once("failed 3f9ede8c")
-    assert not queue.notices.forget_note("never told")
+    assert not queue.notices.forget_note("never noted")
 
 
 def test_old_notices_are_deleted(queue: Store, url: str) -> None:

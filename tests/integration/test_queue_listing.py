@@ -1,4 +1,4 @@
-"""Pages of jobs, what ended lately, and the order that a person gives to what waits; on both databases."""
+"""Pages of jobs, recently ended jobs and moves of waiting jobs, on both databases."""
 
 import pytest
 

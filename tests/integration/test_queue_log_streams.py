@@ -1,4 +1,4 @@
-"""Whole outputs on loan: asked for by readers, brought in pieces, gone when nobody wants them; on both databases."""
+"""Log streams: requested by readers, written in chunks, deleted without readers; on both databases."""
 
 from collections.abc import Callable, Iterator
 
@@ -31,7 +31,7 @@ def attempt(queue: Store) -> str:
 
 @pytest.fixture
 def wanted(queue: Store, attempt: str) -> str:
-    """An attempt whose output somebody wants."""
+    """An attempt whose log is requested."""
     assert queue.logs.request_stream(attempt, LONG)
     return attempt
 
@@ -56,7 +56,7 @@ def look(queue: Store, attempt: str, edition: str = "", begin: int = 0) -> LogCh
 
 
 def let_pass(queue: Store, seconds: float) -> None:
-    """As if so much more time had passed since somebody asked."""
+    """Moves the last request that far into the past."""
     queue._driver.fetch_text(f"UPDATE stoker_log_streams SET until = until - {seconds}", {})
 
 
@@ -65,7 +65,7 @@ def rows(queue: Store, table: str) -> int:
 
 
 def rings_of(queue: Store, monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """One for every ring of the bell from now on."""
+    """One item for every notification from now on."""
     rings: list[None] = []
     notify = queue._driver.notify
 
@@ -214,7 +214,7 @@ def test_reader_sees_that_the_sender_has_more(queue: Store, wanted: str) -> None
 
 
 def interrupted_look(queue: Store, attempt: str, between: Callable[[], bool]) -> LogChunk:
-    """As somebody sees it when this is done after the state was asked for, and before the lines are."""
+    """What a reader sees when this happens between its query of the state and its query of the lines."""
     fetch = queue._driver.fetch
 
     def interrupted(statement: str, parameters: Parameters) -> list[Row]:
@@ -263,7 +263,7 @@ def test_replaced_edition_cannot_be_continued(queue: Store, wanted: str) -> None
 
 
 def test_chunk_without_the_chunks_before_it_is_refused(queue: Store, wanted: str) -> None:
-    """Its worker was cut off for minutes, and somebody else asks for it now."""
+    """Its worker was disconnected for minutes, and another reader requests the log now."""
     lend(queue, wanted, b"1\n", b"2\n")
     let_pass(queue, 2 * LONG)
     queue.logs.expire_streams()

@@ -173,7 +173,7 @@ def assert_reads_little(plan: str) -> None:
 def asked_of(
     queue: Store, monkeypatch: pytest.MonkeyPatch, look: Callable[[Store], object], result: Sequence[Row] = ()
 ) -> str:
-    """The statement that the store puts together for that; `told` is what it is told then."""
+    """The statement that the store builds for it; `result` is what the database returns."""
     asked: list[str] = []
 
     def record(sql: str, _parameters: Parameters) -> list[Row]:

@@ -49,7 +49,7 @@ from stoker.runs.processes.syscalls import boot_clock
 def begin(*command):
     reaper.start(LaunchRequest(Program(command, dict(os.environ)), signal.SIGTERM, 10.0))
 
-def heard():
+def received():
     while not reaper.empty:
         select.select([reaper.fileno()], [], [])
         while (event := reaper.next_event()) is not None:
@@ -63,12 +63,12 @@ DEADLINE_PASSED = """
 reaper.set_deadline(boot_clock() + 600.0)
 reaper.set_deadline(boot_clock() + 0.3)
 begin("sh", "-c", "trap '' TERM; while :; do sleep 0.05; done")
-print(*heard())
+print(*received())
 """
 TOO_LATE = """
 reaper.set_deadline(boot_clock() - 0.1)
 begin("touch", "ran")
-print(*heard(), Path("ran").exists())
+print(*received(), Path("ran").exists())
 """
 STOPPED = """
 reaper.set_deadline(boot_clock() + 600.0)
@@ -81,7 +81,7 @@ GIVEN_UP = """
 os.kill(reaper.pid, signal.SIGSTOP)
 begin("touch", "ran")
 reaper.cancel_start()
-print(*heard(), reaper.job, Path("ran").exists())
+print(*received(), reaper.job, Path("ran").exists())
 """
 
 
@@ -252,7 +252,7 @@ def test_command_without_permission_does_not_hide_a_later_one(tmp_path: Path) ->
         assert exit_code(supervisor.hear("ended")) == 4
 
 
-# Root may enter every directory, so whoever is asked is nobody.
+# Root may enter every directory, so this runs as nobody.
 _AS_NOBODY = """
 import os, sys
 from stoker.fill.config_files import find_config
@@ -290,7 +290,7 @@ def test_directory_without_permission_does_not_hide_a_later_command(tmp_path: Pa
     assert done.stdout == f"{code}\n"
 
 
-# Heard of
+# Events
 
 
 def test_orphans_are_tracked_until_they_end() -> None:
@@ -303,7 +303,7 @@ def test_orphans_are_tracked_until_they_end() -> None:
 
 
 def test_suspended_command_is_reported() -> None:
-    # In a group of its own: the kernel stops nobody in a group without parents, as when a service runs the tests.
+    # A separate group: the kernel does not suspend an orphaned group, as when a service runs the tests.
     with BareSupervisor("sh", "-c", "kill -TSTP $$; exit 3", popen={"process_group": 0}) as supervisor:
         job = supervisor.hear("started")
         assert supervisor.hear("stopped") == signal.SIGTSTP
@@ -329,7 +329,7 @@ def test_signal_is_reported_with_its_sender() -> None:
         assert supervisor.hear("signal") == {"number": signal.SIGHUP, "from_kernel": False, "from_job": False}
 
 
-# At a terminal that has no shell, as in a container or a window of its own
+# On a terminal without a shell, as in a container or a separate window
 
 
 @pytest.fixture
@@ -432,11 +432,11 @@ def test_ctrl_c_ends_the_grace_but_sigint_from_a_program_does_not(holders: Holde
 @pytest.mark.parametrize("cgroup", [True, False], ids=["cgroup", "descent"])
 @pytest.mark.parametrize("way", ["setsid", "subreaper"])
 def test_job_of_killed_supervisor_is_stopped(holders: Holders, tmp_path: Path, way: str, cgroup: bool) -> None:
-    told = tmp_path / "told"
-    with escaping(way, holders, orphaned=str(told), grace=0.05, cgroup=cgroup) as supervisor:
+    reported = tmp_path / "reported"
+    with escaping(way, holders, orphaned=str(reported), grace=0.05, cgroup=cgroup) as supervisor:
         holders.wait_until_ready(2)
         supervisor.process.kill()
-        stop = _last_word(told)
+        stop = _last_word(reported)
     assert not holders.anyone_left()
     assert exit_code(stop["status"]) == (143 if way == "setsid" else 137)
     assert stop["survivors"] == []
@@ -444,27 +444,27 @@ def test_job_of_killed_supervisor_is_stopped(holders: Holders, tmp_path: Path, w
 
 def test_kill_of_the_whole_group_leaves_nothing_of_the_job(holders: Holders, tmp_path: Path) -> None:
     """It kills the supervisor and the command at once, but no process with its own session."""
-    told = tmp_path / "told"
-    with escaping("setsid", holders, orphaned=str(told)) as supervisor:
+    reported = tmp_path / "reported"
+    with escaping("setsid", holders, orphaned=str(reported)) as supervisor:
         holders.wait_until_ready(2)
         os.killpg(supervisor.process.pid, signal.SIGKILL)
-        stop = _last_word(told)
+        stop = _last_word(reported)
     assert not holders.anyone_left()
     assert exit_code(stop["status"]) == 137
 
 
 def test_supervisor_killed_after_its_job_ended_is_recorded(tmp_path: Path) -> None:
     """The supervisor can be killed between the end of the job and the last write of its record."""
-    told = tmp_path / "told"
+    reported = tmp_path / "reported"
     program = (
         "import os, signal; from pathlib import Path; from stoker.runs.processes.reaper import Program, launch\n"
-        f"told = Path({str(told)!r})\n"
-        "g = launch(Program(['true'], os.environ), orphaned=lambda stop: told.write_text(str(stop.status)))\n"
+        f"reported = Path({str(reported)!r})\n"
+        "g = launch(Program(['true'], os.environ), orphaned=lambda stop: reported.write_text(str(stop.status)))\n"
         "while not g.empty: g.update()\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", program], check=False)
-    assert _last_word(told) == 0
+    assert _last_word(reported) == 0
 
 
 def test_killed_supervisor_without_job_leaves_no_cgroup() -> None:
@@ -544,12 +544,12 @@ def test_signal_before_the_confirmed_start_reaches_the_job() -> None:
         "reaper = module.launch(module.Program(['sleep', '60'], os.environ))\n"
         "print(reaper.next_event(), reaper.signal(signal.SIGTERM))\n"
         "os.write(let_go, b'.')\n"
-        "told = []\n"
-        "while not told or not isinstance(told[-1], module.Ended):\n"
-        "    assert select.select([reaper], [], [], 60)[0], told\n"
-        "    told += [event for event in [reaper.next_event()] if event is not None]\n"
+        "reported = []\n"
+        "while not reported or not isinstance(reported[-1], module.Ended):\n"
+        "    assert select.select([reaper], [], [], 60)[0], reported\n"
+        "    reported += [event for event in [reaper.next_event()] if event is not None]\n"
         "reaper.close()\n"
-        "print(*(type(event).__name__ for event in told), os.waitstatus_to_exitcode(told[-1].status))"
+        "print(*(type(event).__name__ for event in reported), os.waitstatus_to_exitcode(reported[-1].status))"
     )
     tried = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert tried.stdout == "None True\nStarted Ended -15\n"
@@ -625,7 +625,7 @@ def _wait_until_stopped(pid: int) -> None:
     wait_for(lambda: _state(pid) == "T", named="the stop")
 
 
-def _last_word(told: Path) -> Any:
+def _last_word(reported: Path) -> Any:
     """What the reaper wrote when its supervisor was killed."""
-    text = wait_for(lambda: told.read_text() if told.exists() else None, named="the reaper's last word")
+    text = wait_for(lambda: reported.read_text() if reported.exists() else None, named="the reaper's last word")
     return json.loads(text)

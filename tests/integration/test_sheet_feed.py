@@ -38,7 +38,7 @@ class Sheet:
         return SheetFeed(google, layout, Intake(JobSpec(command="-"), self.append), self.queue.opened, FeedLog())
 
     def look(self, layout: Layout = LAYOUT, title: str | None = None) -> str:
-        """A new feeder takes what is there; what it told."""
+        """Runs a new feeder over the current rows and returns its messages."""
         feed = self.feed(layout, title)
         try:
             feed.run_once()
@@ -90,13 +90,13 @@ def test_edits_count_until_a_row_is_taken(sheet: Sheet) -> None:
     sheet.server.refusals = [QUOTA]
     with pytest.raises(SheetAwayError):
         sheet.look()
-    sheet.fill("one", "as it is meant")
+    sheet.fill("one", "as intended")
     sheet.look()
     sheet.fill("one", "changed too late")
     sheet.look()
     sheet.age(1000)
     sheet.look()
-    assert sheet.queue.commands() == ["one", "as it is meant"]
+    assert sheet.queue.commands() == ["one", "as intended"]
 
 
 def test_row_changed_while_it_is_taken_runs_once(sheet: Sheet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def test_row_that_loses_its_id_does_not_run_again(sheet: Sheet, monkeypatch: pyt
     assert sheet.ids(3, 4) == [job.id for job in sheet.queue.jobs()]
     sheet.cells["F3"] = ""
     sheet.look()
-    assert sheet.queue.commands() == ["one", "two", "one"], "a person who clears it wants another run"
+    assert sheet.queue.commands() == ["one", "two", "one"], "clearing it asks for another run"
 
 
 def test_states_follow_their_rows_when_rows_above_are_deleted(sheet: Sheet) -> None:

@@ -50,7 +50,7 @@ def start(machine: SimMachine) -> Iterator[Start]:
 
 @pytest.fixture
 def sleeps(machine: SimMachine, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long whoever follows a script slept: the machine's clock moves by that alone."""
+    """How long the script slept: only that moves the clock of the machine."""
     slept: list[float] = []
     begun = machine.clock()
     machine.clock = lambda: begun + sum(slept)
@@ -74,7 +74,7 @@ def line(process: "subprocess.Popen[str]") -> str:
     return process.stdout.readline().strip()
 
 
-def tell(process: "subprocess.Popen[str]") -> None:
+def release(process: "subprocess.Popen[str]") -> None:
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
@@ -206,7 +206,7 @@ def test_racing_allocations_use_exactly_the_available_memory(machine: SimMachine
     for racer in racers:
         assert line(racer) == "ready"
     for racer in racers:
-        tell(racer)
+        release(racer)
     assert sum(int(line(racer)) for racer in racers) == 16
     assert held(machine) == 4 * GIB
 
@@ -229,7 +229,7 @@ def test_sample_never_sees_a_partial_change(machine: SimMachine, start: Start) -
     source = open_source(Path("/"), "2x4GiB")
     seen = [source.look().readings[0] for _ in range(40)]
     source.close()
-    tell(writer)
+    release(writer)
     assert writer.wait(60) == 0
     assert {reading.memory_used for reading in seen} == {GIB}
     assert all(known(reading.utilization) for reading in seen)

@@ -52,7 +52,7 @@ if __name__ == "__main__":
     children[0].join()
 """
 # The parent of a posix_spawn cannot be interrupted until the child has opened its files, and a pipe opens only when
-# somebody is at the other end: a real uninterruptible sleep, without a driver.
+# a reader opens the other end: a real uninterruptible sleep, without a driver.
 UNINTERRUPTIBLE = """
 import os, sys
 def stuck():
@@ -109,7 +109,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts a script in the place of py-spy. One that is slow, because the machine is, is not given up."""
+    """Replaces py-spy by a script, with a timeout that suits a busy machine."""
     monkeypatch.setattr(stacks, "PATIENCE", 60.0)
     monkeypatch.setattr(stacks, "REAP", 60.0)
     folder = tmp_path / "bin"
@@ -168,7 +168,7 @@ def waiting_member(pid: int) -> ProcessInfo:
 
 
 def wait_for_call(pid: int, function: str) -> tuple[Thread, ...]:
-    """Its threads, once the innermost call of its own code is in this function."""
+    """Its threads, once the innermost user frame is in this function."""
 
     def arrived() -> tuple[Thread, ...] | None:
         threads = threads_of(stack_of(pid))
@@ -253,7 +253,7 @@ class TestOtherProcesses:
         assert "ended" in reason(stack_of(process.pid))
         assert "its parent has not collected it" in read_processes([process.pid])[0].in_words()
         process.wait()
-        # Its own number may be somebody else's by now.
+        # Its pid may have been reused.
         assert "ended" in reason(stack_of(NOBODY))
         assert read_processes([NOBODY]) == []
 

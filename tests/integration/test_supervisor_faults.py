@@ -1,4 +1,4 @@
-"""A mistake of ours costs readings or a report, never the job and never its stop."""
+"""An internal error may lose readings or a report, never the job and never its stop."""
 
 import subprocess
 import sys
@@ -45,7 +45,7 @@ with SignalStream(FORWARDED) as signals:
     record, reaper = Records(Path.cwd()).create(), fork_reaper()
     sys.exit(Supervisor(plan, record, Prober("sim:1"), os.environ, signals, reaper, controller).run())
 """
-# A job that ends once the mistake was told of, or else when it has waited for long.
+# A job that ends once the error was logged, or after a minute.
 UNTIL_LOGGED = "for look in $(seq 3000); do [ -e logged ] && exit 7; sleep 0.02; done"
 
 

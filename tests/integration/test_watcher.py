@@ -69,7 +69,7 @@ def _held(script: Iterable[Maybe[float] | AbsentError]) -> Iterator[Maybe[float]
 
 
 class Scribe(Action):
-    """Writes down what it was told, and does with it what a test wants."""
+    """Records the facts it gets and calls the test's function with them."""
 
     patience = 60.0
 
@@ -89,7 +89,7 @@ class Scribe(Action):
         self._work(facts)
 
 
-class Telling(Scribe, Messenger):
+class SendingAction(Scribe, Messenger):
     def send_message(self, host: str, text: str) -> None:
         self._log.append(f"{host}: {text}")
 
@@ -117,7 +117,7 @@ def test_hanging_action_is_reported_and_the_next_runs() -> None:
     never.set()
     assert code == 125
     assert said[-3:] == ["now: do stuck", "failed: it did not end within 0.2s", "now: do next"]
-    # In threads of their own: the one that hangs may come to write down that it began only after it was given up.
+    # Actions run in threads: the hanging one may record its start only after it was abandoned.
     wait_for(lambda: sorted(log) == ["next", "stuck"], named="both actions")
 
 
@@ -150,38 +150,41 @@ def test_unreadable_gpu_never_fires(trouble: Unknown | AbsentError) -> None:
     prober = Scripted(0.0, *[trouble] * 12, 0.0)
     code, _said = watch(prober, Scribe("it", log))
     assert (code, log) == (124, ["it"])
-    # Twelve looks that saw nothing, then one that began the window and one that ended it: on a busy machine no more.
+    # Twelve unknown samples, then one that begins the window and one that ends it; a busy machine takes no more.
     assert prober.looks >= 12 + 2
 
 
 def test_warning_is_sent_as_a_message() -> None:
     log: list[str] = []
     policy = msgspec.structs.replace(POLICY, warn_at=0.5)
-    code, said = watch(Scripted(0.0), Telling("tell", log), policy=policy)
+    code, said = watch(Scripted(0.0), SendingAction("message", log), policy=policy)
     assert code == 124
     [warning] = wait_for(lambda: [entry for entry in log if entry.startswith("node7: ")], named="the message")
-    assert "; in 0.0s, unless that changes: do tell" in warning or "; in 0.1s, unless that changes: do tell" in warning
+    assert (
+        "; in 0.0s, unless that changes: do message" in warning
+        or "; in 0.1s, unless that changes: do message" in warning
+    )
     assert warning.removeprefix("node7: ") in said
 
 
 def test_undelivered_warning_is_logged() -> None:
-    class Mute(Telling):
+    class Mute(SendingAction):
         def send_message(self, host: str, text: str) -> None:
-            raise ActionError(f"{host} was not told that {text}")
+            raise ActionError(f"{host} did not receive:  {text}")
 
     said: list[str] = []
 
     def is_logged() -> bool:
-        return any(line.startswith("node7 was not told that GPU 0 stayed below 1%") for line in said)
+        return any(line.startswith("node7 did not receive:  GPU 0 stayed below 1%") for line in said)
 
     def moments() -> Iterator[float]:
-        """The window is not over before that was told."""
+        """The window does not end before that is logged."""
         yield 0.0
         yield from itertools.takewhile(lambda _moment: not is_logged(), itertools.repeat(0.2))
         yield 0.4
 
     policy = msgspec.structs.replace(POLICY, window=0.3, warn_at=0.1)
-    code, _said = watch(Scripted(0.0, moments=moments()), Mute("tell", []), policy=policy, said=said)
+    code, _said = watch(Scripted(0.0, moments=moments()), Mute("message", []), policy=policy, said=said)
     assert code == 124
     assert is_logged()
 
@@ -189,9 +192,9 @@ def test_undelivered_warning_is_logged() -> None:
 def test_dry_run_sends_nothing_and_does_nothing() -> None:
     log: list[str] = []
     policy = msgspec.structs.replace(POLICY, warn_at=0.1)
-    code, said = watch(Scripted(0.0), Telling("tell", log), policy=policy, dry_run=True)
+    code, said = watch(Scripted(0.0), SendingAction("message", log), policy=policy, dry_run=True)
     assert (code, log) == (124, [])
-    assert said[-1].endswith("; dry run: would do tell now")
+    assert said[-1].endswith("; dry run: would do message now")
 
 
 def test_last_sample_is_taken_at_the_end_of_the_window() -> None:

@@ -1,4 +1,4 @@
-"""What a worker tells of its machine and of its jobs, and what it heeds of what people ask the queue for."""
+"""What a worker reports about its machine and jobs, and the requests that it takes from the queue."""
 
 import time
 
@@ -24,7 +24,7 @@ def gpu_that_is(site: WorkSite, doing: GpuUse, index: int = 0) -> WorkerGpu:
         gpus = found.view.gpus if found is not None else ()
         return next((gpu for gpu in gpus if gpu.index == index and gpu.state == doing), None)
 
-    return wait_for(said, named=f"that GPU {index} is told to be {doing}")
+    return wait_for(said, named=f"GPU {index} being reported as {doing}")
 
 
 def details(site: WorkSite, job: str) -> AttemptDetails:
@@ -35,7 +35,7 @@ def details(site: WorkSite, job: str) -> AttemptDetails:
 def test_gpu_states_are_reported_on_change_and_summed_as_usage(site: WorkSite) -> None:
     begun = time.time()
     alice = site.foreigner("--gpu", "1")
-    # However late a look comes, no GPU is told to be unknown.
+    # A late sample never makes a GPU unknown.
     working = site.work(environment={"STOKER_DEADLINE": "60s"})
     free = gpu_that_is(site, "free")
     there = worker(site)

@@ -30,7 +30,7 @@ from stoker.runs.processes.reaper import (
 from stoker.runs.processes.signals import SignalStream
 from stoker.runs.processes.termination import stop
 
-HEARD: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+HANDLED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 ROOT: Final = Path(__file__).parents[2]
 
 
@@ -38,12 +38,12 @@ class BareSupervisor:
     """The test's side. Orders are those of `_Supervisor`; `popen` goes to `subprocess.Popen`."""
 
     def __init__(self, *command: str, popen: dict[str, Any] | None = None, **orders: object) -> None:
-        heard, self._tell = os.pipe()
-        order = json.dumps({"command": command, "orders": heard, **orders})
+        orders_end, self._orders = os.pipe()
+        order = json.dumps({"command": command, "orders": orders_end, **orders})
         options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": ROOT, **(popen or {})}
-        options["pass_fds"] = [heard, *options.get("pass_fds", ())]
+        options["pass_fds"] = [orders_end, *options.get("pass_fds", ())]
         self.process = subprocess.Popen([sys.executable, "-m", "tests.support.bare_supervisor", order], **options)
-        os.close(heard)
+        os.close(orders_end)
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -62,7 +62,7 @@ class BareSupervisor:
                 return said[word]
 
     def order_stop(self, signal_name: str, grace: float) -> None:
-        os.write(self._tell, f"{signal_name} {grace}".encode())
+        os.write(self._orders, f"{signal_name} {grace}".encode())
 
     def __enter__(self) -> "BareSupervisor":
         return self
@@ -71,11 +71,11 @@ class BareSupervisor:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        os.close(self._tell)
+        os.close(self._orders)
         if self.process.stdin is not None:
             self.process.stdin.close()
         self._reader.join(timeout=60)
-        assert not self._reader.is_alive(), "somebody outlived the supervisor: its output is still held"
+        assert not self._reader.is_alive(), "a process outlived the supervisor: its output is still held"
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -88,14 +88,14 @@ class BareSupervisor:
 class _Supervisor:
     """`command`, and as wanted `environment`, `directory`, `session`, `grace`, `cgroup`, `output` (a file), `orphaned`
     (a file that is written when this process is killed), `let_go` (descriptors that only the job is to hold), `helper`
-    (a command that is started here after the launch, in a session of its own)."""
+    (a command that is started here after the launch, in a separate session)."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._order = order
         self._orders: int = order["orders"]
         os.set_inheritable(self._orders, False)
         self._helpers: list[subprocess.Popen[bytes]] = []
-        self._signals = SignalStream(HEARD)
+        self._signals = SignalStream(HANDLED)
         output = order.get("output")
         program = Program(
             order["command"],

@@ -192,12 +192,12 @@ class ChaosRun:
     def attempts(self) -> int:
         return sum(len(set(job.journal.attempts())) for job in self._jobs.values())
 
-    def run(self, tell: Callable[[str], None] = lambda _: None) -> None:
+    def run(self, log: Callable[[str], None] = lambda _: None) -> None:
         begun = time.monotonic()
         while sum(self.struck.values()) < self._extent.faults:
             planned = next(self._plan)
             self._live_for(planned.gap)
-            tell(f"{time.monotonic() - begun:8.2f} {planned.kind} on machine {planned.machine} ({planned.amount})")
+            log(f"{time.monotonic() - begun:8.2f} {planned.kind} on machine {planned.machine} ({planned.amount})")
             self._strike(planned)
         self._end_all()
         self._wait(self._all_jobs_are_over, named="the end of every job")
@@ -250,7 +250,7 @@ class ChaosRun:
     def _new_job(self, number: int) -> tuple[JobSpec, Submitted]:
         journal = JobJournal(self._site.directory / f"journal-{number}")
         chance = random.Random(number)
-        # One that does not end when it is asked to lives long enough to overlap the next attempt, if that came early.
+        # A job that ignores SIGTERM lives long enough to overlap a next attempt that starts too early.
         deaf = number % 3 == 0 or number % 10 == 0
         seconds = chance.uniform(0.05, 0.6) if number % 5 else self._extent.longest_job * chance.uniform(0.1, 1.0) ** 2
         code = 0 if number % 4 else 3
@@ -288,7 +288,7 @@ class ChaosRun:
         with contextlib.suppress(QueueAwayError), open_queue(self._url) as store:
             counts = store.jobs.counts()
             if counts.get("held"):
-                # A long job that met ten faults is held for a person to look at, who lets it go on.
+                # A long job that met ten faults is held; release it as a user would.
                 store.jobs.release(
                     [job.id for job in store.jobs.find(limit=10000) if job.reason.endswith("for the 10th time")]
                 )
@@ -308,7 +308,7 @@ class ChaosRun:
         return delivered
 
     def _stop_workers(self) -> None:
-        """As a person or a service manager does."""
+        """As a user or a service manager does."""
         for machine in self._machines:
             if machine.worker is not None and machine.worker.process.poll() is None:
                 machine.worker.process.send_signal(signal.SIGTERM)
@@ -380,7 +380,7 @@ class ChaosRun:
             self._touched.setdefault(attempt, []).append((time.time(), kind))
 
     def _begin(self, kind: str, machine: Machine | None, seconds: float, undo: Callable[[], bool]) -> None:
-        """A condition that lasts for so long. `undo` says whether it met anybody."""
+        """A condition that lasts for that time. `undo` returns whether it affected a process."""
         here = [one for one in self._active if one.machine is machine]
         for one in here[: max(0, len(here) - MOST_CONDITIONS + 1)]:
             self._finish(one)
@@ -399,7 +399,7 @@ class ChaosRun:
             self._finish(active)
 
     def _end_kind(self, machine: Machine | None, *kinds: str) -> None:
-        """The one that is there, before another of the kind."""
+        """Ends the current condition of a kind before another begins."""
         for active in [one for one in self._active if one.machine is machine and one.condition.kind in kinds]:
             self._finish(active)
 
@@ -414,7 +414,7 @@ class ChaosRun:
             attempts = {processes.attempt for processes in machine.running() if processes.job == victim}
             if not attempts:
                 return
-        # One that was idle a moment ago may have been given a job meanwhile.
+        # A worker that was idle a moment ago may have claimed a job since.
         reapers = children(victim.pid) if kind == "kill spare supervisor" else []
         if send(victim, signal.SIGKILL):
             time.sleep(0.02 if reapers else 0.0)
@@ -507,7 +507,7 @@ class ChaosRun:
         self._begin("suspend", machine, LEASE * (1.05 + amount / 2), wake)
 
     def _sleep(self, machine: Machine, amount: float) -> None:
-        """The same as its clocks tell it: for everybody else it is a moment."""
+        """The same as its clocks log it: for everybody else it is a moment."""
         stopped = machine.stop_all()
         machine.faults.sleep(LEASE * (0.5 + 10 * amount))
         for who in stopped:

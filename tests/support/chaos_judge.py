@@ -13,7 +13,7 @@ from tests.support.job_journal import Entry, JobJournal
 KILLED: Final = 137
 # A machine that wakes up runs its jobs until their supervisors have looked at the clock.
 AWAKE_WITHIN: Final = 1.5
-# The kernel's own timers do not know of a sleep that only the clocks told of: it is noticed at the next look.
+# Kernel timers do not see a suspend that only the clocks show: it is noticed at the next sample.
 LOOKED_WITHIN: Final = 6.5
 # A supervisor has written down how its job ended after that, unless it is held up.
 WRITTEN_WITHIN: Final = 2.0
@@ -234,7 +234,7 @@ class _Case:
         return min(one.time for one in self._entries if one.attempt == attempt.number)
 
     def _kept_until(self, attempt: Attempt) -> float:
-        """Somebody may delete it at any time."""
+        """The file may be deleted at any time."""
         last = self._last_sign(attempt) + 2 * self._evidence.lease
         deleted = [one.began for one in self._evidence.conditions if one.kind in {"delete attempts", "delete home"}]
         return max([last, *deleted])

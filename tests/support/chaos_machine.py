@@ -25,7 +25,7 @@ OF_STOKER: Final = (WORKER, SUPERVISOR, REAPER, FORK_SERVER)
 
 
 class JobProcesses(NamedTuple):
-    """A job that runs, and who looks after it."""
+    """A running job with its supervisor and reaper."""
 
     attempt: str
     """JOB-NUMBER."""
@@ -43,7 +43,7 @@ class JobProcesses(NamedTuple):
 
 
 class Machine:
-    """A home on a disk of its own, and whatever was started there."""
+    """A home on a separate disk, and the processes started there."""
 
     def __init__(self, site: WorkSite, number: int, arguments: tuple[str, ...], *, mounts: bool) -> None:
         self.number = number
@@ -96,11 +96,11 @@ class Machine:
         return self._down_since
 
     def start_worker(self) -> None:
-        # As service managers do, so that one that cannot start does not eat the machine.
+        # As service managers do: a worker that cannot start must not use up the machine.
         self._start_at = time.monotonic() + BETWEEN_STARTS
         said = self._site.directory / f"worker-{self.number}-{self.starts}.txt"
         prefix = ("prlimit", f"--nofile={self.limit}:") if self.limit is not None else ()
-        # A full disk has no room for a home that somebody deleted: then the next try may find some.
+        # A full disk has no room for a deleted home; the next try may find some.
         with contextlib.suppress(OSError):
             worker = self._site.work(
                 *self._arguments, home=self.home, environment=self.faults.environment, prefix=prefix, said=said
@@ -157,7 +157,7 @@ class Machine:
             for who in fresh:
                 send(who, signal.SIGSTOP)
             stopped |= fresh
-        # Whoever watches over jobs is awake before them, as nearly as that can be.
+        # Supervisors and reapers continue before their jobs, as nearly as possible.
         return sorted(stopped, key=lambda who: _name(who.pid) == JOB)
 
 
@@ -191,7 +191,7 @@ def attempt_of(pid: int) -> str:
 
 
 def attempts_below(pid: int) -> set[str]:
-    """Of all the jobs that this process looks after."""
+    """Attempts of all jobs below this process."""
     below = children(pid)
     found = {attempt_of(child) for child in below if _name(child) == JOB}
     return found.union(*(attempts_below(child) for child in below)) - {""}

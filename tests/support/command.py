@@ -1,4 +1,4 @@
-"""The `stoker` command as a person types it."""
+"""The `stoker` command as typed."""
 
 import atexit
 import os

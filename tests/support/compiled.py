@@ -21,7 +21,7 @@ def compiled(name: str, *options: str) -> Path:
     digest = hashlib.sha256(
         "\0".join((source.read_text(), *COMPILER, *options, platform.machine())).encode()
     ).hexdigest()
-    # In a directory of its own, so that a process of it has the program's name.
+    # In a separate directory, so that a process of it has the name of the program.
     built = CACHE / digest[:16] / name
     built.parent.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:

@@ -3,7 +3,7 @@
 import os
 from typing import Final
 
-# More examples of what holds for all input, and every command with a start of its own.
+# More examples of what holds for all input, and every command in a new process.
 DEEP: Final = bool(os.environ.get("STOKER_TESTS_DEEP"))
 
 

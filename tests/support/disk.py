@@ -28,7 +28,7 @@ class Disk:
             raise OSError(done.stderr.decode(errors="replace").strip())
 
     def fill(self, spare_pages: int) -> None:
-        """Until there is room for so many pages more."""
+        """Frees room for that many more pages."""
         with (self._directory / "filler").open("wb", buffering=0) as file:
             for size in (_BLOCK, _PAGE):
                 with contextlib.suppress(OSError):
@@ -44,7 +44,7 @@ class Disk:
                 os.mknod(place / str(number))
 
     def relieve(self) -> None:
-        """As if somebody had tidied up."""
+        """Frees the space again."""
         (self._directory / "filler").unlink(missing_ok=True)
         shutil.rmtree(self._directory / "fillers", ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Ways in which programs get away from whoever started them, and the small C program that takes them."""
+"""Ways in which processes escape from their parent, and the small C program that uses them."""
 
 import fcntl
 import hashlib

@@ -167,7 +167,7 @@ class Opened:
 
 @contextmanager
 def watching_opens(*paths: Path) -> Iterator[Opened]:
-    """Has the kernel tell which of these files are opened by whatever way."""
+    """Has the kernel report each opening of these files."""
     libc = ctypes.CDLL(None, use_errno=True)
     inotify = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if inotify < 0:

@@ -1,4 +1,4 @@
-"""A stand-in for the `nvidia-smi` executable: a shell script that says what a test told it to say."""
+"""A stand-in for the `nvidia-smi` executable: a shell script that prints what a test configures."""
 
 import os
 from pathlib import Path
@@ -43,7 +43,7 @@ def gpu_line(
 
 
 class FakeNvidiaSmi:
-    """The script in a folder of its own, and what it says next."""
+    """The script in a separate folder, and its next output."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,7 +73,7 @@ class FakeNvidiaSmi:
         """Lets a query that is stuck go on, and the next ones not get stuck."""
         stuck = self.folder / "gpus.stuck"
         if stuck.exists():
-            # Opened for both, a pipe can be written to whether or not somebody waits at the other end.
+            # Opened for both, a pipe can be written to whether or not a reader waits at the other end.
             pipe = os.open(stuck, os.O_RDWR)
             os.write(pipe, b"\n")
             stuck.unlink()

@@ -72,12 +72,12 @@ class Faults:
         return self._wall
 
     def step_wall(self, seconds: float) -> None:
-        """Somebody sets the clock."""
+        """Sets the clock."""
         self._wall += seconds
         self._set_clocks()
 
     def sleep(self, seconds: float) -> None:
-        """The machine was suspended for so long, as its clocks tell it."""
+        """The clocks of the machine show a suspend of that many seconds."""
         self._suspended += seconds
         self._set_clocks()
 

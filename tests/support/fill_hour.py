@@ -24,13 +24,13 @@ GPUS: Final = 8
 INTERVAL: Final = 10.0
 GRACE: Final = 10.0
 # The worst that is promised of an events, not what is usual.
-SLOWEST_ALARM: Final = 0.5
-# After somebody came or left, a second look speaks of a time that is wholly after it.
+SLOWEST_EVENT: Final = 0.5
+# After a user came or left, the second sample covers only the time after it.
 CLEAN_AFTER: Final = 1.0
 BETWEEN_STARTS: Final = 60.0
 LOADING: Final = 12.0
 _PROGRAM: Final = 1000
-_VISITOR: Final = 2000
+_OTHER_USER: Final = 2000
 
 
 class Crowd(NamedTuple):
@@ -40,8 +40,8 @@ class Crowd(NamedTuple):
     present: float
     short: float = 0.3
     """The share of those who stay for some seconds only."""
-    unheard: float = 0.2
-    """The share of those of whom no event tells: in a container with a node of its own."""
+    without_event: float = 0.2
+    """The share of users without device events: in a container with a separate node."""
 
 
 class Stretch(NamedTuple):
@@ -52,14 +52,14 @@ class Stretch(NamedTuple):
         return max(0.0, min(self.end, other.end) - max(self.begin, other.begin))
 
 
-class Visit(NamedTuple):
+class Use(NamedTuple):
     stretch: Stretch
-    heard: bool
+    has_event: bool
 
     @property
     def promise(self) -> float:
         """The longest that a program may run beside it."""
-        return (SLOWEST_ALARM if self.heard else INTERVAL) + GRACE
+        return (SLOWEST_EVENT if self.has_event else INTERVAL) + GRACE
 
 
 class Run(NamedTuple):
@@ -70,13 +70,13 @@ class Run(NamedTuple):
     gone: float
 
 
-class Desk:
+class SharedGpu:
     """One GPU: its people, its program, and what became of both."""
 
     def __init__(self, number: int, program: Background, crowd: Crowd, chance: random.Random) -> None:
         self.gpu = a_gpu(number)
         self.slot = Slot(program, (self.gpu.uuid,), 0.0)
-        self.visits = list(_visits(crowd, chance))
+        self.uses = list(_uses(crowd, chance))
         self.runs: list[Run] = []
         self._chance = chance
         self._started = 0.0
@@ -87,8 +87,8 @@ class Desk:
     def occupied(self) -> bool:
         return self.slot.state != "waiting"
 
-    def visited_within(self, begin: float, end: float, came_before: float = math.inf) -> bool:
-        return any(came < min(end, came_before) and left > begin for (came, left), _heard in self.visits)
+    def used_within(self, begin: float, end: float, came_before: float = math.inf) -> bool:
+        return any(came < min(end, came_before) and left > begin for (came, left), _has_event in self.uses)
 
     def decide(self, now: float, other_users: OtherUsers, occupied: set[str]) -> None:
         if now >= self.gone_at:
@@ -110,10 +110,10 @@ class Desk:
 
     # What is to be said of the hour
 
-    def longest_beside(self) -> Iterator[tuple[float, Visit]]:
-        """For every visit, how long a program was beside it."""
-        for visit in self.visits:
-            yield max((visit.stretch.overlap(Stretch(run.begin, run.gone)) for run in self.runs), default=0.0), visit
+    def longest_beside(self) -> Iterator[tuple[float, Use]]:
+        """For every use, how long a program ran beside it."""
+        for use in self.uses:
+            yield max((use.stretch.overlap(Stretch(run.begin, run.gone)) for run in self.runs), default=0.0), use
 
     def least_between_starts(self) -> float:
         starts = [run.begin for run in self.runs]
@@ -121,8 +121,8 @@ class Desk:
 
     def possible(self) -> list[Stretch]:
         """When a program could have run that knew of everybody at once: `idle_for` after each who left."""
-        ends = [0.0, *(visit.stretch.end for visit in self.visits)]
-        begins = [*(visit.stretch.begin for visit in self.visits), HOUR]
+        ends = [0.0, *(use.stretch.end for use in self.uses)]
+        begins = [*(use.stretch.begin for use in self.uses), HOUR]
         found: list[Stretch] = []
         for left, came in zip(ends, begins, strict=True):
             begin = max(left + self.slot.program.idle_for, found[-1].begin + BETWEEN_STARTS if found else 0.0)
@@ -135,28 +135,28 @@ class Desk:
         return sum(stretch.overlap(run) for stretch in self.possible() for run in ran)
 
 
-def an_hour(crowd: Crowd, idle_for: float, seed: int) -> list[Desk]:
+def an_hour(crowd: Crowd, idle_for: float, seed: int) -> list[SharedGpu]:
     """Every GPU after it."""
     chance = random.Random(seed)
     program = Background(name="background", command=("true",), idle_for=idle_for, grace=GRACE)
-    desks = [Desk(number, program, crowd, chance) for number in range(GPUS)]
+    shared_gpus = [SharedGpu(number, program, crowd, chance) for number in range(GPUS)]
     now = 0.0
 
     def is_alive(who: Identity) -> bool:
-        return desks[who.pid - _VISITOR].visited_within(now, now)
+        return shared_gpus[who.pid - _OTHER_USER].used_within(now, now)
 
     with unittest.mock.patch("stoker.fill.other_users.is_alive", is_alive):
-        for now in _moments(desks, chance):  # noqa: B007 - `is_alive` is asked at that moment
+        for now in _moments(shared_gpus, chance):  # noqa: B007 - `is_alive` is asked at that moment
             pass
-    for desk in desks:
-        desk.close()
-    return desks
+    for shared in shared_gpus:
+        shared.close()
+    return shared_gpus
 
 
-def _moments(desks: list[Desk], chance: random.Random) -> Iterator[float]:
-    """Whenever there is something to do: before it is done, the moment is told."""
-    other_users = OtherUsers(lambda pid: pid < _VISITOR, {})
-    scans = sorted(_alarms(desks, chance))
+def _moments(shared_gpus: list[SharedGpu], chance: random.Random) -> Iterator[float]:
+    """Yields each moment with something to do, before it is done."""
+    other_users = OtherUsers(lambda pid: pid < _OTHER_USER, {})
+    scans = sorted(_events(shared_gpus, chance))
     next_scan = next_look = looked = 0.0
     again = False
     held: dict[str, tuple[DeviceHolder, ...]] = {}
@@ -164,58 +164,58 @@ def _moments(desks: list[Desk], chance: random.Random) -> Iterator[float]:
     while now < HOUR:
         yield now
         if now >= next_look:
-            other_users.looked(_look(desks, looked, now))
+            other_users.looked(_look(shared_gpus, looked, now))
             looked, next_look, again = now, now + (CLEAN_AFTER if again else INTERVAL), False
         if now >= next_scan or (scans and now >= scans[0]):
             scans = [at for at in scans if at > now]
             next_scan = now + INTERVAL
-            before, held = held, {desk.gpu.uuid: _holders(desk, now) for desk in desks}
+            before, held = held, {shared.gpu.uuid: _holders(shared, now) for shared in shared_gpus}
             other_users.scanned(Scan(held, 0))
             if before != held:
                 next_look, again = now, True
                 continue
-        for desk in desks:
-            desk.decide(now, other_users, {other.gpu.uuid for other in desks if other.occupied})
-        due = [desk.slot.due(now) for desk in desks] + [desk.gone_at for desk in desks]
+        for shared in shared_gpus:
+            shared.decide(now, other_users, {other.gpu.uuid for other in shared_gpus if other.occupied})
+        due = [shared.slot.due(now) for shared in shared_gpus] + [shared.gone_at for shared in shared_gpus]
         # A loop that is woken a moment early decides nothing: time goes on all the same.
         now = max(now + 1e-6, min(next_scan, next_look, *scans[:1], *due))
 
 
-def _visits(crowd: Crowd, chance: random.Random) -> Iterator[Visit]:
+def _uses(crowd: Crowd, chance: random.Random) -> Iterator[Use]:
     at = chance.expovariate(1 / crowd.absent)
     while at < HOUR:
         stays = chance.uniform(1, 6) if chance.random() < crowd.short else chance.expovariate(1 / crowd.present)
-        yield Visit(Stretch(at, min(at + stays, HOUR)), chance.random() >= crowd.unheard)
+        yield Use(Stretch(at, min(at + stays, HOUR)), chance.random() >= crowd.without_event)
         at += stays + chance.expovariate(1 / crowd.absent)
 
 
-def _alarms(desks: list[Desk], chance: random.Random) -> Iterator[float]:
+def _events(shared_gpus: list[SharedGpu], chance: random.Random) -> Iterator[float]:
     """The scans that follow an event."""
-    for desk in desks:
-        for visit in desk.visits:
-            for event in visit.stretch if visit.heard else ():
-                yield event + chance.uniform(0.005, SLOWEST_ALARM)
+    for shared in shared_gpus:
+        for use in shared.uses:
+            for event in use.stretch if use.has_event else ():
+                yield event + chance.uniform(0.005, SLOWEST_EVENT)
 
 
-def _holders(desk: Desk, now: float, came_before: float = math.inf) -> tuple[DeviceHolder, ...]:
-    own = [DeviceHolder(_PROGRAM + desk.gpu.index, 1, "background", "background", "root")] if desk.occupied else []
+def _holders(shared: SharedGpu, now: float, came_before: float = math.inf) -> tuple[DeviceHolder, ...]:
+    own = [DeviceHolder(_PROGRAM + shared.gpu.index, 1, "background", "background", "root")] if shared.occupied else []
     others = (
-        [DeviceHolder(_VISITOR + desk.gpu.index, 1, "python", "python", "alice")]
-        if desk.visited_within(now, now, came_before)
+        [DeviceHolder(_OTHER_USER + shared.gpu.index, 1, "python", "python", "alice")]
+        if shared.used_within(now, now, came_before)
         else []
     )
     return (*own, *others)
 
 
-def _look(desks: list[Desk], before: float, now: float) -> Look:
-    gpus = tuple(desk.gpu for desk in desks)
+def _look(shared_gpus: list[SharedGpu], before: float, now: float) -> Look:
+    gpus = tuple(shared.gpu for shared in shared_gpus)
     readings = []
-    for desk in desks:
+    for shared in shared_gpus:
         # Who opens a node becomes a process of the driver's only later, and works later still.
         at_work = now - LOADING
         worked = (
-            desk.occupied or desk.visited_within(before, now, at_work) or any(run.gone > before for run in desk.runs)
+            shared.occupied or shared.used_within(before, now, at_work) or any(run.gone > before for run in shared.runs)
         )
-        listed = tuple(a_process(holder.pid, started=1, name=holder.name) for holder in _holders(desk, now, at_work))
-        readings.append(a_reading(desk.gpu, 0.9 if worked else 0.0, processes=listed))
+        listed = tuple(a_process(holder.pid, started=1, name=holder.name) for holder in _holders(shared, now, at_work))
+        readings.append(a_reading(shared.gpu, 0.9 if worked else 0.0, processes=listed))
     return Look("test", now, now, gpus, tuple(readings))

@@ -40,7 +40,7 @@ while True:
     signal.pause()
 """
 
-VISITOR: Final = """
+OTHER_USER: Final = """
 import os, sys, time
 for line in sys.stdin:
     word, _, path = line.strip().partition(" ")
@@ -164,7 +164,7 @@ class OtherUser:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-ISc", VISITOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-ISc", OTHER_USER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def open(self, node: Path) -> float:
@@ -189,18 +189,18 @@ class OtherUser:
         return float(self._process.stdout.readline())
 
 
-class SteppingAside(NamedTuple):
-    """One visit: seconds from the opening of the node."""
+class PreemptionTimes(NamedTuple):
+    """Seconds from the opening of the node."""
 
     asked: float
-    """Until the program heard its SIGTERM."""
+    """Until the program received SIGTERM."""
     gone: float
     """Until nothing of it was left, and its memory with it."""
 
 
 def occupy(
     site: FillMachine, other_user: OtherUser, gpu: str, node: Path | None = None, patience: float = 60.0
-) -> SteppingAside:
+) -> PreemptionTimes:
     """Opens the node of a GPU on which a program runs, waits until that is gone, and leaves again."""
     pid = site.running(gpu)
     assert pid is not None, "no program runs there"
@@ -209,7 +209,7 @@ def occupy(
     gone = time.monotonic()
     other_user.leave()
     asked = next(entry.at for entry in site.journal() if entry.pid == pid and entry.what == "asked")
-    return SteppingAside(asked - opened, gone - opened)
+    return PreemptionTimes(asked - opened, gone - opened)
 
 
 def _environment(pid: int) -> list[bytes]:

@@ -25,9 +25,9 @@ from tests.support.waiting import kill_all, wait_for
 # On a machine that runs other tests at the same time.
 PATIENCE = 60.0
 FAST = 20
-"""So many times faster a clock runs that is fast."""
+"""How many times faster the fast clock runs."""
 
-# It runs until it is asked to end, and notes both. What it starts itself is left to whoever looks after it.
+# It runs until SIGTERM and records both. Its children are left to the filler.
 MINER = """\
 trap 'echo "term $$" >> "$JOURNAL"; exit 0' TERM
 echo "start $$ ${CUDA_VISIBLE_DEVICES-unset}" >> "$JOURNAL"
@@ -129,7 +129,7 @@ class FillSite:
         return self._run(command, *arguments, environment=environment or {})
 
     def work(self, *arguments: str) -> RunningFiller:
-        """`stoker work`, for a queue of its own."""
+        """`stoker work`, for a separate queue."""
         return self._run(stoker_command(), "work", *arguments, environment={})
 
     def _run(self, *command: str, environment: dict[str, str], output: int | None = None) -> RunningFiller:
@@ -178,22 +178,22 @@ class FillSite:
         return {int(words[1]) for words in self.noted() if words[0] == "term"}
 
     def wait_for_start(self, count: int = 1) -> list[int]:
-        """The pids, once so many programs were started, and no more."""
-        wait_for(lambda: len(self.started()) >= count, deadline=PATIENCE, named=f"start {count} in {self._told()}")
+        """The pids, once exactly that many programs have started."""
+        wait_for(lambda: len(self.started()) >= count, deadline=PATIENCE, named=f"start {count} in {self._messages()}")
         assert len(self.started()) == count
         return list(self.started())
 
     def wait_for_end(self, pid: int) -> None:
         """Once the program is gone."""
-        wait_for(lambda: not alive(pid), deadline=PATIENCE, named=f"the end of {pid} in {self._told()}")
+        wait_for(lambda: not alive(pid), deadline=PATIENCE, named=f"the end of {pid} in {self._messages()}")
 
-    def _told(self) -> str:
+    def _messages(self) -> str:
         return "\n".join(filler.said for filler in self._fillers)
 
     # Who disturbs
 
     def open_node(self, *gpus: int) -> "subprocess.Popen[str]":
-        """Somebody else's program, `sleep`, that has these GPUs open."""
+        """A `sleep` of another user that has these GPUs open."""
         return self.node_holders.open(*(self.nodes[gpu] for gpu in gpus))
 
     def leave(self, other_user: "subprocess.Popen[str]") -> None:
@@ -217,7 +217,7 @@ class FillSite:
         return self.node_holders.run([str(program), "-c", f"exec {opened}; echo ready; read -r _"])
 
     def terminal(self, user: int, idle: float) -> Path:
-        """A terminal of this user's, at which nothing was typed for so many seconds."""
+        """A terminal of this user's, idle for that many seconds."""
         master, slave = pty.openpty()
         self._terminals += [master, slave]
         path = Path(os.ttyname(slave))
@@ -253,7 +253,7 @@ class FillSite:
 
 
 def typed_at(terminal: Path, idle: float) -> None:
-    """As if the last key had been pressed so many seconds ago."""
+    """Moves the last key press that many seconds into the past."""
     os.utime(terminal, (time.time() - idle, time.time() - idle))
 
 

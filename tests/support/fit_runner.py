@@ -1,4 +1,4 @@
-"""Runs a fitter in a process of its own, as a worker would, and prints what it found or why it did not.
+"""Runs a fitter in a separate process, as a worker would, and prints what it found or why it did not.
 
 The first argument is JSON: `command`, and any of `search_options`, `limits`, `gpus`, `directory`, `most_memory`,
 `deadline`, `stop_after` (how often its hook may be called before it ends everything) and `hang_after` (the same before
@@ -34,7 +34,7 @@ class Hook:
             machine = SimMachine.of_environment(os.environ)
             add_fault(machine, parse_fault("hang", None, None, machine.clock(), None))
         if self._stop_after is not None and self._calls > self._stop_after:
-            raise StokerError("somebody wants it to end")
+            raise StokerError("the search is to end")
 
 
 def main() -> None:
@@ -49,15 +49,15 @@ def main() -> None:
         most_memory=asked.get("most_memory"),
         outputs=Path(os.environ["STOKER_HOME"]),
     )
-    told: list[str] = []
+    messages: list[str] = []
     hook = Hook(asked.get("stop_after"), asked.get("hang_after"))
     with Prober(os.environ["STOKER_GPUS"], deadline=asked.get("deadline", 60.0)) as prober:
         try:
-            fitter = Fitter(request, prober, told.append, hook)
+            fitter = Fitter(request, prober, messages.append, hook)
             answer: dict[str, Any] = {"fitted": fitter.fit(), "gpus": [gpu.index for gpu in fitter.gpus]}
         except StokerError as error:
             answer = {"error": str(error), "kind": type(error).__name__}
-    sys.stdout.buffer.write(msgspec.json.encode({**answer, "told": told}))
+    sys.stdout.buffer.write(msgspec.json.encode({**answer, "messages": messages}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The journal of a marking job: what it says of itself, beside all that Stoker says of it."""
+"""The journal of a test job: its runs as the job itself records them."""
 
 import shlex
 from pathlib import Path

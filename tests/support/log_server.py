@@ -54,7 +54,7 @@ class Place:
             file.write(data)
 
     def rewrites(self, data: bytes) -> None:
-        """As the keeper does: finished lines stay, and what follows them is written over, so that none is ever gone."""
+        """As the log writer does: finished lines stay and the unfinished rest is overwritten."""
         finished = self.output.read_bytes().rpartition(b"\n")[0]
         assert data.startswith(finished)
         with self.output.open("r+b", buffering=0) as file:

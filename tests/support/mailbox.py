@@ -16,7 +16,7 @@ PATIENCE = 60.0
 
 
 class _Listening(Controller):
-    """On a port that is its own from the beginning: one that was only found free may be somebody else's by now."""
+    """Binds its port at once: a port that was only found free may be taken before it is used."""
 
     def __init__(self, mailbox: "Mailbox") -> None:
         self._socket = create_server(("127.0.0.1", 0))
@@ -49,7 +49,7 @@ class Mailbox:
 
 
 def text_of(mail: EmailMessage) -> str:
-    """What a person reads in it."""
+    """The text of the message."""
     part = mail.get_body(("plain", "html"))
     assert part is not None
     return str(part.get_content())

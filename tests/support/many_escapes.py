@@ -1,6 +1,6 @@
 """Lets one way to escape be tried many times under one supervisor, and says what went wrong: nothing when all is well.
 
-`python -m tests.support.many_escapes WAY TIMES cgroup|descent`, as a process of its own: a supervisor is
+`python -m tests.support.many_escapes WAY TIMES cgroup|descent`, as a separate process: a supervisor is
 single-threaded and adopts orphans, and a test runner is neither.
 """
 
@@ -32,22 +32,22 @@ class Bystander:
     def __init__(self) -> None:
         holders = Holders()
         asked, self._ask = os.pipe()
-        self._told, tell = os.pipe()
+        self._output, write_end = os.pipe()
         self.pid = os.posix_spawn(
             build(),
             ["escapes", "bystander", str(holders.writer)],
             {},
-            file_actions=[(os.POSIX_SPAWN_DUP2, asked, 0), (os.POSIX_SPAWN_DUP2, tell, 1)],
+            file_actions=[(os.POSIX_SPAWN_DUP2, asked, 0), (os.POSIX_SPAWN_DUP2, write_end, 1)],
         )
         os.close(asked)
-        os.close(tell)
+        os.close(write_end)
         holders.let_go()
         holders.wait_until_ready(1)
         holders.close()
 
     def dismiss(self) -> None:
         os.close(self._ask)
-        os.close(self._told)
+        os.close(self._output)
         os.waitpid(self.pid, 0)
 
     def troubles(self) -> list[str]:
@@ -58,15 +58,15 @@ class Bystander:
         if pid:
             os.kill(self.pid, signal.SIGKILL)
         os.close(self._ask)
-        received = os.read(self._told, 4096).decode()
-        os.close(self._told)
+        received = os.read(self._output, 4096).decode()
+        os.close(self._output)
         os.waitpid(self.pid, 0)
         stopped = ["a bystander was stopped"] if pid else []
         return stopped + ([f"a bystander was sent the signals {received}"] if received else [])
 
 
-class Haunted:
-    """A job whose first counts still name a process that has ended, and whose pid is somebody else's by now."""
+class StaleScans:
+    """A job whose first scans still list an ended process, whose pid has been reused."""
 
     def __init__(self, reaper: Reaper, ghost: Identity) -> None:
         self._reaper = reaper
@@ -121,13 +121,13 @@ def attempt(escape: Escape, means: str, bystanders: list[Bystander], *, reuse: b
             extra.append(heir)
             if send(ghost, signal.SIGKILL):
                 return ["a signal for a process that had ended was sent"]
-            outcome = stop(Haunted(reaper, ghost), signal.SIGTERM, GRACE_OF_THE_DEAF)
+            outcome = stop(StaleScans(reaper, ghost), signal.SIGTERM, GRACE_OF_THE_DEAF)
         else:
             grace = GRACE_OF_THE_DEAF if escape.deaf else GRACE_OF_THE_OBEDIENT
             outcome = stop(reaper, signal.SIGTERM, grace)
         troubles = [f"it says that {survivor} is left" for survivor in outcome.survivors]
         if holders.anyone_left():
-            troubles.append(f"somebody is left, though it says: {outcome.in_words()}")
+            troubles.append(f"a process is left although it reports: {outcome.in_words()}")
     if reaper.cgroup and reaper.cgroup.path.exists():
         troubles.append("its cgroup is left")
     others = {bystander.pid for bystander in [*bystanders, *extra]}
@@ -168,11 +168,11 @@ def reused_pid(reaper: Reaper) -> tuple[Identity, Bystander]:
             heir = Bystander()
             return Identity(heir.pid, ghost.started - 1), heir
         heir = Bystander()
-        # Start times are told in hundredths of a second, and pids that are chosen come back faster than that.
+        # Start times have a resolution of 10 ms, and chosen pids are reused faster than that.
         if heir.pid == ghost.pid and identify(heir.pid) != ghost:
             return ghost, heir
         if heir.pid != ghost.pid and identify(ghost.pid) is not None:
-            return Identity(heir.pid, ghost.started - 1), heir  # somebody else's, for as long as he likes
+            return Identity(heir.pid, ghost.started - 1), heir  # the pid of an unrelated process
         heir.dismiss()
 
 

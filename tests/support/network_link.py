@@ -1,4 +1,4 @@
-"""The network between a machine and its database, which a test can pull out: a relay, or a network namespace."""
+"""The network between a machine and its database, which a test can cut: a relay, or a network namespace."""
 
 import contextlib
 import os
@@ -19,14 +19,14 @@ class NetworkLink(NamedTuple):
     prefix: tuple[str, ...]
     """The program that puts a worker at that end."""
     cut: Callable[[], object]
-    mend: Callable[[], object]
+    restore: Callable[[], object]
 
 
 @contextlib.contextmanager
 def relayed(socket: Path) -> Iterator[NetworkLink]:
     """For every user, on every machine."""
     with relay_to(socket) as relay:
-        yield NetworkLink("127.0.0.1", relay.port, (), relay.cut, relay.mend)
+        yield NetworkLink("127.0.0.1", relay.port, (), relay.cut, relay.restore)
 
 
 def has_namespaces() -> bool:
@@ -39,7 +39,7 @@ def has_namespaces() -> bool:
 
 @contextlib.contextmanager
 def namespaced(socket: Path) -> Iterator[NetworkLink]:
-    """A machine with a kernel's network stack of its own and one link to this one; for root."""
+    """A network namespace with one link to this machine; needs root."""
     number = os.getpid()
     name, ours, theirs = f"stoker-{number}", f"sk{number}a", f"sk{number}b"
     # Of the addresses that nobody routes; other tests of the same kind run at the same time.
@@ -58,7 +58,7 @@ def namespaced(socket: Path) -> Iterator[NetworkLink]:
                 relay.port,
                 ("nsenter", f"--net=/run/netns/{name}"),
                 cut=lambda: _ip("link", "set", ours, "down"),
-                mend=lambda: _ip("link", "set", ours, "up"),
+                restore=lambda: _ip("link", "set", ours, "up"),
             )
     finally:
         _ip("netns", "del", name)

@@ -1,4 +1,4 @@
-"""Looks at a queue as the news are made from, and a ledger in memory."""
+"""Snapshots of a queue that events are made from, and sent notices in memory."""
 
 from typing import Any
 

@@ -37,7 +37,7 @@ DURABLE = (*SETTINGS, "synchronous_commit=on")
 
 
 class PostgresServer:
-    """A server on a socket in a directory of its own."""
+    """A server on a socket in a separate directory."""
 
     def __init__(self, programs: Path, settings: tuple[str, ...] = SETTINGS) -> None:
         self._programs = programs
@@ -254,7 +254,7 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="session")
 def mortal_server() -> Iterator[PostgresServer]:
-    """One that a test may kill and start again: nothing that was committed is lost then."""
+    """A server that a test may kill and restart without losing committed data."""
     with running_server(DURABLE) as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""A crowd of processes that all want the same jobs, and the books that must balance afterwards."""
+"""Many processes that claim the same jobs, and the check that each job ran once."""
 
 import collections
 import os
@@ -16,7 +16,7 @@ BATCH = 400
 
 
 def crowd(queue: Store, url: str, processes: int, seconds: float, directory: Path) -> int:
-    """How many jobs they did, being fed for so long. Fails when one of them was taken twice or lost."""
+    """The number of jobs done while jobs are submitted for `seconds`. Fails when one was claimed twice or lost."""
     program = (
         "import sys; from tests.support.queue_contention import lead; lead(sys.argv[1], int(sys.argv[2]), sys.argv[3])"
     )
@@ -26,7 +26,7 @@ def crowd(queue: Store, url: str, processes: int, seconds: float, directory: Pat
         assert leader.stdin is not None
         try:
             ids = _feed(queue, seconds)
-            # The end of their input tells them that there will be no more.
+            # End of input means that no more jobs follow.
             leader.stdin.close()
             assert leader.wait(timeout=seconds + 100) == 0
         finally:

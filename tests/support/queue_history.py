@@ -37,7 +37,7 @@ SELECT 'h' || (n {modulo} 4), 'g', n, 60, 0, 0, 0, 0 FROM numbers WHERE n <= 200
 
 
 def write_history(queue: Store, count: int) -> None:
-    """So many jobs that ended long ago, one in ten of them badly, and some minutes of GPUs."""
+    """Jobs that ended long ago, one in ten failed, and some minutes of GPU usage."""
     kind = "sqlite" if Path(queue.place).exists() else "postgres"
     pieces = {
         "numbers": NUMBERS[kind],

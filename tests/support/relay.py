@@ -1,4 +1,4 @@
-"""A line to a server that a test can cut: everything that is said on it waits until it is mended."""
+"""A connection to a server that a test can cut: data waits until it is restored."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Relay:
-    """Passes TCP connections on to a server's socket file. Runs in a thread of its own."""
+    """Passes TCP connections on to a server's socket file. Runs in a thread."""
 
     def __init__(self, target: Path, host: str) -> None:
         self._target = target
@@ -24,10 +24,10 @@ class Relay:
         self.port = self._listening.result(timeout=60)
 
     def cut(self) -> None:
-        """Nothing gets through and nobody is told, as on a network that is broken somewhere on the way."""
+        """Nothing gets through and no error is reported, as with a network fault on the way."""
         self._loop.call_soon_threadsafe(self._whole.clear)
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """What was said in the meantime arrives now."""
         self._loop.call_soon_threadsafe(self._whole.set)
 

@@ -91,13 +91,13 @@ class SheetsServer:
         self.worksheets = [Worksheet(0, "Sheet1")]
         self.refusals: list[Refusal] = []
         self.drops = 0
-        """So many requests get no answer, and a connection that is closed."""
+        """That many requests get a closed connection instead of an answer."""
         self.delay = 0.0
         self.token_refusal: Refusal | None = None
         self.read_only = False
         """Whether the sheet is shared with its feeder as a viewer."""
         self.captive_after: int | None = None
-        """After so many requests a hotel answers all others with its own page."""
+        """After that many requests a captive portal answers all others with its page."""
         self.may_write = threading.Event()
         """While it is not set, requests that write wait."""
         self.may_write.set()

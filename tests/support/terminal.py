@@ -1,4 +1,4 @@
-"""A terminal with a person at it: a program on a real pty, what it drew, and keys for it."""
+"""A program on a real pty: its screen, and keys sent to it."""
 
 import codecs
 import contextlib

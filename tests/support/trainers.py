@@ -15,7 +15,7 @@ from stoker.fit.search import Search, Sizes
 
 MIB = 2**20
 GIB = 2**30
-# A probe ends when the memory was the same over so many steps, and at the latest after so many.
+# A probe ends when the memory was stable for the first number of steps, at the latest after the second.
 FLAT_STEPS = 5
 FLAT_GROWTH = MIB
 PROBE_STEPS = 60
@@ -55,7 +55,7 @@ class Trainer:
     """A probe waits for this step, by `--probe-until`."""
     total: int = 24 * GIB
     neighbour: tuple[int, ...] = (0,)
-    """What somebody else holds when the search begins, in each run after that, and (the last) in the real run."""
+    """What another process holds when the search begins, in each run after that, and (the last) in the real run."""
     search_options: SearchOptions = field(default_factory=SearchOptions)
     ends: Literal["size", "nothing", "failure"] = "size"
 
@@ -120,7 +120,7 @@ class Trainer:
         return self.peak(size) * self.search_options.per_gpu + self.neighbour[-1] > self.total
 
     def runs_out(self, size: int, run: int, steps: int) -> bool:
-        """Whether it runs out of memory within so many steps, alone with the neighbour."""
+        """Whether it runs out of memory within that many steps, alone with the neighbour."""
         return self.memory(size, steps, run) + self.others(run) > self.total
 
     def probe(self, size: int, run: int, verification: bool = False) -> ProbeOutcome:
@@ -151,8 +151,8 @@ class Trainer:
         return math.ceil(amount / self.block) * self.block
 
 
-def search(trainer: Trainer, heard: list[ProbeOutcome] | None = None) -> Fitted:
-    """The search with this program under it; `heard` gets what it is told, also where it finds nothing."""
+def search(trainer: Trainer, outcomes: list[ProbeOutcome] | None = None) -> Fitted:
+    """The search over this program; `outcomes` collects each probe, also when the search finds nothing."""
     searching = Search(trainer.search_options, Capacity(trainer.capacity, trainer.total))
     for run in range(TOO_MANY):
         step = searching.next()
@@ -161,8 +161,8 @@ def search(trainer: Trainer, heard: list[ProbeOutcome] | None = None) -> Fitted:
         observation = trainer.probe(step.size, run, step.verification)
         searching.record(observation)
         searching.allow(Capacity(trainer.total - trainer.others(run), trainer.total))
-        if heard is not None:
-            heard.append(observation)
+        if outcomes is not None:
+            outcomes.append(observation)
     raise AssertionError(f"{trainer.name}: no answer after {TOO_MANY} runs")
 
 

@@ -1,4 +1,4 @@
-"""A sheet that people work on between any two requests, and that Google sometimes does not answer for."""
+"""A sheet that changes between any two requests, on a server that sometimes does not answer."""
 
 import random
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class UnreliableSheet:
         self.edits_happen = seed % 2 == 0
         """Else the counter is set back: both together ask for another run of what was edited."""
         self.failing_writes = 0
-        """So many requests that write fail from now on."""
+        """The next write requests fail, that many."""
         self.written: list[str] = []
         """Every command that people wrote into a row, in the order of writing."""
         self.deleted: set[str] = set()

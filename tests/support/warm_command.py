@@ -1,7 +1,7 @@
 """`stoker` without its start: a process that has imported the command line forks for each command.
 
 Most of what a short command takes is the start of Python and its imports, and the tests type thousands of them. A fork
-has descriptors, environment, directory and exit of its own, so all that a person sees of it is the same.
+has descriptors, environment, directory and exit separately, so its visible behaviour is the same.
 """
 
 import atexit
@@ -98,7 +98,7 @@ class WarmCommand:
         self._server.wait()
 
     def can_run(self, arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
-        """Whether nobody can tell the difference."""
+        """Whether a forked command behaves the same."""
         return (
             (arguments[0] in VERBS or arguments[:2] in STATUS or (arguments[-1] == "--help" and "--" not in arguments))
             and _read_at_start(environment) == self._at_start
@@ -154,7 +154,7 @@ def _text(said: bytes) -> str:
 
 
 class Server:
-    """Forks for each request, and tells the exit code of each fork to whom it came from."""
+    """Forks for each request, and sends the exit code of each fork to the requester."""
 
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests

@@ -1,4 +1,4 @@
-"""A place where a worker works: a queue, a simulated machine, and the worker itself as a person starts it."""
+"""A queue, a simulated machine, and real workers on it."""
 
 import contextlib
 import os
@@ -130,7 +130,7 @@ class WorkSite:
         prefix: tuple[str, ...] = (),
         said: Path | None = None,
     ) -> RunningWorker:
-        """A worker in the background; give a second one a home of its own. `prefix` is a program that becomes it.
+        """A worker in the background; give a second one another home. `prefix` is a program that becomes it.
 
         `said` is the file for what it says, unless that belongs into its home.
         """
@@ -147,7 +147,7 @@ class WorkSite:
         return done
 
     def foreigner(self, *options: str) -> subprocess.Popen[bytes]:
-        """Somebody else's process on a GPU, once it is there."""
+        """A process of another user on a GPU, once it is there."""
         process = subprocess.Popen(
             [stoker_command(), "sim", "load", *options],
             env={**os.environ, **self.environment},
@@ -190,7 +190,7 @@ class WorkSite:
             return wait_for(there, deadline=deadline, named=f"that job {name} is {' or '.join(states)}")
         except AssertionError as error:
             said = "\n".join(worker.said for worker in self._workers)
-            raise AssertionError(f"{error}: it is {self.job(name).state}, and was told of\n{said}") from None
+            raise AssertionError(f"{error}: it is {self.job(name).state}, and the worker printed\n{said}") from None
 
     def wait_for_why(self, name: str, pattern: str) -> str:
         """What `stoker why` says of it, once that fits. Asked as that asks, without the start of a command."""

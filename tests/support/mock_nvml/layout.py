@@ -26,7 +26,7 @@ PHYSICAL: Final = -1
 EVERY_DEVICE: Final = -1
 EVERY_FUNCTION: Final = -1
 NOT_AVAILABLE: Final = 2**64 - 1
-"""What NVML says for the memory of a process when it cannot tell."""
+"""What NVML says for the memory of a process when it is unknown."""
 NO_INSTANCE: Final = 2**32 - 1
 """What NVML says for the GPU and compute instance of a process when there is no MIG."""
 

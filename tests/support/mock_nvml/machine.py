@@ -333,7 +333,7 @@ class MockMachine:
         after_calls: int = 0,
         times: int | None = None,
     ) -> None:
-        """From now on `function` fails with `code`, or hangs for so many seconds and then answers, or both.
+        """From now on `function` fails with `code`, or hangs for that many seconds and then answers, or both.
 
         `function` is the C name, or "*" for every call; `gpu` confines it to one device (which the generated
         stubs cannot tell). It begins after `after_calls` further calls and ends after `times`, counted in C:
@@ -374,7 +374,7 @@ class MockMachine:
         return int(self._shared.calls[self._functions[function]])
 
     def reset_calls(self) -> None:
-        """Begins to count anew, calls and `max_in_flight`."""
+        """Resets the counts of calls and `max_in_flight`."""
         ctypes.memset(self._shared.calls, 0, ctypes.sizeof(self._shared.calls))
         self._shared.max_in_flight = 0
 
