@@ -1,6 +1,7 @@
 """inotify: events that wake a loop when a file changes."""
 
 import contextlib
+import ctypes
 import os
 import struct
 from pathlib import Path
@@ -37,8 +38,6 @@ class Inotify:
     """Readable after an event. Its descriptor is -1 when the kernel has no inotify left: users poll as well."""
 
     def __init__(self) -> None:
-        import ctypes  # costs milliseconds, which a command that waits for nothing saves
-
         self._libc = ctypes.CDLL(None, use_errno=True)
         # IN_NONBLOCK and IN_CLOEXEC are by definition the flags of open(2).
         self._descriptor: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -54,8 +53,6 @@ class Inotify:
         """The number of the watch on this file, the same for the same file. OSError when it cannot be watched."""
         watch: int = self._libc.inotify_add_watch(self._descriptor, os.fsencode(path), events)
         if watch < 0:
-            import ctypes
-
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error), str(path))
         return watch

@@ -5,12 +5,8 @@ imports next to nothing.
 """
 
 import os
-import re
-from pathlib import Path
-from typing import Final
 
 from stoker.gpus.spawn import Helper, spawned
-from stoker.masking import without_passwords
 from stoker.settings_path import config_path
 
 
@@ -31,14 +27,13 @@ def helper_for(arguments: list[str]) -> Helper | None:
         return None
 
 
-_NOTIFY: Final = re.compile(r"(\bnotify\s+[\w+.-]+://)\S+")
-
-
 def hide_passwords(arguments: list[str]) -> bool:
     """Removes passwords from the command line that `ps` shows of this process; False when it cannot.
 
     What follows `--` is the user's own command, and stays.
     """
+    from pathlib import Path
+
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     secret = {os.fsencode(word): os.fsencode(hidden) for word in own if (hidden := _hidden(word)) != word}
     if not secret:
@@ -59,7 +54,11 @@ def hide_passwords(arguments: list[str]) -> bool:
 
 def _hidden(word: str) -> str:
     """Any part of the URL in `--then 'notify URL'` may be a secret."""
-    return without_passwords(_NOTIFY.sub(r"\1…", word))
+    import re
+
+    from stoker.masking import without_passwords
+
+    return without_passwords(re.sub(r"(\bnotify\s+[\w+.-]+://)\S+", r"\1…", word))
 
 
 def _overwrite(start: int, shown: bytes) -> None:

@@ -6,10 +6,9 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from stoker.errors import QueueAwayError, StokerError
-from stoker.inotify import MOVED_AWAY, NO_LONGER_WATCHED, REMOVED, TOUCHED, Inotify
 from stoker.paths import open_privately, private_directory
 from stoker.procfs import boot_id
 from stoker.queue.changes import ChangeListener
@@ -24,6 +23,9 @@ from stoker.queue.driver import (
     statements,
 )
 
+if TYPE_CHECKING:
+    from stoker.inotify import Inotify
+
 # Transactions take milliseconds; a process that waits this long waits for one that is stuck.
 BUSY_SECONDS: Final = 30.0
 # What PostgreSQL does in one statement and SQLite in several.
@@ -31,7 +33,6 @@ SCRIPTS: Final = ("claim", "claim any", "claim next", "succeed")
 # What statements about leases call the clock that they are held against.
 LEASE_CLOCK: Final = "lease_now"
 
-_GONE: Final = REMOVED | MOVED_AWAY | NO_LONGER_WATCHED
 # The number of watchers of one user is limited; when it is used up, another may end at any time.
 SECONDS_BETWEEN_TRIES: Final = 1.0
 
@@ -325,7 +326,10 @@ class SqliteChanges:
             self._events = None
 
     def _drain(self) -> None:
-        if self._events is not None and any(event.mask & _GONE for event in self._events.read()):
+        from stoker.inotify import MOVED_AWAY, NO_LONGER_WATCHED, REMOVED
+
+        gone = REMOVED | MOVED_AWAY | NO_LONGER_WATCHED
+        if self._events is not None and any(event.mask & gone for event in self._events.read()):
             self.close()
 
     def _version(self) -> int | None:
@@ -335,8 +339,11 @@ class SqliteChanges:
             return None
 
 
-def _watched(path: Path) -> Inotify | None:
+def _watched(path: Path) -> "Inotify | None":
     """Readable after somebody touched the file; None when that is not to be had."""
+    # Imported here because ctypes costs a short command milliseconds.
+    from stoker.inotify import MOVED_AWAY, REMOVED, TOUCHED, Inotify
+
     events = Inotify()
     if events.fileno() >= 0 and events.watch(path, TOUCHED | REMOVED | MOVED_AWAY):
         return events
