@@ -14,12 +14,11 @@ from stoker.actions.catalogue import WITH_ARGUMENT
 from stoker.cli.options.common import Typed
 from stoker.rules.registry import OFF, SHARED_OPTIONS, RuleType, rule_types
 from stoker.rules.rule import Option, Policy
-from stoker.units import parse_fraction, parse_length
+from stoker.units import parse_length
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 LENGTH = Typed("duration", parse_length)
-SHARE = Typed("percentage", parse_fraction)
 
 
 def policy_options(command: F) -> F:

@@ -16,7 +16,7 @@ import click
 from stoker.cli.options.common import DURATION, MEMORY
 from stoker.cli.output import json_option, note, print_json
 from stoker.errors import BadInputError, StokerError
-from stoker.units import format_duration, format_memory, parse_duration, parse_fraction, parse_memory
+from stoker.units import format_duration, format_memory, parse_fraction, parse_memory
 
 if TYPE_CHECKING:
     from stoker.gpus.model import Unknown
@@ -71,7 +71,7 @@ def _machine(spec: str | None) -> "SimMachine":
 )
 @click.option("--memory", metavar="MEMORY", help=f"Memory to hold on each GPU, such as 8GiB [{DEFAULT_MEMORY}].")
 @click.option("--utilization", metavar="PERCENT", help="Utilization of each GPU [90%].")
-@click.option("--for", "lasts", metavar="DURATION", help="How long, such as 60s [until Ctrl-C].")
+@click.option("--for", "lasts", type=DURATION, metavar="DURATION", help="How long, such as 60s [until Ctrl-C].")
 @click.option(
     "--phase",
     "phases",
@@ -87,15 +87,14 @@ def load(
     gpus: tuple[int, ...],
     memory: str | None,
     utilization: str | None,
-    lasts: str | None,
+    lasts: float | None,
     phases: tuple[str, ...],
     repeat: bool,
 ) -> None:
     """Run a process that occupies simulated GPUs."""
     script = _script(phases, utilization, repeat)
     held = parse_memory(memory or DEFAULT_MEMORY)
-    limit = None if lasts is None else _positive(lasts)
-    _occupy(_machine(spec), gpus or (0,), held, script, repeat, limit)
+    _occupy(_machine(spec), gpus or (0,), held, script, repeat, lasts)
 
 
 def _script(phases: tuple[str, ...], utilization: str | None, repeat: bool) -> "tuple[Phase, ...]":
@@ -112,13 +111,6 @@ def _script(phases: tuple[str, ...], utilization: str | None, repeat: bool) -> "
     if endless is not None and (repeat or endless is not script[-1]):
         raise BadInputError(f"the phase '{endless}' never ends, so nothing can follow it: give it a duration")
     return script
-
-
-def _positive(text: str) -> float:
-    seconds = parse_duration(text)
-    if seconds <= 0:
-        raise BadInputError(f"--for {text} must be greater than zero: write it like 60s")
-    return seconds
 
 
 def _occupy(
@@ -158,11 +150,11 @@ def _occupy(
 @click.argument("kind", required=False)
 @click.argument("argument", metavar="[FIELD|SECONDS]", required=False)
 @click.option("--gpu", type=click.IntRange(min=0), metavar="N", help="Only this GPU of the machine [all].")
-@click.option("--for", "lasts", metavar="DURATION", help="How long, such as 30s [until it is cleared].")
+@click.option("--for", "lasts", type=DURATION, metavar="DURATION", help="How long, such as 30s [until it is cleared].")
 @click.option("--clear", is_flag=True, help="Remove all faults, or those of KIND or of --gpu.")
 @click.pass_obj
 def fault(
-    spec: str | None, kind: str | None, argument: str | None, gpu: int | None, lasts: str | None, clear: bool
+    spec: str | None, kind: str | None, argument: str | None, gpu: int | None, lasts: float | None, clear: bool
 ) -> None:
     """Make simulated GPUs fail as real ones do, or remove the fault.
 
@@ -188,9 +180,9 @@ def fault(
         return
     if kind is None:
         raise BadInputError("which fault? Write lost, unsupported, hang, absurd or absent, or --clear")
-    added = parse_fault(kind, argument, gpu, machine.clock(), None if lasts is None else _positive(lasts))
+    added = parse_fault(kind, argument, gpu, machine.clock(), lasts)
     add_fault(machine, added)
-    click.echo(f"{added}, " + (f"for {lasts}" if lasts else "until 'stoker sim fault --clear'"))
+    click.echo(f"{added}, " + (f"for {format_duration(lasts)}" if lasts else "until 'stoker sim fault --clear'"))
 
 
 @sim_command.command("status")

@@ -21,8 +21,8 @@ from stoker.actions.catalogue import (
 from stoker.actions.notify import Notify
 from stoker.actions.systemd import ServiceManager, unit_text
 from stoker.actions.watcher import ACTED, Watched, Watcher, WatchOptions
-from stoker.cli.options.common import Typed, open_prober, source_options
-from stoker.cli.options.policy import LENGTH, SHARE, policy_options, then_option, with_joined_actions
+from stoker.cli.options.common import FRACTION, Typed, open_prober, source_options
+from stoker.cli.options.policy import LENGTH, policy_options, then_option, with_joined_actions
 from stoker.cli.output import dry_run_option
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.source import AbsentError
@@ -181,7 +181,7 @@ def _as_words(option: click.Parameter, value: Any) -> list[str]:
         return [name] if value else []
     if isinstance(value, list | tuple):
         return [word for one in value for word in (name, str(one))]
-    if isinstance(value, int | float) and option.type.name == SHARE.name:
+    if isinstance(value, int | float) and option.type.name == FRACTION.name:
         return [name, f"{value * 100:.10g}%"]
     return [name, str(value)]
 
