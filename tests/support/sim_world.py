@@ -1,4 +1,4 @@
-"""A simulated machine of which everything is made up: its directory, its clock and the processes in its /proc."""
+"""A simulated machine with a mock directory, clock and /proc."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,12 +36,12 @@ class SimWorld:
         (self.root / "proc" / str(pid) / "stat").unlink()
 
     def load(self, pid: int, *uses: Use, started: int = 50) -> None:
-        """What a process wrote down of itself, whether it is in /proc or not."""
+        """The load file of a process, whether it is in /proc or not."""
         with self.machine.locked():
             self.machine.write(Load(pid, started, uses))
 
     def run(self, pid: int, phases: Sequence[Phase], *, gpu: int = 0, memory: int = GIB) -> Use:
-        """A living process that begins these phases now."""
+        """A live process that starts these phases now."""
         use = Use(1, gpu, self.now, memory=memory, scripts=(Script(self.now, tuple(phases)),))
         self.process(pid)
         self.load(pid, use)

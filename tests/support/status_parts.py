@@ -1,4 +1,4 @@
-"""Jobs, machines and GPUs as an overview has them, without a queue."""
+"""Jobs, machines and GPUs of a snapshot, without a queue."""
 
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ def job(state: str = "queued", **changes: Any) -> Job:
         "cancel_requested": None,
         "origin": None,
     }
-    return Job(state=state, **{**usual, **changes})  # type: ignore[arg-type]  # a test writes the word
+    return Job(state=state, **{**usual, **changes})  # type: ignore[arg-type]  # tests pass the state by name
 
 
 def attempt(**changes: Any) -> Attempt:

@@ -21,7 +21,7 @@ from stoker.queue import View
 from tests.support.looks import a_gpu, a_look
 
 
-class Stage:
+class Harness:
     def __init__(self, directory: Path, fork_server: Mock) -> None:
         self.fork_server = fork_server
         self.prober = Mock(spec=Prober)
@@ -39,30 +39,30 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
+def harness(tmp_path: Path) -> Iterator[Harness]:
     fork_server = Mock(spec=ForkServer, expected=2)
     fork_server.fileno.return_value = -1
     with patch.object(module, "ForkServer", return_value=fork_server):
-        yield Stage(tmp_path, fork_server)
+        yield Harness(tmp_path, fork_server)
 
 
-def test_lost_gpus_are_a_problem_and_absent_gpus_are_not(stage: Stage) -> None:
+def test_lost_gpus_are_a_problem_and_absent_gpus_are_not(harness: Harness) -> None:
     absent = AbsentError("no GPU was found")
-    view = stage.report_after(absent)
+    view = harness.report_after(absent)
     assert (view.absent, view.problem, view.gpus) == (True, None, ())
-    view = stage.report_after(a_look(0.0))
+    view = harness.report_after(a_look(0.0))
     assert (view.absent, view.problem) == (False, None)
     assert [gpu.uuid for gpu in view.gpus] == [a_gpu(0).uuid]
-    view = stage.report_after(absent)
+    view = harness.report_after(absent)
     assert (view.absent, view.problem) == (False, "no GPU was found")
     assert view.gpus[0].unread_since is not None
 
 
-def test_cgroups_of_killed_supervisors_are_removed_at_close(stage: Stage, tmp_path: Path) -> None:
+def test_cgroups_of_killed_supervisors_are_removed_at_close(harness: Harness, tmp_path: Path) -> None:
     abandoned = tmp_path / f"stoker-{2**22}-1-0"  # no kernel gives out such a pid
-    stage.fork_server.close.side_effect = abandoned.mkdir
+    harness.fork_server.close.side_effect = abandoned.mkdir
     with patch("stoker.runs.processes.cgroup.own_cgroup", return_value=tmp_path):
-        stage.engine.close()
+        harness.engine.close()
     assert not abandoned.exists()
 
 

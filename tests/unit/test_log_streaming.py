@@ -47,7 +47,7 @@ class Run:
         (self.directory / "attempt.json").rename(self.directory / "delivered.json")
 
 
-class Stage:
+class Harness:
     """A worker that streams logs through a real queue, on a clock that the test sets."""
 
     def __init__(self, directory: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,12 +108,12 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
     with init_queue(str(tmp_path / "queue.db")) as store:
-        stage = Stage(tmp_path / "home", store, monkeypatch)
-        yield stage
-        stage.streaming.close()
-        stage.home.leave()
+        harness = Harness(tmp_path / "home", store, monkeypatch)
+        yield harness
+        harness.streaming.close()
+        harness.home.leave()
 
 
 def descriptors() -> int:
@@ -123,34 +123,34 @@ def descriptors() -> int:
 # Whose
 
 
-def test_only_requested_logs_are_streamed(stage: Stage) -> None:
-    run, unwanted = stage.requested(b"one\ntwo\n 10%"), stage.run()
+def test_only_requested_logs_are_streamed(harness: Harness) -> None:
+    run, unwanted = harness.requested(b"one\ntwo\n 10%"), harness.run()
     unwanted.prints(b"private\n")
-    stage.step()
-    chunk = stage.read(run)
+    harness.step()
+    chunk = harness.read(run)
     assert (chunk.finished, chunk.unfinished, chunk.is_behind, chunk.is_complete) == (
         b"one\ntwo\n",
         b" 10%",
         False,
         False,
     )
-    assert stage.store.logs.read_chunk(unwanted.attempt) is None
+    assert harness.store.logs.read_chunk(unwanted.attempt) is None
 
 
-def test_log_of_another_machine_is_not_streamed(stage: Stage) -> None:
-    run = stage.run("another-1")
+def test_log_of_another_machine_is_not_streamed(harness: Harness) -> None:
+    run = harness.run("another-1")
     run.prints(b"of an older job by the same name\n")
-    stage.store.logs.request_stream(run.attempt, LONG)
-    stage.step()
-    assert stage.store.logs.read_chunk(run.attempt) is None
+    harness.store.logs.request_stream(run.attempt, LONG)
+    harness.step()
+    assert harness.store.logs.read_chunk(run.attempt) is None
 
 
-def test_log_of_an_earlier_worker_of_this_home_is_streamed(stage: Stage) -> None:
-    run = stage.run(f"{stage.home.key}-earlier")
+def test_log_of_an_earlier_worker_of_this_home_is_streamed(harness: Harness) -> None:
+    run = harness.run(f"{harness.home.key}-earlier")
     run.prints(b"one\n")
-    stage.store.logs.request_stream(run.attempt, LONG)
-    stage.step()
-    assert stage.read(run).finished == b"one\n"
+    harness.store.logs.request_stream(run.attempt, LONG)
+    harness.step()
+    assert harness.read(run).finished == b"one\n"
 
 
 def of_another_queue(run: Run) -> None:
@@ -173,220 +173,220 @@ def cleaned_away(run: Run) -> None:
 
 
 @pytest.mark.parametrize("spoilt", [of_another_queue, linked, linked_as_a_whole, cleaned_away])
-def test_files_of_another_attempt_are_not_streamed(stage: Stage, spoilt: Callable[[Run], None]) -> None:
-    run = stage.requested(b"secret\n")
+def test_files_of_another_attempt_are_not_streamed(harness: Harness, spoilt: Callable[[Run], None]) -> None:
+    run = harness.requested(b"secret\n")
     spoilt(run)
     for _ in range(3):
-        stage.step(SECOND)
-    assert stage.store.logs.read_chunk(run.attempt) is None
+        harness.step(SECOND)
+    assert harness.store.logs.read_chunk(run.attempt) is None
 
 
 # When
 
 
-def test_requests_are_checked_at_most_once_a_second(stage: Stage) -> None:
-    asked = stage.calls("stream_requests")
-    stage.step()
+def test_requests_are_checked_at_most_once_a_second(harness: Harness) -> None:
+    asked = harness.calls("stream_requests")
+    harness.step()
     for _ in range(9):
-        stage.streaming.note_change()
-        stage.step(0.1)
+        harness.streaming.note_change()
+        harness.step(0.1)
     assert len(asked) == 1
-    assert stage.streaming.due() == pytest.approx(1000.0 + SECOND)
-    stage.step(0.2)
+    assert harness.streaming.due() == pytest.approx(1000.0 + SECOND)
+    harness.step(0.2)
     assert len(asked) == 2
 
 
-def test_without_requests_or_changes_nothing_is_checked(stage: Stage) -> None:
-    asked = stage.calls("stream_requests")
-    stage.step()
+def test_without_requests_or_changes_nothing_is_checked(harness: Harness) -> None:
+    asked = harness.calls("stream_requests")
+    harness.step()
     # Only whether others have left something is looked for now and then.
-    assert stage.streaming.due() - stage.now == 600.0
-    stage.step(3600.0)
+    assert harness.streaming.due() - harness.now == 600.0
+    harness.step(3600.0)
     assert len(asked) == 1
-    run = stage.requested(b"one\n")
-    stage.streaming.note_change()
-    assert stage.streaming.due() <= stage.now
-    stage.step()
-    assert stage.read(run).finished == b"one\n"
+    run = harness.requested(b"one\n")
+    harness.streaming.note_change()
+    assert harness.streaming.due() <= harness.now
+    harness.step()
+    assert harness.read(run).finished == b"one\n"
 
 
-def test_log_that_starts_after_its_request_is_streamed_within_a_second(stage: Stage) -> None:
-    run = stage.run()
-    stage.store.logs.request_stream(run.attempt, LONG)
-    stage.step()
+def test_log_that_starts_after_its_request_is_streamed_within_a_second(harness: Harness) -> None:
+    run = harness.run()
+    harness.store.logs.request_stream(run.attempt, LONG)
+    harness.step()
     run.prints(b"one\n")
-    stage.step(SECOND)
-    assert stage.read(run).finished == b"one\n"
+    harness.step(SECOND)
+    assert harness.read(run).finished == b"one\n"
 
 
-def test_long_log_is_streamed_in_steps(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_log_is_streamed_in_steps(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STEP", 10)
     lines = b"".join(b"%04d\n" % number for number in range(7))
-    run = stage.requested(lines + b"last")
+    run = harness.requested(lines + b"last")
     for step in (1, 2, 3):
-        stage.step()
-        chunk = stage.read(run)
+        harness.step()
+        chunk = harness.read(run)
         assert (chunk.finished, chunk.unfinished, chunk.is_behind) == (lines[: 10 * step], b"", True)
-        assert stage.streaming.due() <= stage.now
-    stage.step()
-    chunk = stage.read(run)
+        assert harness.streaming.due() <= harness.now
+    harness.step()
+    chunk = harness.read(run)
     assert (chunk.finished, chunk.unfinished, chunk.is_behind) == (lines, b"last", False)
-    assert stage.streaming.due() == stage.now + MOMENT
+    assert harness.streaming.due() == harness.now + MOMENT
 
 
-def test_new_text_is_sent_twice_a_second_and_nothing_otherwise(stage: Stage) -> None:
-    run = stage.requested(b"one\n")
-    stage.step()
-    brought = stage.calls("write_chunk")
+def test_new_text_is_sent_twice_a_second_and_nothing_otherwise(harness: Harness) -> None:
+    run = harness.requested(b"one\n")
+    harness.step()
+    brought = harness.calls("write_chunk")
     run.prints(b"two\n")
-    stage.step(0.9 * MOMENT)
+    harness.step(0.9 * MOMENT)
     assert not brought
-    stage.step(0.1 * MOMENT)
-    assert stage.read(run).finished == b"one\ntwo\n"
+    harness.step(0.1 * MOMENT)
+    assert harness.read(run).finished == b"one\ntwo\n"
     for _ in range(10):
-        stage.step(MOMENT)
+        harness.step(MOMENT)
     assert len(brought) == 1
     run.prints(b" 10%")
-    stage.step(MOMENT)
-    assert stage.read(run).unfinished == b" 10%"
+    harness.step(MOMENT)
+    assert harness.read(run).unfinished == b" 10%"
     os.truncate(run.output, 8)
     run.prints(b" 20%\nthree\n")
-    stage.step(MOMENT)
-    assert (stage.read(run).finished, stage.read(run).unfinished) == (b"one\ntwo\n 20%\nthree\n", b"")
+    harness.step(MOMENT)
+    assert (harness.read(run).finished, harness.read(run).unfinished) == (b"one\ntwo\n 20%\nthree\n", b"")
     assert len(brought) == 3
 
 
-def test_several_logs_are_streamed_side_by_side(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_logs_are_streamed_side_by_side(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STEP", 4)
-    runs = [stage.requested(b"%d00\n" % number * 5) for number in range(3)]
+    runs = [harness.requested(b"%d00\n" % number * 5) for number in range(3)]
     for _ in range(6):
-        stage.step()
-    assert [len(stage.read(run).finished) for run in runs] == [8, 8, 8]
-    stage.step_all()
-    assert [stage.read(run).finished for run in runs] == [b"%d00\n" % number * 5 for number in range(3)]
+        harness.step()
+    assert [len(harness.read(run).finished) for run in runs] == [8, 8, 8]
+    harness.step_all()
+    assert [harness.read(run).finished for run in runs] == [b"%d00\n" % number * 5 for number in range(3)]
 
 
-def test_streams_wait_while_too_many_are_behind(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_wait_while_too_many_are_behind(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_BEHIND", 2)
     monkeypatch.setattr(module, "_MAX_OPEN", 3)
     before = descriptors()
-    runs = [stage.requested(b"one\n") for _ in range(5)]
-    stage.step_all()
+    runs = [harness.requested(b"one\n") for _ in range(5)]
+    harness.step_all()
     assert descriptors() == before + 2
-    assert sum(stage.store.logs.read_chunk(run.attempt) is not None for run in runs) == 2
+    assert sum(harness.store.logs.read_chunk(run.attempt) is not None for run in runs) == 2
     for _ in range(3):
-        stage.step_all(SECOND)
+        harness.step_all(SECOND)
     assert descriptors() == before + 3
     for run in runs:
         run.ends()
     for _ in range(5):
-        stage.step_all(SECOND)
-    assert all(stage.read(run).is_complete for run in runs)
+        harness.step_all(SECOND)
+    assert all(harness.read(run).is_complete for run in runs)
     assert descriptors() == before
-    assert stage.streaming.due() == stage.now + SECOND  # a complete stream is not checked again
+    assert harness.streaming.due() == harness.now + SECOND  # a complete stream is not checked again
 
 
-def test_followed_jobs_do_not_delay_other_streams(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_followed_jobs_do_not_delay_other_streams(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_BEHIND", 1)
     for _ in range(3):
-        run = stage.requested(b"one\n")
+        run = harness.requested(b"one\n")
         for _ in range(2):
-            stage.step_all(SECOND)
-        assert stage.read(run).finished == b"one\n"
+            harness.step_all(SECOND)
+        assert harness.read(run).finished == b"one\n"
 
 
-def test_new_reader_right_after_another_gets_the_log_of_a_silent_job(stage: Stage) -> None:
-    run = stage.requested(b"one\n")
-    stage.step_all()
-    stage.expire_request(run)
-    stage.store.logs.request_stream(run.attempt, LONG)
-    assert stage.store.logs.read_chunk(run.attempt) is None
-    stage.step_all(SECOND)
-    assert stage.read(run).finished == b"one\n"
+def test_new_reader_right_after_another_gets_the_log_of_a_silent_job(harness: Harness) -> None:
+    run = harness.requested(b"one\n")
+    harness.step_all()
+    harness.expire_request(run)
+    harness.store.logs.request_stream(run.attempt, LONG)
+    assert harness.store.logs.read_chunk(run.attempt) is None
+    harness.step_all(SECOND)
+    assert harness.read(run).finished == b"one\n"
 
 
-def test_total_size_of_streams_is_limited(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_total_size_of_streams_is_limited(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_STORED", 6)
-    runs = [stage.requested(b"one\n") for _ in range(4)]
+    runs = [harness.requested(b"one\n") for _ in range(4)]
     for run in runs:
         run.ends()
     for _ in range(5):
-        stage.step_all(SECOND)
-    assert sum(stage.store.logs.read_chunk(run.attempt) is not None for run in runs) == 4
+        harness.step_all(SECOND)
+    assert sum(harness.store.logs.read_chunk(run.attempt) is not None for run in runs) == 4
     # All were begun before the first was brought; no other one is.
-    another = stage.requested(b"two\n")
-    stage.step_all(SECOND)
-    assert stage.store.logs.read_chunk(another.attempt) is None
+    another = harness.requested(b"two\n")
+    harness.step_all(SECOND)
+    assert harness.store.logs.read_chunk(another.attempt) is None
 
 
 @pytest.mark.parametrize("line", [b"x" * 200, b"x" * 200 + b"\n", b"one\n" * 3 + b"x" * 200])
-def test_line_without_an_end_is_not_streamed(stage: Stage, monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
+def test_line_without_an_end_is_not_streamed(harness: Harness, monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
     monkeypatch.setattr(module, "_MAX_LINE", 100)
     monkeypatch.setattr(module, "_STEP", 10)
-    run = stage.requested(line)
+    run = harness.requested(line)
     for _ in range(3):
-        stage.step_all(SECOND)
-    assert stage.store.logs.read_chunk(run.attempt) is None
+        harness.step_all(SECOND)
+    assert harness.store.logs.read_chunk(run.attempt) is None
     read = [0]
     monkeypatch.setattr(LogFileReader, "read", lambda *_: read.append(1))
-    stage.step_all(SECOND)
+    harness.step_all(SECOND)
     assert read == [0]  # nor is it tried again
 
 
 # What
 
 
-def test_rotated_log_is_streamed_whole_in_one_edition(stage: Stage) -> None:
-    run = stage.requested()
+def test_rotated_log_is_streamed_whole_in_one_edition(harness: Harness) -> None:
+    run = harness.requested()
     log = LogWriter(run.output, 2 * 60)
     written = b""
     for number in range(40):
         line = b"line number %d\n" % number
         log.write(line)
         written += line
-        stage.step(MOMENT)
+        harness.step(MOMENT)
     log.close()
-    edition = stage.read(run).edition
+    edition = harness.read(run).edition
     found = b""
-    while (chunk := stage.read(run, edition, len(found))).is_behind:
+    while (chunk := harness.read(run, edition, len(found))).is_behind:
         found += chunk.finished
     assert found + chunk.finished == written
     assert chunk.edition == edition
 
 
-def test_too_large_log_is_not_streamed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_log_is_not_streamed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_LOG", 100)
     monkeypatch.setattr(module, "_STEP", 10)
-    run = stage.run()
+    run = harness.run()
     (run.directory / "output.1").write_bytes(b"x\n" * 40)
     run.prints(b"x\n" * 11)
-    stage.store.logs.request_stream(run.attempt, LONG)
-    brought = stage.calls("write_chunk")
+    harness.store.logs.request_stream(run.attempt, LONG)
+    brought = harness.calls("write_chunk")
     for _ in range(3):
-        stage.step(SECOND)
+        harness.step(SECOND)
     assert not brought
-    assert stage.store.logs.read_chunk(run.attempt) is None
+    assert harness.store.logs.read_chunk(run.attempt) is None
 
 
-def test_stream_of_a_log_that_becomes_too_large_is_dropped(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_of_a_log_that_becomes_too_large_is_dropped(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_LOG", 100)
-    run = stage.requested(b"x\n" * 50)
-    stage.step()
-    assert len(stage.read(run).finished) == 100
+    run = harness.requested(b"x\n" * 50)
+    harness.step()
+    assert len(harness.read(run).finished) == 100
     opened = descriptors()
     run.prints(b"y\n")
     for _ in range(5):
-        stage.step(MOMENT)
-        assert stage.store.logs.read_chunk(run.attempt) is None
+        harness.step(MOMENT)
+        assert harness.store.logs.read_chunk(run.attempt) is None
     assert descriptors() == opened - 1
 
 
 @pytest.mark.parametrize("error", [StokerError("it cannot be read"), OSError(errno.EIO, "Input/output error")])
 def test_unreadable_log_is_dropped_without_affecting_others(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, error: Exception
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    bad, good = stage.requested(b"one\n"), stage.requested(b"one\n")
-    stage.step_all()
+    bad, good = harness.requested(b"one\n"), harness.requested(b"one\n")
+    harness.step_all()
     read = LogFileReader.read
 
     def spoilt(reader: LogFileReader, most: int | None = None) -> Any:
@@ -398,74 +398,76 @@ def test_unreadable_log_is_dropped_without_affecting_others(
         run.prints(b"two\n")
     with monkeypatch.context() as trouble:
         trouble.setattr(LogFileReader, "read", spoilt)
-        stage.step_all(MOMENT)
-        assert stage.store.logs.read_chunk(bad.attempt) is None
-        stage.step_all(SECOND)
-        assert stage.store.logs.read_chunk(bad.attempt) is None
-    assert stage.read(good).finished == b"one\ntwo\n"
-    stage.expire_request(bad)
-    stage.step_all(SECOND)
-    stage.store.logs.request_stream(bad.attempt, LONG)
-    stage.step_all(SECOND)
-    assert stage.read(bad).finished == b"one\ntwo\n"
+        harness.step_all(MOMENT)
+        assert harness.store.logs.read_chunk(bad.attempt) is None
+        harness.step_all(SECOND)
+        assert harness.store.logs.read_chunk(bad.attempt) is None
+    assert harness.read(good).finished == b"one\ntwo\n"
+    harness.expire_request(bad)
+    harness.step_all(SECOND)
+    harness.store.logs.request_stream(bad.attempt, LONG)
+    harness.step_all(SECOND)
+    assert harness.read(bad).finished == b"one\ntwo\n"
 
 
-def test_growing_line_is_cut_until_it_ends(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_line_is_cut_until_it_ends(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_UNFINISHED", 64)
-    run = stage.requested(b"one\n" + b"x" * 100)
-    stage.step()
-    assert stage.read(run).unfinished == b"x" * 64
-    brought = stage.calls("write_chunk")
+    run = harness.requested(b"one\n" + b"x" * 100)
+    harness.step()
+    assert harness.read(run).unfinished == b"x" * 64
+    brought = harness.calls("write_chunk")
     run.prints(b"x" * 100)
-    stage.step(MOMENT)
+    harness.step(MOMENT)
     assert not brought  # that is what it is for
     run.ends()
-    stage.step(MOMENT)
-    chunk = stage.read(run)
+    harness.step(MOMENT)
+    chunk = harness.read(run)
     assert (chunk.unfinished, chunk.is_complete) == (b"x" * 200, True)
 
 
 @pytest.mark.parametrize("end", [b"", b"\nlast\n"])
-def test_line_longer_than_a_step_is_streamed_to_its_end(stage: Stage, end: bytes) -> None:
+def test_line_longer_than_a_step_is_streamed_to_its_end(harness: Harness, end: bytes) -> None:
     """What the file has behind the step is not yet known when the line is first seen to have grown."""
-    run = stage.requested(b"one\n" + b"x" * 100_000)
-    stage.step()
+    run = harness.requested(b"one\n" + b"x" * 100_000)
+    harness.step()
     run.prints(b"x" * 900_000 + end)
     run.ends()
     for _ in range(3):
-        stage.step(MOMENT)
-    chunk = stage.read(run)
+        harness.step(MOMENT)
+    chunk = harness.read(run)
     assert chunk.is_complete
     assert chunk.finished + chunk.unfinished == b"one\n" + b"x" * 1_000_000 + end
 
 
-def test_stream_of_an_ended_attempt_is_complete_once_all_is_sent(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_of_an_ended_attempt_is_complete_once_all_is_sent(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_STEP", 10)
-    run = stage.requested(b"123456789\n")
-    stage.step()
+    run = harness.requested(b"123456789\n")
+    harness.step()
     run.prints(b"123456789\n" * 2 + b"end")
     run.ends()
-    stage.step(MOMENT)
-    stage.step()
-    assert (stage.read(run).size, stage.read(run).is_complete) == (30, False)
-    stage.step()
-    chunk = stage.read(run)
+    harness.step(MOMENT)
+    harness.step()
+    assert (harness.read(run).size, harness.read(run).is_complete) == (30, False)
+    harness.step()
+    chunk = harness.read(run)
     assert (chunk.finished, chunk.unfinished, chunk.is_complete) == (b"123456789\n" * 3, b"end", True)
 
 
-def test_log_of_an_old_attempt_is_streamed_at_once(stage: Stage) -> None:
-    run = stage.run()
+def test_log_of_an_old_attempt_is_streamed_at_once(harness: Harness) -> None:
+    run = harness.run()
     (run.directory / "output.1").write_bytes(b"older\n")
     run.prints(b"newer\n")
     run.ends()
-    stage.store.logs.request_stream(run.attempt, LONG)
-    stage.step()
-    chunk = stage.read(run)
+    harness.store.logs.request_stream(run.attempt, LONG)
+    harness.step()
+    chunk = harness.read(run)
     assert (chunk.finished, chunk.is_complete) == (b"older\nnewer\n", True)
 
 
-def test_stream_is_complete_only_with_the_last_line(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = stage.requested(b"one\n")
+def test_stream_is_complete_only_with_the_last_line(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = harness.requested(b"one\n")
     read = LogFileReader.read
 
     def and_then_it_ends(reader: LogFileReader, most: int | None = None) -> Any:
@@ -476,94 +478,94 @@ def test_stream_is_complete_only_with_the_last_line(stage: Stage, monkeypatch: p
 
     with monkeypatch.context() as patch:
         patch.setattr(LogFileReader, "read", and_then_it_ends)
-        stage.step()
-    assert (stage.read(run).finished, stage.read(run).is_complete) == (b"one\n", False)
-    stage.step(MOMENT)
-    assert (stage.read(run).finished, stage.read(run).is_complete) == (b"one\nlast words\n", True)
+        harness.step()
+    assert (harness.read(run).finished, harness.read(run).is_complete) == (b"one\n", False)
+    harness.step(MOMENT)
+    assert (harness.read(run).finished, harness.read(run).is_complete) == (b"one\nlast words\n", True)
 
 
 # Its end
 
 
-def test_stream_without_readers_is_closed(stage: Stage) -> None:
+def test_stream_without_readers_is_closed(harness: Harness) -> None:
     before = descriptors()
-    run = stage.requested(b"one\n")
-    stage.step()
+    run = harness.requested(b"one\n")
+    harness.step()
     assert descriptors() == before + 1
-    stage.expire_request(run)
-    asked, ended = stage.calls("stream_requests"), stage.calls("expire_streams")
-    stage.step(SECOND)
+    harness.expire_request(run)
+    asked, ended = harness.calls("stream_requests"), harness.calls("expire_streams")
+    harness.step(SECOND)
     assert descriptors() == before
     run.prints(b"two\n")
-    stage.step(SECOND)
-    assert stage.read(run).finished == b"one\n"
+    harness.step(SECOND)
+    assert harness.read(run).finished == b"one\n"
     # A reader that returns soon finds the stream; after that it expires.
-    assert 60.0 <= stage.streaming.due() - stage.now < 120.0
+    assert 60.0 <= harness.streaming.due() - harness.now < 120.0
     assert not ended
-    stage.expire_request(run, ago=61.0)
-    stage.step(stage.streaming.due() - stage.now)
-    assert stage.store.logs.read_chunk(run.attempt) is None
-    assert (stage.streaming.due() - stage.now, len(asked)) == (600.0, 1)
+    harness.expire_request(run, ago=61.0)
+    harness.step(harness.streaming.due() - harness.now)
+    assert harness.store.logs.read_chunk(run.attempt) is None
+    assert (harness.streaming.due() - harness.now, len(asked)) == (600.0, 1)
 
 
-def test_stream_without_readers_is_closed_when_sending(stage: Stage) -> None:
+def test_stream_without_readers_is_closed_when_sending(harness: Harness) -> None:
     before = descriptors()
-    run = stage.requested(b"one\n")
-    stage.step()
-    stage.expire_request(run)
+    run = harness.requested(b"one\n")
+    harness.step()
+    harness.expire_request(run)
     run.prints(b"two\n")
-    stage.step(MOMENT)
+    harness.step(MOMENT)
     assert descriptors() == before
-    assert stage.read(run).finished == b"one\n"
+    assert harness.read(run).finished == b"one\n"
 
 
-def test_returning_reader_gets_what_it_missed(stage: Stage) -> None:
-    run = stage.requested(b"one\n")
-    stage.step()
-    first = stage.read(run)
-    stage.expire_request(run)
-    stage.step(SECOND)
+def test_returning_reader_gets_what_it_missed(harness: Harness) -> None:
+    run = harness.requested(b"one\n")
+    harness.step()
+    first = harness.read(run)
+    harness.expire_request(run)
+    harness.step(SECOND)
     run.prints(b"two\n")
-    stage.store.logs.request_stream(run.attempt, LONG)
-    stage.streaming.note_change()
-    stage.step(SECOND)
-    assert stage.read(run, first.edition, first.size).size == 8
-    assert stage.read(run).finished == b"one\ntwo\n"
+    harness.store.logs.request_stream(run.attempt, LONG)
+    harness.streaming.note_change()
+    harness.step(SECOND)
+    assert harness.read(run, first.edition, first.size).size == 8
+    assert harness.read(run).finished == b"one\ntwo\n"
 
 
-def test_job_cleaned_during_streaming_is_ignored(stage: Stage) -> None:
-    run, other = stage.requested(b"one\n"), stage.requested(b"one\n")
-    stage.step_all()
-    assert stage.store.attempts.finish(run.attempt, "succeeded", 0)
-    assert stage.store.jobs.clean(-1.0) == 1
+def test_job_cleaned_during_streaming_is_ignored(harness: Harness) -> None:
+    run, other = harness.requested(b"one\n"), harness.requested(b"one\n")
+    harness.step_all()
+    assert harness.store.attempts.finish(run.attempt, "succeeded", 0)
+    assert harness.store.jobs.clean(-1.0) == 1
     for one in (run, other):
         one.prints(b"two\n")
-    stage.step_all(MOMENT)
-    stage.step_all(SECOND)
-    assert stage.read(other).finished == b"one\ntwo\n"
+    harness.step_all(MOMENT)
+    harness.step_all(SECOND)
+    assert harness.read(other).finished == b"one\ntwo\n"
 
 
-def test_stream_restarts_after_it_expired_during_an_outage(stage: Stage) -> None:
-    run = stage.requested(b"one\n")
-    stage.step()
-    stage.expire_request(run, ago=120.0)
-    stage.store.logs.expire_streams()
-    stage.store.logs.request_stream(run.attempt, LONG)
+def test_stream_restarts_after_it_expired_during_an_outage(harness: Harness) -> None:
+    run = harness.requested(b"one\n")
+    harness.step()
+    harness.expire_request(run, ago=120.0)
+    harness.store.logs.expire_streams()
+    harness.store.logs.request_stream(run.attempt, LONG)
     run.prints(b"two\n")
     for _ in range(3):
-        stage.step(SECOND)
-    assert stage.read(run).finished == b"one\ntwo\n"
+        harness.step(SECOND)
+    assert harness.read(run).finished == b"one\ntwo\n"
 
 
 @pytest.mark.parametrize("was_done", [False, True])
 def test_stream_restarts_after_the_queue_was_away(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, was_done: bool
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, was_done: bool
 ) -> None:
     before = descriptors()
-    run = stage.requested(b"one\n")
-    stage.step()
-    edition = stage.read(run).edition
-    write_log_chunk = stage.store.logs.write_chunk
+    run = harness.requested(b"one\n")
+    harness.step()
+    edition = harness.read(run).edition
+    write_log_chunk = harness.store.logs.write_chunk
 
     def away(attempt: str, chunk: LogChunk) -> bool:
         if was_done:
@@ -572,47 +574,47 @@ def test_stream_restarts_after_the_queue_was_away(
 
     run.prints(b"two\n")
     with monkeypatch.context() as trouble:
-        trouble.setattr(stage.store.logs, "write_chunk", away)
+        trouble.setattr(harness.store.logs, "write_chunk", away)
         with pytest.raises(QueueAwayError):
-            stage.step(MOMENT)
+            harness.step(MOMENT)
     assert descriptors() == before
-    stage.streaming.note_change()
-    stage.step(SECOND)
-    assert stage.read(run).edition == edition  # the stream itself may have caused the outage
-    stage.step(5.0)
-    chunk = stage.read(run, edition, 4)
+    harness.streaming.note_change()
+    harness.step(SECOND)
+    assert harness.read(run).edition == edition  # the stream itself may have caused the outage
+    harness.step(5.0)
+    chunk = harness.read(run, edition, 4)
     assert (chunk.start, chunk.finished) == (0, b"one\ntwo\n")
     assert chunk.edition != edition
 
 
-def test_requests_are_checked_again_after_the_queue_was_away(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_are_checked_again_after_the_queue_was_away(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     def away() -> None:
         raise QueueAwayError("the queue went away")
 
     with monkeypatch.context() as trouble:
-        trouble.setattr(stage.store.logs, "stream_requests", away)
+        trouble.setattr(harness.store.logs, "stream_requests", away)
         with pytest.raises(QueueAwayError):
-            stage.step()
-    run = stage.requested(b"one\n")
-    stage.step(5.0)
-    assert stage.read(run).finished == b"one\n"
+            harness.step()
+    run = harness.requested(b"one\n")
+    harness.step(5.0)
+    assert harness.read(run).finished == b"one\n"
 
 
-def test_database_that_refuses_streams_affects_no_job(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_that_refuses_streams_affects_no_job(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_attempt: str, _chunk: LogChunk) -> bool:
         raise StokerError("the queue may not be changed by this user")
 
-    run = stage.requested(b"one\n")
+    run = harness.requested(b"one\n")
     with monkeypatch.context() as trouble:
-        trouble.setattr(stage.store.logs, "write_chunk", refused)
-        stage.step()
-    asked = stage.calls("stream_requests")
+        trouble.setattr(harness.store.logs, "write_chunk", refused)
+        harness.step()
+    asked = harness.calls("stream_requests")
     for _ in range(10):
-        stage.streaming.note_change()
-        stage.step(SECOND)
+        harness.streaming.note_change()
+        harness.step(SECOND)
     assert not asked  # it would be refused again
-    stage.step(120.0)
-    assert stage.read(run).finished == b"one\n"
+    harness.step(120.0)
+    assert harness.read(run).finished == b"one\n"
 
 
 # All of it together
@@ -626,20 +628,20 @@ STEPS = st.lists(st.tuples(PRINTED, EVENTS), min_size=15, max_size=40)
 
 
 @pytest.fixture(scope="module")
-def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     """One for all examples."""
     place = tmp_path_factory.mktemp("lasting")
     with pytest.MonkeyPatch.context() as patch, init_queue(str(place / "queue.db")) as store:
         patch.setattr(module, "_STEP", 64)
-        stage = Stage(place / "home", store, patch)
-        yield stage
-        stage.streaming.close()
-        stage.home.leave()
+        harness = Harness(place / "home", store, patch)
+        yield harness
+        harness.streaming.close()
+        harness.home.leave()
 
 
 @given(steps=STEPS)
 @settings(max_examples=examples(60))
-def test_copy_equals_the_log_after_any_sequence_of_events(lasting: Stage, steps: list[tuple[bytes, str]]) -> None:
+def test_copy_equals_the_log_after_any_sequence_of_events(lasting: Harness, steps: list[tuple[bytes, str]]) -> None:
     # A line that is longer than a file is cut there, and no carriage return overwrites its beginning any more.
     assume(max(map(len, re.split(rb"[\r\n]", b"".join(printed for printed, _ in steps)))) < LIMIT // 2)
     run = lasting.requested()
@@ -669,32 +671,32 @@ def test_copy_equals_the_log_after_any_sequence_of_events(lasting: Stage, steps:
 
 def play(
     steps: list[tuple[bytes, str]],
-    stage: Stage,
+    harness: Harness,
     run: Run,
     logs: tuple[LogWriter, LogWriter],
     follower: "Follower",
 ) -> bool:
     """Whether the copy has all of it."""
     is_whole = True
-    stage.streaming.note_change()
-    stage.step(SECOND)
+    harness.streaming.note_change()
+    harness.step(SECOND)
     for printed, event in steps:
         for log in logs:
             log.write(printed)
         # Two rotations between two looks would lose lines to any reader.
-        stage.step(MOMENT)
+        harness.step(MOMENT)
         match event:
             case "lends":
-                stage.step(SECOND)
+                harness.step(SECOND)
             case "reads":
-                follower.read(stage.store)
+                follower.read(harness.store)
             case "worker restarts" | "queue goes away":
                 # What was rotated away before is not in the next edition.
                 is_whole = is_whole and not (run.directory / "output.1").exists()
-                stage.streaming.close()
+                harness.streaming.close()
                 if event == "worker restarts":
-                    stage.streaming = LogStreaming(stage.home)
-                stage.step(SECOND)
+                    harness.streaming = LogStreaming(harness.home)
+                harness.step(SECOND)
     return is_whole
 
 

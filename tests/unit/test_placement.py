@@ -703,7 +703,7 @@ class Machine:
         self.held = [allocation for allocation in self.held if self.ends[allocation.request.job] > self.now]
 
 
-class Crowd:
+class SmallJobs:
     """An endless supply of small jobs of every kind."""
 
     def __init__(self, chance: random.Random, *, sharing: bool) -> None:
@@ -727,13 +727,13 @@ class Crowd:
         )
 
 
-def live_until_it_starts(machine: Machine, big: ResourceRequest, crowd: Crowd, deadline: float) -> None:
+def simulate_until_start(machine: Machine, big: ResourceRequest, small_jobs: SmallJobs, deadline: float) -> None:
     """There are always five small jobs behind the big one, which must start by the deadline."""
     waiting = [big]
-    crowd.durations[big.job] = 1.0
+    small_jobs.durations[big.job] = 1.0
     while machine.now <= deadline:
-        waiting += [crowd.next() for _ in range(6 - len(waiting))]
-        started = machine.turn(waiting, crowd.durations)
+        waiting += [small_jobs.next() for _ in range(6 - len(waiting))]
+        started = machine.turn(waiting, small_jobs.durations)
         if big.job in started:
             return
         waiting = [request for request in waiting if request.job not in started]
@@ -741,12 +741,12 @@ def live_until_it_starts(machine: Machine, big: ResourceRequest, crowd: Crowd, d
     pytest.fail(f"the big job still waits at {machine.now}, after its deadline of {deadline}")
 
 
-def a_machine_full_of(crowd: Crowd, seen: list[GpuState]) -> Machine:
+def a_machine_filled_with(small_jobs: SmallJobs, seen: list[GpuState]) -> Machine:
     machine = Machine(seen, RULES)
     for _ in range(3):  # jobs that began at different times
-        machine.turn([crowd.next() for _ in range(8)], crowd.durations)
+        machine.turn([small_jobs.next() for _ in range(8)], small_jobs.durations)
         machine.until_something_ends()
-    machine.turn([crowd.next() for _ in range(8)], crowd.durations)
+    machine.turn([small_jobs.next() for _ in range(8)], small_jobs.durations)
     return machine
 
 
@@ -755,11 +755,11 @@ def a_machine_full_of(crowd: Crowd, seen: list[GpuState]) -> Machine:
 def test_big_job_starts_after_the_running_jobs_despite_many_small_ones(
     count: int, data: st.DataObject, chance: random.Random
 ) -> None:
-    crowd = Crowd(chance, sharing=False)
-    machine = a_machine_full_of(crowd, gpus(count))
+    small_jobs = SmallJobs(chance, sharing=False)
+    machine = a_machine_filled_with(small_jobs, gpus(count))
     big = a_job("big", data.draw(st.integers(2, count)), order=-1)
     last = max(h.ends if math.isfinite(h.ends) else machine.ends[h.request.job] for h in machine.held)
-    live_until_it_starts(machine, big, crowd, last + Machine.GRACE)
+    simulate_until_start(machine, big, small_jobs, last + Machine.GRACE)
 
 
 @settings(deadline=None, max_examples=examples(60))
@@ -767,19 +767,19 @@ def test_big_job_starts_after_the_running_jobs_despite_many_small_ones(
 def test_job_for_whole_gpus_is_not_starved_by_sharing_jobs(
     count: int, data: st.DataObject, chance: random.Random
 ) -> None:
-    crowd = Crowd(chance, sharing=True)
-    machine = a_machine_full_of(crowd, gpus(count))
+    small_jobs = SmallJobs(chance, sharing=True)
+    machine = a_machine_filled_with(small_jobs, gpus(count))
     big = a_job("big", data.draw(st.integers(1, count)), order=-1)
     # Each GPU holds eleven small ones of 600 s at the most, and is kept empty of new ones once it is the emptiest.
-    live_until_it_starts(machine, big, crowd, machine.now + count * 11 * 1200.0)
+    simulate_until_start(machine, big, small_jobs, machine.now + count * 11 * 1200.0)
 
 
 class Cluster:
     """Several machines with one queue, which knows the one machine with a reservation for a job."""
 
-    def __init__(self, machines: Sequence[Machine], crowd: Crowd) -> None:
+    def __init__(self, machines: Sequence[Machine], small_jobs: SmallJobs) -> None:
         self.machines = machines
-        self.crowd = crowd
+        self.small_jobs = small_jobs
         self.kept: dict[str, tuple[Machine, float, int]] = {}
         self.now = max(machine.now for machine in machines)
         for machine in machines:
@@ -803,7 +803,7 @@ class Cluster:
             for job, (reaper_process, at, missing) in self.kept.items()
             if reaper_process is not machine
         }
-        started = machine.turn(waiting, self.crowd.durations, elsewhere)
+        started = machine.turn(waiting, self.small_jobs.durations, elsewhere)
         for keeping in machine.keeping:
             if keeping.affects_others or keeping.job in self.kept:
                 self.kept[keeping.job] = (machine, self.now + keeping.offer.starts_in, keeping.offer.missing)
@@ -829,15 +829,15 @@ def test_one_machine_reserves_gpus_for_a_big_job_and_the_others_continue(
     counts: list[int], data: st.DataObject, chance: random.Random
 ) -> None:
     counts = [max(2, counts[0]), *counts[1:]]
-    crowd = Crowd(chance, sharing=False)
-    cluster = Cluster([a_machine_full_of(crowd, gpus(count)) for count in counts], crowd)
+    small_jobs = SmallJobs(chance, sharing=False)
+    cluster = Cluster([a_machine_filled_with(small_jobs, gpus(count)) for count in counts], small_jobs)
     big = a_job("big", data.draw(st.integers(2, max(counts))), order=-1)
-    crowd.durations[big.job] = 1.0
+    small_jobs.durations[big.job] = 1.0
     # A reservation may move once for each GPU less that it lacks, and once to a certain start.
     deadline = cluster.now + (big.gpus + 2) * 1200.0
     waiting = [big]
     while cluster.now <= deadline:
-        waiting += [crowd.next() for _ in range(30 - len(waiting))]
+        waiting += [small_jobs.next() for _ in range(30 - len(waiting))]
         started = cluster.settle(waiting)
         if big.job in started:
             return

@@ -49,7 +49,7 @@ def attempt_spec_of(**changes: Any) -> LocalAttemptSpec:
     return msgspec.structs.replace(plain, **changes)
 
 
-class Stage:
+class Harness:
     """A shim, and the worker's end of its connection."""
 
     def __init__(self, directory: Path, attempt_spec: LocalAttemptSpec) -> None:
@@ -72,34 +72,34 @@ class Stage:
 
 
 @pytest.fixture
-def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
-    with contextlib.closing(Stage(tmp_path, attempt_spec_of(**getattr(request, "param", {})))) as stage:
-        yield stage
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
+    with contextlib.closing(Harness(tmp_path, attempt_spec_of(**getattr(request, "param", {})))) as harness:
+        yield harness
 
 
-def outcome(stage: Stage) -> Outcome:
-    said = stage.worker.receive()
+def outcome(harness: Harness) -> Outcome:
+    said = harness.worker.receive()
     assert isinstance(said, AttemptResult)
     return said.outcome
 
 
-@pytest.mark.parametrize("stage", [{"lease_until": 0.0}], indirect=True)
-def test_job_whose_lease_ended_during_its_preparation_is_not_started(stage: Stage) -> None:
-    stage.worker.send(ResultRecorded())
-    stage.supervision.run()
-    assert outcome(stage) == "lost"
-    stage.reaper.start.assert_not_called()
+@pytest.mark.parametrize("harness", [{"lease_until": 0.0}], indirect=True)
+def test_job_whose_lease_ended_during_its_preparation_is_not_started(harness: Harness) -> None:
+    harness.worker.send(ResultRecorded())
+    harness.supervision.run()
+    assert outcome(harness) == "lost"
+    harness.reaper.start.assert_not_called()
 
 
-@pytest.mark.parametrize("stage", [{"lease_until": 0.0}], indirect=True)
-def test_renewed_lease_lets_the_job_start(stage: Stage) -> None:
-    stage.worker.send(LeaseRenewed(lease_clock() + LEASE))
-    stage.supervision._check_before_start()
+@pytest.mark.parametrize("harness", [{"lease_until": 0.0}], indirect=True)
+def test_renewed_lease_lets_the_job_start(harness: Harness) -> None:
+    harness.worker.send(LeaseRenewed(lease_clock() + LEASE))
+    harness.supervision._check_before_start()
 
 
-@pytest.mark.parametrize("stage", [{"lease": 2.0, "plan": Plan(command=("true",), grace=0.1)}], indirect=True)
+@pytest.mark.parametrize("harness", [{"lease": 2.0, "plan": Plan(command=("true",), grace=0.1)}], indirect=True)
 def test_outcome_ignored_by_a_suspended_worker_is_delivered_before_the_lease_ends(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[float] = []
 
@@ -109,15 +109,15 @@ def test_outcome_ignored_by_a_suspended_worker_is_delivered_before_the_lease_end
 
     monkeypatch.setattr(shim._Supervision, "_send_delivery", send)
     ends = lease_clock() + 2.0
-    stage.supervision._hold_until(ends)
-    stage.supervision.on_ended(Status(state="ended", ending="exited", exit_code=0))
-    stage.supervision._wait_until_recorded()
-    assert outcome(stage) == "succeeded"
+    harness.supervision._hold_until(ends)
+    harness.supervision.on_ended(Status(state="ended", ending="exited", exit_code=0))
+    harness.supervision._wait_until_recorded()
+    assert outcome(harness) == "succeeded"
     assert sent[0] < ends
 
 
-def test_job_gets_no_grace_beyond_its_lease(stage: Stage) -> None:
-    controller = stage.supervision
+def test_job_gets_no_grace_beyond_its_lease(harness: Harness) -> None:
+    controller = harness.supervision
     assert controller.max_grace() > 500.0
     # The machine slept for longer than the lease.
     controller._hold_until(lease_clock() - 5.0)
@@ -126,15 +126,15 @@ def test_job_gets_no_grace_beyond_its_lease(stage: Stage) -> None:
     assert (order.ending, controller.max_grace()) == ("lease", 0.0)
 
 
-def test_job_released_by_the_queue_gets_no_grace(stage: Stage) -> None:
-    stage.worker.send(StopAttempt("lease", "The queue had given the job up."))
-    order = stage.supervision.poll()
+def test_job_released_by_the_queue_gets_no_grace(harness: Harness) -> None:
+    harness.worker.send(StopAttempt("lease", "The queue had given the job up."))
+    order = harness.supervision.poll()
     assert order is not None
-    assert (order.ending, stage.supervision.max_grace()) == ("lease", 0.0)
+    assert (order.ending, harness.supervision.max_grace()) == ("lease", 0.0)
 
 
-def test_shim_wakes_up_to_stop_its_job(stage: Stage) -> None:
-    attempt_spec = stage.supervision._attempt_spec
-    stage.supervision._hold_until(lease_clock() + attempt_spec.stop_before_end + 0.2)
-    assert select.select([stage.supervision.fileno()], [], [], 30.0)[0]
-    assert wait_for(stage.supervision.poll).ending == "lease"
+def test_shim_wakes_up_to_stop_its_job(harness: Harness) -> None:
+    attempt_spec = harness.supervision._attempt_spec
+    harness.supervision._hold_until(lease_clock() + attempt_spec.stop_before_end + 0.2)
+    assert select.select([harness.supervision.fileno()], [], [], 30.0)[0]
+    assert wait_for(harness.supervision.poll).ending == "lease"

@@ -29,7 +29,7 @@ class MockAttempt(RunningAttempt):
     stop = renewed = acknowledge = Mock()
 
 
-class Stage:
+class Harness:
     """A running worker, and its log messages."""
 
     def __init__(self, directory: Path) -> None:
@@ -66,11 +66,11 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path)
-    yield stage
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    harness = Harness(tmp_path)
+    yield harness
     with contextlib.suppress(OSError):  # it has ended
-        stage.loop._signals.close()
+        harness.loop._signals.close()
 
 
 def no_space(*_arguments: Any, **_options: Any) -> None:
@@ -79,72 +79,72 @@ def no_space(*_arguments: Any, **_options: Any) -> None:
 
 @pytest.mark.parametrize("seconds", [600.0, 0.0])
 def test_failed_snooze_write_is_logged_once_and_retried(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, seconds: float
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    record = stage.attempt("a").record
+    record = harness.attempt("a").record
     record.write_snooze(OWN)
     requests = {"a": Snoozed(seconds=seconds, by="alice", until=seconds and 1600.0)}
     with monkeypatch.context() as trouble:
         trouble.setattr(os, "replace", no_space)
         trouble.setattr(Path, "unlink", no_space)
         for _ in range(2):
-            stage.loop._snooze(requests)
-    (said,) = stage.logged
+            harness.loop._snooze(requests)
+    (said,) = harness.logged
     assert said.endswith("No space left on device")
     assert record.snooze() == OWN
-    stage.loop._snooze(requests)
+    harness.loop._snooze(requests)
     found = record.snooze()
     assert (None if found is None else found.by) == ("alice" if seconds else None)
-    assert len(stage.logged) == 2
+    assert len(harness.logged) == 2
 
 
-def test_leases_are_renewed_before_slow_writes(stage: Stage) -> None:
-    stage.attempt("runs")
-    over = stage.attempt("over")
+def test_leases_are_renewed_before_slow_writes(harness: Harness) -> None:
+    harness.attempt("runs")
+    over = harness.attempt("over")
     over.recorded = True
     over.record.output.write_text("the last of it")
-    stage.store.attempts.renew.return_value = {"runs": False}
-    stage.loop._ask_queue()
-    calls = [call[0] for call in stage.store.method_calls]
+    harness.store.attempts.renew.return_value = {"runs": False}
+    harness.loop._ask_queue()
+    calls = [call[0] for call in harness.store.method_calls]
     assert calls.index("attempts.renew") < calls.index("logs.write")
 
 
-def test_full_disk_that_blocks_the_queue_is_cleaned(stage: Stage) -> None:
-    stage.scheduler.place.side_effect = StokerError("the queue cannot be written: database or disk is full")
-    assert stage.one_round() == 0
-    assert stage.home.tidy.called
+def test_full_disk_that_blocks_the_queue_is_cleaned(harness: Harness) -> None:
+    harness.scheduler.place.side_effect = StokerError("the queue cannot be written: database or disk is full")
+    assert harness.one_round() == 0
+    assert harness.home.tidy.called
 
 
 @pytest.mark.parametrize("trouble", ["engine", "queue", "tidy"])
-def test_shortage_of_descriptors_does_not_end_the_worker(stage: Stage, trouble: str) -> None:
+def test_shortage_of_descriptors_does_not_end_the_worker(harness: Harness, trouble: str) -> None:
     error = OSError(errno.EMFILE, "Too many open files")
     if trouble == "engine":
-        stage.engine.step.side_effect = error
+        harness.engine.step.side_effect = error
     elif trouble == "queue":
-        stage.store.flush.side_effect = error
+        harness.store.flush.side_effect = error
     else:
-        stage.home.tidy.side_effect = error
-    assert stage.one_round() == 0
-    assert any("Too many open files" in said for said in stage.logged)
+        harness.home.tidy.side_effect = error
+    assert harness.one_round() == 0
+    assert any("Too many open files" in said for said in harness.logged)
 
 
-def test_damaged_queue_is_logged_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "open_queue", lambda _url: stage.store)
-    stage.store.attempts.running.return_value = []
-    stage.store.flush_due.return_value = None
-    stage.store.attempts.requests.return_value = Requests()
+def test_damaged_queue_is_logged_once(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "open_queue", lambda _url: harness.store)
+    harness.store.attempts.running.return_value = []
+    harness.store.flush_due.return_value = None
+    harness.store.attempts.requests.return_value = Requests()
     pauses = []
-    stage.attempt("runs")
-    stage.store.attempts.renew.side_effect = StokerError("the queue is damaged")
+    harness.attempt("runs")
+    harness.store.attempts.renew.side_effect = StokerError("the queue is damaged")
     for _ in range(4):
-        stage.loop._renew_at = stage.loop._away_until = 0.0
-        stage.loop._ask_queue()
-        pauses.append(stage.loop._pause)
-    stage.store.attempts.renew.side_effect = None
-    assert stage.logged == ["the queue is damaged; jobs go on, trying again"]
+        harness.loop._renew_at = harness.loop._away_until = 0.0
+        harness.loop._ask_queue()
+        pauses.append(harness.loop._pause)
+    harness.store.attempts.renew.side_effect = None
+    assert harness.logged == ["the queue is damaged; jobs go on, trying again"]
     assert pauses == [1.0, 2.0, 4.0, 8.0]
-    stage.store.attempts.renew.return_value = {"runs": False}
-    stage.loop._away_until = 0.0
-    stage.loop._ask_queue()
-    assert stage.logged[1:] == ["the queue is back"]
-    assert stage.loop._pause == 0.5
+    harness.store.attempts.renew.return_value = {"runs": False}
+    harness.loop._away_until = 0.0
+    harness.loop._ask_queue()
+    assert harness.logged[1:] == ["the queue is back"]
+    assert harness.loop._pause == 0.5
