@@ -147,7 +147,7 @@ def test_a_look_that_takes_long_is_not_repeated_all_the_time(site: Site, monkeyp
 def test_a_cursor_that_is_none_is_refused_before_anything_is_sent(site: Site) -> None:
     answer: Any = site.client().get("/live/jobs?cursor=nonsense")
     assert answer.status_code == 422
-    assert "that is no cursor" in answer.json()["errors"][0]["detail"]
+    assert "invalid cursor" in answer.json()["errors"][0]["detail"]
 
 
 def told_together(page: AsgiPage) -> list[list[Any]]:

@@ -1,4 +1,4 @@
-"""Pages of a list that grows at its front: where the next page begins, as text that only we can read."""
+"""JSON responses, pagination by cursor, and descriptions of responses for OpenAPI."""
 
 import base64
 import binascii
@@ -22,44 +22,44 @@ from stoker.queue.store import Store
 from stoker.web.app_state import user_of
 from stoker.web.problems import MEDIA_TYPE, NotFoundError, ParameterError
 
-# Two numbers, written out.
-_LONGEST: Final = 200
-_NONE: Final = "that is no cursor: use the `next` of a page as it is"
+# Two encoded numbers are shorter.
+_MAX_CURSOR: Final = 200
+_INVALID_CURSOR: Final = "invalid cursor: use the `next` of a page unchanged"
 
 
 class Page(NamedTuple):
     items: list[Job]
     next: str | None
-    """The cursor of the page after it; None when this is the last."""
+    """The cursor of the next page; None on the last one."""
 
 
 def cursor_of(job: Job) -> str:
-    """The place right behind this job."""
+    """The cursor for the jobs after this one."""
     return base64.urlsafe_b64encode(msgspec.json.encode((job.submitted, job.position))).decode().rstrip("=")
 
 
 def place_of(cursor: str) -> tuple[float, float]:
-    """What `Store.page` calls `before`."""
+    """The argument `before` of `Store.jobs.page`."""
     try:
-        if len(cursor) > _LONGEST or not cursor.isascii():
+        if len(cursor) > _MAX_CURSOR or not cursor.isascii():
             raise ValueError(cursor)
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         submitted, position = msgspec.json.decode(text, type=tuple[float, float])
     except (ValueError, binascii.Error):
-        raise ParameterError("cursor", _NONE) from None
+        raise ParameterError("cursor", _INVALID_CURSOR) from None
     if not (math.isfinite(submitted) and math.isfinite(position)):
-        raise ParameterError("cursor", _NONE)
+        raise ParameterError("cursor", _INVALID_CURSOR)
     return submitted, position
 
 
 def page_of(found: list[Job], limit: int) -> Page:
-    """Of one job more than a page holds, when there is one more."""
+    """`found` has one job more than the page if there is a next page."""
     items = found[:limit]
     return Page(items, cursor_of(items[-1]) if len(found) > limit else None)
 
 
 def link_to_next(request: Request, cursor: str) -> str:
-    """The `Link` header (RFC 8288), relative to the address that was asked for."""
+    """The `Link` header (RFC 8288)."""
     kept = [(name, value) for name, value in request.query_params.multi_items() if name != "cursor"]
     return f'<{request.url.path}?{urlencode([*kept, ("cursor", cursor)])}>; rel="next"'
 
@@ -68,20 +68,20 @@ JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
 
 _WHEN: Final[Mapping[int, str]] = {
-    400: "The request cannot be read: it is not JSON, or not text in UTF-8.",
-    401: "There is no token with it, or one that is not known.",
+    400: "The request is not valid JSON or not UTF-8.",
+    401: "The token is missing or invalid.",
     403: "The token is a viewer's, or the request comes from another site.",
-    404: "There is no such thing.",
-    409: "It cannot be done to this as it is now; the detail says why.",
+    404: "Not found.",
+    409: "Not possible in the current state; `detail` says why.",
     413: "The body is larger than 1 MiB.",
-    422: "Some of what was asked for cannot be meant; `errors` says what and where.",
-    429: "Too many wrong tokens came from there: wait as long as `Retry-After` says.",
-    503: "The queue does not answer now: try again after `Retry-After` seconds.",
+    422: "Some fields or parameters are invalid; `errors` lists them.",
+    429: "Too many wrong tokens from this address: wait for `Retry-After` seconds.",
+    503: "The queue does not answer: try again after `Retry-After` seconds.",
 }
 
 
 class Undo(msgspec.Struct, frozen=True, kw_only=True):
-    """The request that takes it back."""
+    """The request that undoes the change."""
 
     method: Literal["POST", "PATCH"]
     path: str
@@ -89,30 +89,29 @@ class Undo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a request to change something."""
+    """The result of a request to change something."""
 
     changed: bool
-    """False when it was so already."""
+    """False if nothing had to be changed."""
     message: str
     """For people."""
     undo: Undo | None = None
-    """None when it cannot be taken back."""
+    """None if it cannot be undone."""
 
 
 def answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """It as JSON. That nobody keeps it is said by the guard, of all answers."""
     return Response(msgspec.json.encode(value), status, headers=headers, media_type=JSON)
 
 
 def answer_with_jobs(
     request: Request, value: object, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The same for what has jobs in it: without what this visitor must not see of them."""
+    """For values that contain jobs: masks what this user must not see."""
     return answer(masked(to_builtins(value), for_viewer=not user_of(request).operates), status, headers)
 
 
 def tagged(request: Request, value: object) -> Response:
-    """It as JSON that need not be sent again to who has the same already."""
+    """With an ETag, and without a body if the client has the same version."""
     body = msgspec.json.encode(value)
     tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
     if tag in request.headers.get("if-none-match", ""):
@@ -121,7 +120,7 @@ def tagged(request: Request, value: object) -> Response:
 
 
 def found(store: Store, name: str) -> Job:
-    """The job with this id; no beginnings and no names, which may mean another one tomorrow."""
+    """The job with exactly this id: prefixes and names may match another job later."""
     if ID.fullmatch(name):
         try:
             job = store.jobs.get(name)
@@ -133,16 +132,16 @@ def found(store: Store, name: str) -> Job:
 
 
 async def known_parameters(request: Request) -> None:
-    """Refuses a question with a slip in it: `?sate=held` must not be answered with all jobs."""
+    """Refuses misspelled parameters: `?sate=held` must not return all jobs."""
     route = request.scope.get("route")
     known = {field.alias for field in route.dependant.query_params} if isinstance(route, APIRoute) else set()
     if unknown := [name for name in request.query_params if name not in known]:
-        may = f"it may have {', '.join(sorted(known))}" if known else "it takes none"
-        raise ParameterError(unknown[0][:100], f"there is no such parameter here: {may}")
+        allowed = f"the parameters are {', '.join(sorted(known))}" if known else "there are no parameters"
+        raise ParameterError(unknown[0][:100], f"unknown parameter: {allowed}")
 
 
 def problems_listed(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For the description of an operation."""
+    """The error responses of an operation, for OpenAPI."""
     return {
         status: {
             "description": _WHEN[status],
@@ -153,12 +152,12 @@ def problems_listed(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def text_listed(media_type: str, description: str, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The description of an answer that is text, and of what its headers say."""
+    """A text response and its headers, for OpenAPI."""
     return {
         "description": description,
         "content": {media_type: {"schema": {"type": "string"}}},
         "headers": {
-            name: {"description": words, "schema": {"type": "string"}} for name, words in (headers or {}).items()
+            name: {"description": text, "schema": {"type": "string"}} for name, text in (headers or {}).items()
         },
     }
 

@@ -1,4 +1,4 @@
-"""What went wrong, as RFC 9457 has it: one JSON object with a sentence for people and a status for programs."""
+"""Errors as problem details (RFC 9457): one JSON object with a message and a status."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -18,72 +18,72 @@ from starlette.types import Scope
 from stoker.errors import BadInputError, QueueAwayError, StokerError
 
 MEDIA_TYPE: Final = "application/problem+json"
-# What no person looks at, also when a browser asks for it.
+# JSON or text even for browsers.
 _FOR_PROGRAMS: Final = ("/api", "/metrics", "/healthz", "/static")
-# A database that restarts is back within seconds.
-_SECONDS_UNTIL_BACK: Final = 5
-# The first few are enough to mend a request by; a hostile one may have a hundred thousand.
-_MOST_ERRORS: Final = 50
-_LONGEST_DETAIL: Final = 1000
+# A database restart takes seconds.
+_RETRY_AFTER: Final = 5
+# A hostile request may have a hundred thousand.
+_MAX_ERRORS: Final = 50
+_MAX_DETAIL: Final = 1000
 
 
 class FieldError(BaseModel):
-    """One thing in a request that cannot be meant."""
+    """One invalid field, parameter or header."""
 
-    pointer: str | None = Field(None, description="Where in the body, as RFC 6901 writes it.")
-    parameter: str | None = Field(None, description="Which parameter or header.")
+    pointer: str | None = Field(None, description="The place in the body, as a JSON pointer (RFC 6901).")
+    parameter: str | None = Field(None, description="The name of the parameter or header.")
     detail: str = Field(description="What is wrong with it.")
 
 
 class Problem(BaseModel):
-    """What went wrong (RFC 9457)."""
+    """An error (RFC 9457)."""
 
-    type: str = Field(description="Always `about:blank`: the status says what kind it is.")
+    type: str = Field(description="Always `about:blank`; see `status`.")
     title: str
     status: int
     detail: str = Field(description="One sentence for people: what is wrong, and what to do.")
-    errors: list[FieldError] | None = Field(None, description="Where several things may be wrong: each of them.")
+    errors: list[FieldError] | None = Field(None, description="The invalid fields and parameters.")
 
 
 ErrorPage = Callable[[Request, int, str, str], Response]
-"""Makes a page for people of a status, a title and a sentence."""
+"""Renders an error page from a status, a title and a message."""
 
 
 class NotFoundError(BadInputError):
-    """What the address names is not there."""
+    """The resource does not exist."""
 
 
 class ConflictError(BadInputError):
-    """It cannot be done to what the address names, as that is now."""
+    """The current state of the resource does not allow it."""
 
 
 class InvalidFieldsError(BadInputError):
-    """Several things in one form cannot be meant: a sentence for each field."""
+    """Invalid fields of a form or body, with a message for each."""
 
     def __init__(self, mistakes: Mapping[str, str]) -> None:
-        super().__init__("; ".join(f"{field}: {sentence}" for field, sentence in mistakes.items()))
+        super().__init__("; ".join(f"{field}: {message}" for field, message in mistakes.items()))
         self.mistakes = dict(mistakes)
 
 
 class ParameterError(BadInputError):
-    """One parameter or header cannot be meant."""
+    """An invalid parameter or header."""
 
-    def __init__(self, parameter: str, sentence: str) -> None:
-        super().__init__(sentence)
+    def __init__(self, parameter: str, message: str) -> None:
+        super().__init__(message)
         self.parameter = parameter
 
 
 def problem(
     status: int, title: str, detail: str, *, headers: Mapping[str, str] | None = None, **more: object
 ) -> Response:
-    """The answer. `more` are further members of the object."""
-    told = {"type": "about:blank", "title": title, "status": status, "detail": _shown(detail), **more}
-    # Escaped to ASCII: what came in may hold half a character, which no encoder would take.
-    return Response(json.dumps(told), status, headers=headers, media_type=MEDIA_TYPE)
+    """`more`: further members of the object."""
+    content = {"type": "about:blank", "title": title, "status": status, "detail": _shown(detail), **more}
+    # Escaped to ASCII: input may contain lone surrogates, which cannot be encoded.
+    return Response(json.dumps(content), status, headers=headers, media_type=MEDIA_TYPE)
 
 
 def install(app: FastAPI, page: ErrorPage | None = None) -> None:
-    """Every error of the application becomes a problem, or a `page` for whoever asked for HTML."""
+    """Turns all errors of the application into problems, or into a `page` for browsers."""
 
     def answer(
         request: Request, status: int, detail: str, headers: Mapping[str, str] | None = None, **more: object
@@ -102,13 +102,13 @@ def install(app: FastAPI, page: ErrorPage | None = None) -> None:
             mistake = {"parameter": error.parameter, "detail": str(error)}
             return answer(request, 422, _several(1), errors=[mistake])
         status = status_of(error)
-        headers = {"Retry-After": str(_SECONDS_UNTIL_BACK)} if status == 503 else None
+        headers = {"Retry-After": str(_RETRY_AFTER)} if status == 503 else None
         return answer(request, status, str(error), headers)
 
     def http_exception(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         headers = error.headers if isinstance(error, HTTPException) else None
-        return answer(request, status, _sentence(request, status, error), headers)
+        return answer(request, status, _message(request, status, error), headers)
 
     def invalid(request: Request, error: Exception) -> Response:
         found, body = (error.errors(), error.body) if isinstance(error, RequestValidationError) else ([], None)
@@ -116,27 +116,27 @@ def install(app: FastAPI, page: ErrorPage | None = None) -> None:
         return answer(request, 422, _several(len(mistakes)), errors=mistakes)
 
     def unforeseen(request: Request, _error: Exception) -> Response:
-        return answer(request, 500, "something went wrong here that should not have: the server's log says what")
+        return answer(request, 500, "internal error: the server's log has details")
 
     app.add_exception_handler(StokerError, stoker_error)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http_exception)
     app.add_exception_handler(Exception, unforeseen)
-    app.openapi = partial(_described, app.openapi)  # type: ignore[method-assign]  # FastAPI's own way to add to it
+    app.openapi = partial(_described, app.openapi)  # type: ignore[method-assign]  # as FastAPI documents it
 
 
 def _described(openapi: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """With the schema that every problem in the description refers to."""
+    """Adds the schema `Problem`, which all error responses refer to."""
     description = openapi()
     schemas = description.setdefault("components", {}).setdefault("schemas", {})
-    told = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas.update(told.pop("$defs"))
-    schemas["Problem"] = told
+    schema = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas.update(schema.pop("$defs"))
+    schemas["Problem"] = schema
     return description
 
 
 def wants_page(scope: Scope) -> bool:
-    """Whether a person looks at the answer, and not a program."""
+    """Whether the client is a browser that shows a page."""
     path: str = scope["path"]
     if any(path == place or path.startswith(f"{place}/") for place in _FOR_PROGRAMS):
         return False
@@ -144,7 +144,7 @@ def wants_page(scope: Scope) -> bool:
 
 
 def status_of(error: Exception) -> int:
-    """What an error of ours means to a program."""
+    """The HTTP status of an error."""
     match error:
         case NotFoundError():
             return 404
@@ -156,7 +156,7 @@ def status_of(error: Exception) -> int:
             return 400
         case QueueAwayError():
             return 503
-    # Whatever else keeps the queue from answering is not the doing of who asked, and may pass.
+    # Other errors are not the client's fault and may be temporary.
     return 503
 
 
@@ -168,10 +168,10 @@ def _title(status: int) -> str:
 
 
 def _shown(text: str) -> str:
-    return text if len(text) <= _LONGEST_DETAIL else text[: _LONGEST_DETAIL - 1] + "…"
+    return text if len(text) <= _MAX_DETAIL else text[: _MAX_DETAIL - 1] + "…"
 
 
-def _sentence(request: Request, status: int, error: Exception) -> str:
+def _message(request: Request, status: int, error: Exception) -> str:
     match status:
         case 404:
             return f"there is nothing at {request.url.path[:200]}"
@@ -182,7 +182,7 @@ def _sentence(request: Request, status: int, error: Exception) -> str:
 
 
 def _several(count: int) -> str:
-    return "one thing in the request cannot be meant" if count == 1 else "some things in the request cannot be meant"
+    return "one value in the request is invalid" if count == 1 else "some values in the request are invalid"
 
 
 def _of_fields(mistakes: Mapping[str, str]) -> list[dict[str, str]]:
@@ -190,11 +190,11 @@ def _of_fields(mistakes: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def _of_validation(found: Sequence[Any], body: object) -> list[dict[str, str]]:
-    """What pydantic found, without the value itself: it may be a secret, or not even text."""
-    told: dict[tuple[str, str], list[str]] = {}
-    for one in found[:_MOST_ERRORS]:
+    """The errors of pydantic without the values, which may be secret or not even text."""
+    details_by_place: dict[tuple[str, str], list[str]] = {}
+    for one in found[:_MAX_ERRORS]:
         if one["type"] == "json_invalid":
-            told["pointer", "#"] = ["this is not JSON"]
+            details_by_place["pointer", "#"] = ["this is not JSON"]
             continue
         where, *path = one["loc"]
         if where == "body":
@@ -202,15 +202,16 @@ def _of_validation(found: Sequence[Any], body: object) -> list[dict[str, str]]:
             key = "pointer", f"#{place}"
         else:
             key = "parameter", ".".join(map(str, path))
-        told.setdefault(key, []).append(_plain(str(one["msg"])))
-    # Where several types will do, each says what it misses.
+        details_by_place.setdefault(key, []).append(_plain(str(one["msg"])))
+    # If several types are allowed, each has a message.
     return [
-        {kind: place, "detail": _shown(", or ".join(dict.fromkeys(details)))} for (kind, place), details in told.items()
+        {kind: place, "detail": _shown(", or ".join(dict.fromkeys(details)))}
+        for (kind, place), details in details_by_place.items()
     ]
 
 
 def _sent(path: Sequence[object], body: object, *, is_missing: bool) -> list[str]:
-    """The way to it through the body as it was sent: pydantic also names the types that it tried."""
+    """The path within the body: pydantic also includes the types that it tried."""
     value: Any = body
     kept = []
     for number, part in enumerate(path):
@@ -228,5 +229,5 @@ def _plain(message: str) -> str:
 
 
 def _pointed(part: str) -> str:
-    """As RFC 6901 writes a part of a pointer."""
+    """Escaped for a JSON pointer (RFC 6901)."""
     return part[:100].replace("~", "~0").replace("/", "~1")

@@ -10,7 +10,7 @@ from stoker.web.api import attempts, gpus, job_actions, jobs, queue
 
 PREFIX: Final = "/api/v1"
 
-# Only described here: the guard has looked at the token before anything comes this far.
+# Only for the description: the middleware has already authenticated the request.
 _TOKEN: Final = HTTPBearer(auto_error=False, scheme_name="token", description="A token of `stoker tokens`.")
 
 router = APIRouter(

@@ -13,7 +13,7 @@ from stoker.status.detail import JobDetail
 from stoker.status.job_columns import JobRow, columns_of
 from stoker.status.model import Machine, Snapshot
 from stoker.web.auth.key_file import Role
-from stoker.web.pages import words
+from stoker.web.pages import text
 from stoker.web.templating import rendered, slug
 
 JOB: Final = ("summary", "spec", "report", "fit")
@@ -23,14 +23,14 @@ _MOST_CARDS: Final = 16
 # Whoever has more troubles than these begins with the worst.
 _MOST_POINTS: Final = 8
 _WORDS: Final = {
-    "because": words.because,
-    "filled": words.filled,
-    "hours_told": words.hours_told,
-    "rules": words.rules,
-    "in_use": words.in_use,
-    "reason": words.reason,
-    "tally": words.tally,
-    "took": words.took,
+    "because": text.because,
+    "filled": text.filled,
+    "hours_told": text.hours_told,
+    "rules": text.rules,
+    "in_use": text.in_use,
+    "reason": text.reason,
+    "tally": text.tally,
+    "took": text.took,
 }
 
 

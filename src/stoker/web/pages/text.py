@@ -1,4 +1,4 @@
-"""What is said of jobs and machines on a page: only what stays true while time passes."""
+"""Texts about jobs and machines that stay true while time passes."""
 
 from collections import Counter
 from typing import Final, Literal
@@ -99,5 +99,5 @@ def tally(machine: Machine) -> str:
     if not machine.gpus:
         return "no GPUs"
     counts = Counter("kept" if gpu.kept_for else gpu.state for gpu in machine.gpus)
-    parts = ", ".join(f"{counts[doing]} {words}" for doing, words in _STATES.items() if counts[doing])
+    parts = ", ".join(f"{counts[doing]} {label}" for doing, label in _STATES.items() if counts[doing])
     return f"{len(machine.gpus)} {'GPU' if len(machine.gpus) == 1 else 'GPUs'}: {parts}"
