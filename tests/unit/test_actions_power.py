@@ -1,4 +1,4 @@
-"""Shutdown and reboot: the command, the required permission, and what is refused at startup."""
+"""Shutdown and reboot: the command, the required permission, and startup checks."""
 
 from pathlib import Path
 

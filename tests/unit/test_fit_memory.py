@@ -56,7 +56,7 @@ def test_foreign_process_is_not_use_by_the_probe() -> None:
         look(5 * GIB, process(THEIRS, name="nvidia-cuda-mps-server")),
         look(5 * GIB, listed=False),
     ],
-    ids=["memory untold", "pid of another namespace", "behind MPS", "no list"],
+    ids=["memory not reported", "pid of another namespace", "behind MPS", "no list"],
 )
 def test_memory_without_attribution_is_the_difference_and_says_so(seen_now: Look) -> None:
     seen = watch(used_before=2 * GIB)

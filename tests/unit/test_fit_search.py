@@ -1,4 +1,4 @@
-"""The search: nearly the largest size that fits, in few runs, and never one that makes the real run fail."""
+"""The search: nearly the largest size that fits, in few runs, and the real run never fails."""
 
 import pytest
 from hypothesis import assume, given, settings

@@ -95,7 +95,7 @@ class Harness:
         return chunk
 
     def calls(self, name: str) -> list[object]:
-        """One for every call of the store from now on."""
+        """Has one entry for every call of the store from now on."""
         made: list[object] = []
         original = getattr(self.store.logs, name)
 
@@ -120,7 +120,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - only their number
 
 
-# Whose
+# Selection
 
 
 def test_only_requested_logs_are_streamed(harness: Harness) -> None:
@@ -181,7 +181,7 @@ def test_files_of_another_attempt_are_not_streamed(harness: Harness, spoilt: Cal
     assert harness.store.logs.read_chunk(run.attempt) is None
 
 
-# When
+# Rate
 
 
 def test_requests_are_checked_at_most_once_a_second(harness: Harness) -> None:
@@ -199,7 +199,7 @@ def test_requests_are_checked_at_most_once_a_second(harness: Harness) -> None:
 def test_without_requests_or_changes_nothing_is_checked(harness: Harness) -> None:
     asked = harness.calls("stream_requests")
     harness.step()
-    # Only whether others have left something is looked for now and then.
+    # Only files of earlier workers are checked, at a low rate.
     assert harness.streaming.due() - harness.now == 600.0
     harness.step(3600.0)
     assert len(asked) == 1
@@ -313,7 +313,7 @@ def test_total_size_of_streams_is_limited(harness: Harness, monkeypatch: pytest.
     for _ in range(5):
         harness.step_all(SECOND)
     assert sum(harness.store.logs.read_chunk(run.attempt) is not None for run in runs) == 4
-    # All were begun before the first was brought; no other one is.
+    # All started before the first was complete; no other stream starts.
     another = harness.requested(b"two\n")
     harness.step_all(SECOND)
     assert harness.store.logs.read_chunk(another.attempt) is None
@@ -333,7 +333,7 @@ def test_line_without_an_end_is_not_streamed(harness: Harness, monkeypatch: pyte
     assert read == [0]  # nor is it tried again
 
 
-# What
+# Content
 
 
 def test_rotated_log_is_streamed_whole_in_one_edition(harness: Harness) -> None:
@@ -427,7 +427,7 @@ def test_growing_line_is_cut_until_it_ends(harness: Harness, monkeypatch: pytest
 
 @pytest.mark.parametrize("end", [b"", b"\nlast\n"])
 def test_line_longer_than_a_step_is_streamed_to_its_end(harness: Harness, end: bytes) -> None:
-    """What the file has behind the step is not yet known when the line is first seen to have grown."""
+    """The rest of the file is not known yet when the line first grows beyond a step."""
     run = harness.requested(b"one\n" + b"x" * 100_000)
     harness.step()
     run.prints(b"x" * 900_000 + end)
@@ -484,7 +484,7 @@ def test_stream_is_complete_only_with_the_last_line(harness: Harness, monkeypatc
     assert (harness.read(run).finished, harness.read(run).is_complete) == (b"one\nlast words\n", True)
 
 
-# Its end
+# End
 
 
 def test_stream_without_readers_is_closed(harness: Harness) -> None:
@@ -617,11 +617,11 @@ def test_database_that_refuses_streams_affects_no_job(harness: Harness, monkeypa
     assert harness.read(run).finished == b"one\n"
 
 
-# All of it together
+# Random sequences of events
 
 WORDS = [b"line\n", b"a longer line than that\n", b"\r 10%", b"\r 100%", b"x" * 30, b"\n", b"\0\xff"]
 PRINTED = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map(b"".join)
-# Mostly none of the last ones: what comes after them is another edition, and a shorter one.
+# The last ones are rare: each starts another, shorter edition.
 EVENTS = st.sampled_from([*["nothing", "lends", "reads"] * 8, "worker restarts", "queue goes away"])
 LIMIT = 300
 STEPS = st.lists(st.tuples(PRINTED, EVENTS), min_size=15, max_size=40)
@@ -629,7 +629,7 @@ STEPS = st.lists(st.tuples(PRINTED, EVENTS), min_size=15, max_size=40)
 
 @pytest.fixture(scope="module")
 def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-    """One for all examples."""
+    """Shared by all examples."""
     place = tmp_path_factory.mktemp("lasting")
     with pytest.MonkeyPatch.context() as patch, init_queue(str(place / "queue.db")) as store:
         patch.setattr(module, "_STEP", 64)
@@ -642,7 +642,7 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
 @given(steps=STEPS)
 @settings(max_examples=examples(60))
 def test_copy_equals_the_log_after_any_sequence_of_events(lasting: Harness, steps: list[tuple[bytes, str]]) -> None:
-    # A line that is longer than a file is cut there, and no carriage return overwrites its beginning any more.
+    # A line longer than a file is cut, and a carriage return no longer overwrites its start.
     assume(max(map(len, re.split(rb"[\r\n]", b"".join(printed for printed, _ in steps)))) < LIMIT // 2)
     run = lasting.requested()
     copy = RemoteLog(run.attempt)
@@ -676,7 +676,7 @@ def play(
     logs: tuple[LogWriter, LogWriter],
     follower: "Follower",
 ) -> bool:
-    """Whether the copy has all of it."""
+    """Whether the copy is complete."""
     is_whole = True
     harness.streaming.note_change()
     harness.step(SECOND)
@@ -691,7 +691,7 @@ def play(
             case "reads":
                 follower.read(harness.store)
             case "worker restarts" | "queue goes away":
-                # What was rotated away before is not in the next edition.
+                # Content was rotated away before is not in the next edition.
                 is_whole = is_whole and not (run.directory / "output.1").exists()
                 harness.streaming.close()
                 if event == "worker restarts":
@@ -701,7 +701,7 @@ def play(
 
 
 class Follower:
-    """Reads a copy like a log, and starts over when the copy does."""
+    """Reads a copy like a log, and restarts with each new edition."""
 
     def __init__(self, copy: RemoteLog) -> None:
         self._mirror = copy

@@ -177,9 +177,11 @@ def test_used_memory_counts_when_it_exceeds_the_request() -> None:
 
 
 def test_all_memory_counts_where_its_owner_is_unknown() -> None:
-    untold = msgspec.structs.replace(running(a_job("untold", memory=4, shares=True), 0), used=None)
-    assert place([a_gpu(0, used=20 * GIB)], [untold], a_job("next", memory=8, shares=True)).start == ()
-    assert placed(place([a_gpu(0, used=3 * GIB)], [untold], a_job("next", memory=8, shares=True))) == {"next": [0]}
+    unattributed = msgspec.structs.replace(running(a_job("unattributed", memory=4, shares=True), 0), used=None)
+    assert place([a_gpu(0, used=20 * GIB)], [unattributed], a_job("next", memory=8, shares=True)).start == ()
+    assert placed(place([a_gpu(0, used=3 * GIB)], [unattributed], a_job("next", memory=8, shares=True))) == {
+        "next": [0]
+    }
 
 
 def test_sharing_job_without_a_memory_request_takes_the_whole_gpu() -> None:
@@ -199,9 +201,9 @@ def test_slots_never_exceed_the_memory_of_a_gpu() -> None:
 
 
 def test_slots_fill_up_where_the_owner_of_memory_is_unknown() -> None:
-    untold = msgspec.structs.replace(running(a_job("untold"), 0), used=None)
+    unattributed = msgspec.structs.replace(running(a_job("unattributed"), 0), used=None)
     rules = PlacementOptions(slots_per_gpu=2)
-    assert placed(place([a_gpu(0, used=9 * GIB)], [untold], a_job("next"), rules=rules)) == {"next": [0]}
+    assert placed(place([a_gpu(0, used=9 * GIB)], [unattributed], a_job("next"), rules=rules)) == {"next": [0]}
 
 
 def test_job_gets_the_smallest_sufficient_gpu() -> None:

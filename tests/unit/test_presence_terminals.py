@@ -10,7 +10,7 @@ from stoker.presence.terminals import TerminalActivity, Terminals
 
 NOW = 1_800_000_000.0
 # The uid of a user: any uid when root runs the tests, else that of the test process.
-PERSON = 54321 if os.geteuid() == 0 else os.geteuid()
+USER_ID = 54321 if os.geteuid() == 0 else os.geteuid()
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
 
 
@@ -21,7 +21,7 @@ def name_of(uid: int) -> str:
         return str(uid)
 
 
-def terminal(root: Path, name: str, *, idle: float, uid: int = PERSON) -> Path:
+def terminal(root: Path, name: str, *, idle: float, uid: int = USER_ID) -> Path:
     path = root / "dev" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
@@ -57,7 +57,7 @@ def test_pseudo_terminals_have_their_owner_and_the_most_recent_comes_first(tmp_p
     terminal(tmp_path, "pts/0", idle=308)
     terminal(tmp_path, "pts/12", idle=68)
     terminal(tmp_path, "pts/ptmx", idle=0)
-    user = name_of(PERSON)
+    user = name_of(USER_ID)
     assert Terminals(tmp_path).activity(NOW) == [
         TerminalActivity(user, "pts/12", 60.0),
         TerminalActivity(user, "pts/0", 300.0),
@@ -81,7 +81,7 @@ def test_console_with_a_logged_in_user_counts(tmp_path: Path) -> None:
     terminal(tmp_path, "tty", idle=0)
     terminal(tmp_path, "tty0", idle=0)
     terminal(tmp_path, "ttyS0", idle=0)
-    assert Terminals(tmp_path).activity(NOW) == [TerminalActivity(name_of(PERSON), "tty2", 92.0)]
+    assert Terminals(tmp_path).activity(NOW) == [TerminalActivity(name_of(USER_ID), "tty2", 92.0)]
 
 
 @needs_root

@@ -174,7 +174,7 @@ NO_PERMISSION = Unknown("no permission")
         (60, (SAME,), NO_PERMISSION, False, "idle for another 1h, then used again by alice's python (pid 1)"),
         (10, (OTHER,), (SAME,), True, "used again after only 10m by bob's python (pid 2)"),
         (5, NO_PERMISSION, NO_PERMISSION, True, "used again after only 5m"),
-        # Both are listed, and the active one is the one that returned.
+        # Both are listed; only the active process has returned.
         (
             60,
             (a_process(2, user="bob", utilization=0.0), SAME),

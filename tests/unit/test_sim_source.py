@@ -25,7 +25,7 @@ def used(look: Look, gpu: int = 0) -> Utilization:
     return value
 
 
-def people(reading: Reading) -> tuple[Process, ...]:
+def processes_of(reading: Reading) -> tuple[Process, ...]:
     assert known(reading.processes)
     return reading.processes
 
@@ -48,7 +48,7 @@ def test_load_is_seen_on_its_gpu_with_memory_power_and_process(world: SimWorld) 
     assert second.memory_used == 8 * GIB
     assert used(look, 1).mean == pytest.approx(0.9)
     assert second.power == pytest.approx(IDLE_WATTS + 0.9 * (LIMIT_WATTS - IDLE_WATTS))
-    (process,) = people(second)
+    (process,) = processes_of(second)
     assert (process.pid, process.started, process.memory) == (7, 50, 8 * GIB)
     assert process.utilization == pytest.approx(0.9)
     assert process.name == "a (strange) name"
@@ -114,7 +114,7 @@ def test_processes_on_one_gpu_share_it_and_are_measured_separately(world: SimWor
     look = world.source().look()
     assert used(look).mean == 1.0
     assert look.readings[0].memory_used == 3 * GIB
-    processes = people(look.readings[0])
+    processes = processes_of(look.readings[0])
     assert [(process.pid, process.memory) for process in processes] == [(7, GIB), (8, 2 * GIB)]
     assert [process.utilization for process in processes] == pytest.approx([0.8, 0.8])
 
@@ -123,7 +123,7 @@ def test_process_on_two_gpus_is_listed_on_both(world: SimWorld) -> None:
     world.process(7)
     world.load(7, Use(1, 0, 0.0, memory=GIB), Use(2, 1, 0.0, memory=2 * GIB))
     readings = world.source().look().readings
-    assert [people(reading)[0].memory for reading in readings] == [GIB, 2 * GIB]
+    assert [processes_of(reading)[0].memory for reading in readings] == [GIB, 2 * GIB]
 
 
 def test_killed_process_releases_memory_at_once_and_its_last_work_counts(world: SimWorld) -> None:
