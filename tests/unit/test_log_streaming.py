@@ -691,7 +691,7 @@ def play(
             case "reads":
                 follower.read(harness.store)
             case "worker restarts" | "queue goes away":
-                # Content was rotated away before is not in the next edition.
+                # The next edition lacks the lines rotated away before it.
                 is_whole = is_whole and not (run.directory / "output.1").exists()
                 harness.streaming.close()
                 if event == "worker restarts":
