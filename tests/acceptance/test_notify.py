@@ -53,7 +53,7 @@ def test_failed_job_is_notified_until_the_verb_is_stopped(queue: Store, tmp_path
     assert re.fullmatch(r"\d\d:\d\d:\d\d notifying 1 URL of: failed, stopped, .*\n", said)
 
 
-def test_test_message_names_the_failed_service_without_its_url() -> None:
+def test_failed_url_of_a_test_message_is_reported_without_secrets() -> None:
     with Receiver().listening() as good, Receiver(Answer(401)).listening() as bad:
         urls = f'["{hook_url(good)}", "{hook_url(bad)}", "nonsense://s3cret"]'
         configure(f"[notify]\nurls = {urls}\n")

@@ -192,7 +192,7 @@ def test_log_on_a_full_disk_prints_nothing_on_the_terminal(capfd: pytest.Capture
     assert capfd.readouterr() == ("", "")
 
 
-def test_requests_cannot_inject_terminal_escapes(tmp_path: Path) -> None:
+def test_invalid_requests_print_nothing_on_the_terminal(tmp_path: Path) -> None:
     with page_site("serve", "--port", "0") as site:
         host, _, port = site.address.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port)), PATIENCE) as stranger:

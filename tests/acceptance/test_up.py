@@ -32,7 +32,7 @@ def test_job_submitted_on_the_page_runs(tmp_path: Path) -> None:
 
 
 def test_machine_without_gpus_gets_a_labelled_demo_that_leaves_nothing(tmp_path: Path) -> None:
-    # A configured receiver of notifications: the demo sends none.
+    # The demo ignores the notification settings, so an invalid URL does not matter.
     config = tmp_path / "stoker.toml"
     config.write_text('[notify]\nurls = ["nonsense://"]\n')
     settings = {"STOKER_ROOT": str(tmp_path / "no-gpus"), "STOKER_CONFIG": str(config)}

@@ -1,4 +1,4 @@
-"""Steering a queue in which others are at work at the same time."""
+"""Holding jobs that another process starts or deletes at the same time."""
 
 from pathlib import Path
 

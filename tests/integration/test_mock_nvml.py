@@ -594,7 +594,7 @@ def test_driver_is_not_loaded_without_a_machine(machine: MockMachine, start_read
     assert start_reader(missing)("N.nvmlInit()") == error(DRIVER_NOT_LOADED)
 
 
-def test_state_of_another_version_is_refused(machine: MockMachine, start_reader: StartReader) -> None:
+def test_state_of_another_build_is_refused(machine: MockMachine, start_reader: StartReader) -> None:
     machine._shared.fingerprint += 1
 
     assert start_reader(machine.environment())("N.nvmlInit()") == error(LIB_RM_VERSION_MISMATCH)

@@ -125,7 +125,7 @@ def test_jobs_are_found_by_id_prefix_name_and_object(queue: stoker.Queue) -> Non
         queue.job("nobody")
 
 
-def test_jobs_are_held_moved_and_cancelled(queue: stoker.Queue, store: Store) -> None:
+def test_jobs_are_held_released_cancelled_and_retried(queue: stoker.Queue, store: Store) -> None:
     job = queue.submit("true")
     assert queue.hold(job) == [job.id]
     assert queue.release([job.id]) == [job.id]

@@ -1,4 +1,4 @@
-"""Sixteen processes take jobs from one queue: none is taken twice, none is lost."""
+"""Sixteen processes claim jobs from one queue: none is claimed twice, none is lost."""
 
 from pathlib import Path
 

@@ -154,7 +154,7 @@ def usage(minute: int, host: str = "h", gpu: str = "g", **more: float) -> Usage:
     return Usage(host=host, gpu=gpu, minute=minute, seconds={"job": more.get("job", 60.0)})
 
 
-def test_newer_usage_of_a_minute_replaces_older_usage_with_as_many_samples(queue: Store) -> None:
+def test_newer_usage_of_a_minute_counts_if_it_covers_as_much_time(queue: Store) -> None:
     now = int(queue.clock() // 60)
     whole = Usage(
         host="h",

@@ -619,7 +619,7 @@ def test_log_tail_is_bounded(queue: Store) -> None:
     assert not queue.logs.write("f" * 32, "nobody's")
 
 
-def test_contradictory_dependencies_are_reported_and_not_started(queue: Store) -> None:
+def test_inconsistent_job_is_reported_and_not_started(queue: Store) -> None:
     job, other = submit(queue, "x", "y", gpus=0)
     attempt = queue.attempts.claim(job, "w", [], LONG)
     assert attempt is not None

@@ -1,4 +1,4 @@
-"""Rows of a sheet run once and keep what is theirs, whatever people and Google do between any two requests."""
+"""Rows of a sheet run once and keep their job ids under concurrent edits and server errors."""
 
 import contextlib
 from collections import Counter
@@ -38,7 +38,7 @@ class Storm:
 
     def calm(self) -> None:
         """People go home, and Google works."""
-        self.sheet.is_stormy, self.sheet.failing_writes = False, 0
+        self.sheet.changes_happen, self.sheet.failing_writes = False, 0
         self.look()
         self.look()
 

@@ -1,4 +1,4 @@
-"""A machine in trouble: a full disk, no processes or descriptors left. It may cost records and time, never a job."""
+"""A full disk and exhausted processes or descriptors may cost records and time, never a job."""
 
 import errno
 import os

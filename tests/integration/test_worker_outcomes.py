@@ -1,4 +1,4 @@
-"""How jobs of a worker end: retries, limits, idleness, and commands that never begin."""
+"""Outcomes of jobs: retries, time limits, idle stops, and commands that cannot start."""
 
 import time
 from itertools import pairwise

@@ -49,7 +49,7 @@ class BareSupervisor:
         self._reader.start()
 
     def hear(self, word: str, *, deadline: float = 60.0) -> Any:
-        """What it says of this, when it does; lines of the job itself and of other things are passed over."""
+        """Waits for the message with this key; other lines are skipped."""
         ends = time.monotonic() + deadline
         while True:
             try:

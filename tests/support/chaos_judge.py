@@ -1,4 +1,4 @@
-"""What must be true of every job when a chaos run is over, and what is wrong otherwise, in words."""
+"""Checks of every job after a chaos run; each violation is a sentence."""
 
 import contextlib
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ COSTS_OUTPUT: Final = ("full disk", "no inodes", "EIO", "ENOSPC", "EMFILE", "ENO
 
 @dataclass
 class Condition:
-    """Something that was wrong with a machine, or with all of them, for a while."""
+    """A fault of one machine, or of all machines, for some time."""
 
     kind: str
     machine: int | None
@@ -51,11 +51,11 @@ class Condition:
 class Submitted(NamedTuple):
     journal: JobJournal
     code: int
-    """How it ends when nobody kills it."""
+    """Its exit code when it is not killed."""
 
 
 class Evidence(NamedTuple):
-    """All that is known beside what the queue says."""
+    """What is known apart from the queue."""
 
     jobs: dict[str, Submitted]
     touched: dict[str, list[tuple[float, str]]]
@@ -68,7 +68,7 @@ class Evidence(NamedTuple):
 
 
 def judge(store: Store, evidence: Evidence) -> Iterator[str]:
-    """Everything that is wrong."""
+    """All violations."""
     for name, submitted in evidence.jobs.items():
         yield from _Case(store, evidence, name, submitted).findings()
 

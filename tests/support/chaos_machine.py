@@ -1,4 +1,4 @@
-"""One machine of a chaos run: its worker as a service manager keeps it, its disk, its clocks, and its processes."""
+"""One machine of a chaos run: a worker that is restarted as by a service manager, a disk, clocks, and processes."""
 
 import contextlib
 import os

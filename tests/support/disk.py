@@ -28,7 +28,7 @@ class Disk:
             raise OSError(done.stderr.decode(errors="replace").strip())
 
     def fill(self, spare_pages: int) -> None:
-        """Frees room for that many more pages."""
+        """Fills the disk except for that many pages."""
         with (self._directory / "filler").open("wb", buffering=0) as file:
             for size in (_BLOCK, _PAGE):
                 with contextlib.suppress(OSError):

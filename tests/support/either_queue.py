@@ -1,4 +1,4 @@
-"""A queue in each of the databases that there can be one in: what a test asks, it asks of both."""
+"""A queue in each supported database: a test with this fixture runs on both."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from stoker.queue import Store, init_queue
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A place for one."""
+    """The URL of an empty database."""
     if request.param == "postgres":
         return str(request.getfixturevalue("postgres_url"))
     return str(tmp_path / "queue.db")

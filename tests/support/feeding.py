@@ -1,4 +1,4 @@
-"""Feeders as real processes beside a test, and what they made of a queue."""
+"""Feeders as real processes, and the resulting queue."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from tests.support.command import stoker_command
 
 
 class Feeder:
-    """A `stoker feed …` that goes on until it is ended; what it prints is in files."""
+    """A `stoker feed …` that runs until stopped; its output is in files."""
 
     def __init__(self, directory: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         directory.mkdir()

@@ -1,4 +1,4 @@
-"""A machine with stand-ins for GPUs and their device nodes, a filler on it, and other users who come and go."""
+"""A machine with mock GPUs and device nodes, a filler, and other users who open the nodes."""
 
 import os
 import signal

@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def go_apart() -> None:
-    """Where that is allowed: who chooses pids gives everybody else on the machine old ones, and they take his."""
+    """Enters a pid namespace if allowed: choosing pids would disturb other processes of the machine."""
     if subprocess.run([*APART, "true"], check=False, capture_output=True).returncode == 0:
         # A shell is the first process there: that one is treated by the kernel as no other is.
         again = [sys.executable, "-m", "tests.support.many_escapes", *sys.argv[1:], "apart"]

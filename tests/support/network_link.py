@@ -12,7 +12,7 @@ from tests.support.relay import relay_to
 
 
 class NetworkLink(NamedTuple):
-    """How a worker at its end reaches the database, and how it is cut off."""
+    """How a worker reaches the database, and how the connection is cut."""
 
     host: str
     port: int
@@ -24,13 +24,13 @@ class NetworkLink(NamedTuple):
 
 @contextlib.contextmanager
 def relayed(socket: Path) -> Iterator[NetworkLink]:
-    """For every user, on every machine."""
+    """A relay: works without root."""
     with relay_to(socket) as relay:
         yield NetworkLink("127.0.0.1", relay.port, (), relay.cut, relay.restore)
 
 
 def has_namespaces() -> bool:
-    """Whether they can be made here: containers often forbid it, to root too."""
+    """Whether network namespaces can be created: containers often forbid it, even to root."""
     if os.geteuid() != 0 or not shutil.which("ip"):
         return False
     probe = ["unshare", "--net", "--mount", "ip", "link", "add", "probe-a", "type", "veth", "peer", "name", "probe-b"]

@@ -1,4 +1,4 @@
-"""Stand-ins for the device nodes of GPUs, and real processes that open them."""
+"""Mock device nodes of GPUs, and real processes that open them."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 def make_node(path: Path, number: int, mode: int = 0o666) -> Path:
-    """A node of the device with this number; a plain file where nobody may make one."""
+    """A node of the device with this number; a plain file without the permission to create nodes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if os.geteuid() == 0:
         os.mknod(path, stat.S_IFCHR | mode, number)
@@ -33,7 +33,7 @@ def make_node(path: Path, number: int, mode: int = 0o666) -> Path:
 
 
 class NodeHolders:
-    """Processes that have something open, until the test ends."""
+    """Processes that hold files open until the test ends."""
 
     def __init__(self) -> None:
         self._started: list[subprocess.Popen[str]] = []
@@ -89,7 +89,7 @@ def _group(pid: int) -> int:
 
 
 def as_nobody(code: str, *arguments: object) -> str:
-    """What an unprivileged Python program prints; it may use `sys`, `Path`, `DeviceEvents` and `HolderScanner`."""
+    """The output of an unprivileged Python program; it may use `sys`, `Path`, `DeviceEvents` and `HolderScanner`."""
     # It drops its rights only after its imports: the interpreter itself may be where others do not come.
     begin = f"""
 import os, sys
@@ -108,7 +108,7 @@ os.setuid({NOBODY})
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory that other users reach as well: those of pytest are its user's alone."""
+    """A directory that other users can enter, unlike those of pytest."""
     with tempfile.TemporaryDirectory(prefix="stoker-test-") as directory:
         Path(directory).chmod(0o755)
         yield Path(directory)

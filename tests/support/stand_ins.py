@@ -1,4 +1,4 @@
-"""Programs that stand in for real ones on PATH, and write down how they were called."""
+"""Fake programs on PATH that record how they were called."""
 
 from pathlib import Path
 

@@ -15,7 +15,7 @@ from stoker.fit.search import Search, Sizes
 
 MIB = 2**20
 GIB = 2**30
-# A probe ends when the memory was stable for the first number of steps, at the latest after the second.
+# A probe ends after FLAT_STEPS steps with stable memory, at the latest after PROBE_STEPS.
 FLAT_STEPS = 5
 FLAT_GROWTH = MIB
 PROBE_STEPS = 60

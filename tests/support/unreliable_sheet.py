@@ -16,11 +16,11 @@ class UnreliableSheet:
     def __init__(self, seed: int) -> None:
         self.cells = Worksheet(0, "Sheet1")
         self.random = random.Random(seed)
-        self.is_stormy = True
+        self.changes_happen = True
         self.edits_happen = seed % 2 == 0
-        """Else the counter is set back: both together ask for another run of what was edited."""
+        """Otherwise the counter is lowered: both together would ask for another run of edited rows."""
         self.failing_writes = 0
-        """The next write requests fail, that many."""
+        """Number of write requests that still fail."""
         self.written: list[str] = []
         """Every command that people wrote into a row, in the order of writing."""
         self.deleted: set[str] = set()
@@ -32,13 +32,13 @@ class UnreliableSheet:
 
     def read(self, ranges: Sequence[str]) -> Values:
         self._people()
-        if self.is_stormy and self.random.random() < 0.05:
+        if self.changes_happen and self.random.random() < 0.05:
             raise SheetAwayError("Google answered 503")
         return [self.cells.values(one) for one in ranges]
 
     def write(self, cells: Sequence[Cell]) -> None:
         self._people()
-        if self.is_stormy and not self.failing_writes and self.random.random() < 0.1:
+        if self.changes_happen and not self.failing_writes and self.random.random() < 0.1:
             self.failing_writes = self.random.randrange(1, 5)
         if self.failing_writes:
             self.failing_writes -= 1
@@ -77,7 +77,7 @@ class UnreliableSheet:
         self.edits.append((before, f"{before} --edited"))
 
     def _people(self) -> None:
-        if self.is_stormy and self.random.random() < 0.5:
+        if self.changes_happen and self.random.random() < 0.5:
             rows = sorted(self.rows())
             match self.random.choice(["append", "append", "insert", "insert", "delete", "edit", "counter", "blank"]):
                 case "append":
