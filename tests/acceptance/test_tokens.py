@@ -76,7 +76,7 @@ def test_revoking_removes_the_token_and_its_devices(keys: Keys) -> None:
     assert Keys(keys.path.parent).by_session(entered[1]) is None
     again = stoker("tokens", "revoke", token.id)
     assert again.code == 2
-    assert again.err == f"stoker: there is no token {token.id!r}: `stoker tokens` lists those that there are\n"
+    assert again.err == f"stoker: there is no token {token.id!r}: `stoker tokens` lists the tokens\n"
 
 
 def test_file_readable_by_others_is_refused(keys: Keys) -> None:
