@@ -82,7 +82,7 @@ def test_a_stranger_gets_the_form_and_then_what_they_wanted(site: Site, browser:
         # A browser complains of every 401; of this one last, and not always before it shows the page.
         with page.expect_console_message(lambda message: message.location["url"].endswith("/login")):
             page.get_by_role("button", name="Log in").click()
-        expect(page.get_by_role("alert")).to_contain_text("not right")
+        expect(page.get_by_role("alert")).to_contain_text("is invalid")
         phone.forgive("status of 401")
         phone.look_over("login")
         page.get_by_label("Token").fill(site.keys.first().secret)
