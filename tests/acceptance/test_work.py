@@ -242,7 +242,7 @@ class TestSharing:
         for job in jobs[:2]:
             site.wait_until(job, "running")
         site.wait_for_why(jobs[2], f"GPU 0 has 3.5 GiB left beside jobs {jobs[0]} and {jobs[1]}")
-        site.create_flag("gate0")
+        site.create_flag("flag0")
         site.wait_until(jobs[2], "running")
         assert site.job(jobs[1]).state == "running"
 
@@ -266,7 +266,7 @@ class TestSharing:
             site.wait_until(job, "running")
         site.wait_for_why(jobs[2], "waits for a GPU: GPU 0")
         assert site.job(jobs[2]).state == "queued"
-        site.create_flag("gate1")
+        site.create_flag("flag1")
         site.wait_until(jobs[2], "running")
 
 

@@ -525,7 +525,7 @@ def test_invalid_edits_are_refused_and_change_nothing(queue: Store) -> None:
         ({"after_any": (a,)}, "wait for itself"),
         ({"after": ("ffffffff",)}, "no such job"),
         ({"gpus": "many"}, "cannot be edited so"),
-        ({"state": "succeeded"}, "no 'state'"),
+        ({"state": "succeeded"}, "no field 'state'"),
         ({"command": ""}, "needs a command"),
     ]
     for changes, complaint in refused:
