@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from stoker.engines.identity import WorkerIdentity
+from stoker.procfs import read_stat
 from stoker.queue import QueueAwayError, init_queue
 from stoker.runs.processes.tree import send
 from tests.support.attempt_processes import (
@@ -223,6 +224,10 @@ def test_job_of_a_suspended_supervisor_can_be_cancelled(site: WorkSite, journal:
     worker.stop()
 
 
+def is_zombie(pid: int) -> bool:
+    return read_stat(f"/proc/{pid}/stat").fields[0] == b"Z"
+
+
 def test_job_that_ended_during_a_suspended_reaper_counts_when_its_supervisor_is_killed(
     site: WorkSite, journal: JobJournal
 ) -> None:
@@ -231,7 +236,9 @@ def test_job_that_ended_during_a_suspended_reaper_counts_when_its_supervisor_is_
     processes = processes_of_attempt(site, job)
     assert send(processes.reaper_identity, signal.SIGSTOP)
     journal.let_end()
-    wait_for(lambda: any(entry.word == "end" for entry in journal.entries()), named="the end of the job")
+    # Its last words come before its exit: the suspended reaper then has a zombie as its only child.
+    children = Path(f"/proc/{processes.reaper_identity.pid}/task/{processes.reaper_identity.pid}/children")
+    wait_for(lambda: all(is_zombie(int(pid)) for pid in children.read_text().split()), named="the end of the job")
     kill_shim(processes)
     site.wait_until(job, "succeeded")
     assert journal.attempts() == [1]

@@ -146,7 +146,8 @@ class Screen:
             session.detach()
 
     def accessibility(self) -> list[str]:
-        """What axe-core finds wrong."""
+        """What axe-core finds wrong, once animations are over: a colour that fades in has little contrast."""
+        self.page.evaluate("Promise.all(document.getAnimations().map((one) => one.finished.catch(() => null)))")
         self.page.evaluate(resources.files(_AXE[0]).joinpath(_AXE[1]).read_text(encoding="utf-8"))
         found: dict[str, Any] = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
         return [
