@@ -21,8 +21,8 @@ _CLOSING: Final = 0.5
 class Devices:
     """The GPUs with these indices, or all when none is named, by their uuids from the first look on.
 
-    When a GPU falls off the machine the others are numbered anew: whoever was chosen stays chosen, and one that is gone
-    is unknown. What has no GPU yet gets one when it comes.
+    When a GPU falls off the bus, the driver renumbers the others. A chosen GPU stays chosen, and one that is gone is
+    unknown. An index without a GPU gets one when it appears.
     """
 
     def __init__(self, device_ids: Collection[int] | None = None) -> None:

@@ -191,7 +191,7 @@ async def submit(request: Request) -> Response:
     try:
         filled = sent(await request.body())
     except ValueError:
-        return Response("a form with so many fields is not ours", 400, media_type="text/plain")
+        return Response("the form has more fields than this page sends", 400, media_type="text/plain")
     try:
         jobs = await app_state.pool.run(lambda store: _submitted(store, filled, sender))
     except InvalidFieldsError as error:
