@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import BadInputError, StokerError
-from stoker.gpus.model import Look, Maybe, Pipes, Reading, Unknown, Utilization
+from stoker.gpus.model import DeviceHealth, JobProgress, Look, Maybe, Pipes, Reading, Unknown, Utilization
 from stoker.gpus.recording import RecordingReader, RecordingWriter
 from tests.support.looks import a_gpu, a_look, a_process
 
@@ -44,6 +44,12 @@ READINGS = st.builds(
         st.builds(Unknown, st.text(min_size=1)),
     ),
     pipes=st.one_of(st.builds(Pipes, SHARES, SHARES, SHARES, SHARES), st.builds(Unknown, st.text(min_size=1))),
+    memory_activity=st.one_of(
+        st.builds(Utilization, SHARES, SHARES, st.integers(1, 100)), st.builds(Unknown, st.text(min_size=1))
+    ),
+    sm_clock=st.integers(0, 3000).map(float),
+    throttling=st.lists(st.sampled_from(["idle", "power cap"]), max_size=2).map(tuple),
+    health=st.builds(DeviceHealth, st.lists(st.integers(1, 200), max_size=3).map(tuple), st.integers(0, 9)),
 )
 
 
@@ -109,6 +115,40 @@ def test_idle_machine_costs_few_bytes_per_look(tmp_path: Path) -> None:
     assert path.stat().st_size / 1000 < 450
 
 
+def test_progress_of_the_job_survives_a_round_trip_and_a_reboot(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    before = JobProgress(7, 4990.0, "log", 1.5, 2048.0, (41, 42))
+    write(path, msgspec.structs.replace(a_look(0.1, at=5000, wall=1000.0), job=before))
+    write(path, msgspec.structs.replace(a_look(0.1, at=13, wall=1600.0), job=JobProgress(9, 3.0, "call")))
+    first, second = RecordingReader(path)
+    assert first.job == before
+    assert second.job == JobProgress(9, 5590.0, "call")
+
+
+def test_format_1_is_still_read(tmp_path: Path) -> None:
+    (tmp_path / "r").write_text(
+        '{"format":"stoker readings","version":1,"host":"box","boot":"b","source":"nvml",'
+        '"gpus":[["GPU-1",0,"A100","nvidia",0,85899345920,"0000:01:00.0",null]]}\n'
+        "[1000.0,5.0,[[5.0,[1.0,0.9,30],1024,85899345920,300.0,400.0,12.0,60.0,"
+        '[[41,7,"python","alice",1024,0.9]],"only reported by Hopper and newer GPUs"]]]\n'
+        "[1005.0,10.0,[[null,[0.0,0.0,30],null,null,60.0,null,13.0,null,null,null]]]\n"
+    )
+    reader = RecordingReader(tmp_path / "r")
+    busy, idle = (look.readings[0] for look in reader)
+    assert reader.damaged == 0
+    assert busy.utilization == Utilization(1.0, 0.9, 30)
+    assert (idle.power, idle.power_limit, idle.utilization) == (60.0, 400.0, Utilization(0.0, 0.0, 30))
+    assert idle.memory_activity == busy.health == Unknown("not recorded")
+
+
+def test_unknown_fields_of_a_later_version_2_are_skipped(tmp_path: Path) -> None:
+    write(tmp_path / "r", a_look(0.25))
+    text = (tmp_path / "r").read_text().replace('"fields":["span"', '"fields":["humidity","span"')
+    (tmp_path / "r").write_text(text.replace("[[", "[[0.5,", 2).replace("[[0.5,", "[[", 1))
+    (look,) = RecordingReader(tmp_path / "r")
+    assert look.readings == a_look(0.25).readings
+
+
 def test_second_writer_is_refused(tmp_path: Path) -> None:
     first = RecordingWriter(tmp_path / "r")
     with pytest.raises(StokerError, match="another recorder"):
@@ -127,7 +167,7 @@ def test_file_of_another_format_is_not_modified(tmp_path: Path) -> None:
 
 def test_newer_format_is_refused_with_a_remedy(tmp_path: Path) -> None:
     write(tmp_path / "r", a_look(0.1))
-    text = (tmp_path / "r").read_text().replace('"version":1', '"version":2')
+    text = (tmp_path / "r").read_text().replace('"version":2', '"version":3')
     (tmp_path / "r").write_text(text)
     with pytest.raises(BadInputError, match="upgrade"):
         list(RecordingReader(tmp_path / "r"))

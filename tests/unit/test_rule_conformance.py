@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.gpus.model import Maybe, Unknown
+from stoker.gpus.model import JobProgress, Maybe, Unknown
 from stoker.rules.judge import Judge
 from stoker.rules.registry import RuleType, rule_types
-from stoker.rules.rule import Activity, JobProgress, Observation, Verdict
+from stoker.rules.rule import Activity, Observation, Verdict
 
 LOST = Unknown("the GPU is lost")
 # Long enough to arm any rule.
@@ -30,7 +30,7 @@ class Job:
         self.at += span
         if isinstance(peak, float) and peak > 0:
             self._steps, self._step_at = self._steps + 1, self.at
-        progress = JobProgress(self._steps, self._step_at, self._steps, self._step_at)
+        progress = JobProgress(self._steps, self._step_at, "log")
         activities = [] if peak is None else [Activity("GPU-0", "GPU 0", self.policy.every, peak)]
         problem = "the driver does not answer" if peak is None else None
         return self.rule.observe(Observation(self.at, activities, problem, progress))

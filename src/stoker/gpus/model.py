@@ -4,7 +4,7 @@ Every field of a reading may be `Unknown`, with the reason in words. Zero is a v
 `known(...)`, never by truth.
 """
 
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -44,6 +44,9 @@ class Gpu(msgspec.Struct, frozen=True, array_like=True):
     """For a MIG device: the uuid of the GPU that it is a slice of."""
 
 
+_NOT_RECORDED: Final = Unknown("not recorded")
+
+
 class Utilization(NamedTuple):
     """The fraction of time in which at least one kernel ran since the look before."""
 
@@ -64,6 +67,8 @@ class Process(msgspec.Struct, frozen=True, array_like=True):
     user: Maybe[str]
     memory: Maybe[int]
     utilization: Maybe[float]
+    memory_activity: Maybe[float] = _NOT_RECORDED
+    """The fraction of time in which this process had the device memory read or written."""
 
 
 class Pipes(NamedTuple):
@@ -76,6 +81,23 @@ class Pipes(NamedTuple):
     sm: Maybe[float]
     tensor: Maybe[float]
     dram: Maybe[float]
+    pcie: Maybe[float] = _NOT_RECORDED
+    """Bytes per second, both directions."""
+    nvlink: Maybe[float] = _NOT_RECORDED
+    """Bytes per second, both directions, all links."""
+
+
+class DeviceHealth(NamedTuple):
+    """Faults that the driver has reported."""
+
+    xids: tuple[int, ...] = ()
+    """XID errors since the source was opened, the oldest first."""
+    uncorrected: Maybe[int] = _NOT_RECORDED
+    """Uncorrectable ECC errors since the driver was loaded."""
+    needs_reset: Maybe[bool] = _NOT_RECORDED
+    """Whether rows of the memory wait for a reset to be remapped, or pages to be retired."""
+    remapping_failed: Maybe[bool] = _NOT_RECORDED
+    """Whether the memory has run out of spare rows: the board should be replaced."""
 
 
 class Reading(msgspec.Struct, frozen=True, array_like=True):
@@ -96,6 +118,13 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
     """Degrees Celsius."""
     processes: Maybe[tuple[Process, ...]]
     pipes: Maybe[Pipes]
+    memory_activity: Maybe[Utilization] = _NOT_RECORDED
+    """The fraction of time in which the device memory was read or written. A spinning collective leaves it at zero."""
+    sm_clock: Maybe[float] = _NOT_RECORDED
+    """MHz."""
+    throttling: Maybe[tuple[str, ...]] = _NOT_RECORDED
+    """What holds the clocks down: `idle`, `power cap`, `hardware thermal`, …"""
+    health: Maybe[DeviceHealth] = _NOT_RECORDED
 
     @property
     def vouched(self) -> float:
@@ -107,7 +136,28 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
     def unknown(cls, uuid: str, reason: str, *, span: float = 0.0) -> "Reading":
         """A reading in which every value is unknown for one reason."""
         why = Unknown(reason)
-        return cls(uuid, span, why, why, why, why, why, why, why, why, why)
+        return cls(uuid, span, *(why,) * (len(cls.__struct_fields__) - 2))
+
+
+Trust = Literal["call", "log", "events", "checkpoint", "output", "none"]
+"""Where progress was seen, the most trusted first: a call of `stoker.step()` in the training loop, step counts in the
+log, event files of a tracker, checkpoint files, any output at all, nowhere."""
+
+
+class JobProgress(NamedTuple):
+    """What the job has shown of its progress beside its use of GPUs. None: it cannot be seen."""
+
+    steps: int | None = None
+    """How many steps have been seen: a count that only grows."""
+    since: float | None = None
+    """When the last of them was seen, on the clock of the observation."""
+    trust: Trust = "none"
+    cpu: float | None = None
+    """Cores that the job's processes kept busy since the look before."""
+    io: float | None = None
+    """Bytes per second that they read and wrote."""
+    pids: tuple[int, ...] = ()
+    """The job's processes that the driver lists on GPUs."""
 
 
 class Look(msgspec.Struct, frozen=True, array_like=True):
@@ -124,6 +174,8 @@ class Look(msgspec.Struct, frozen=True, array_like=True):
     """Why the machine as a whole could not be read. `gpus` may then be empty without meaning "no GPUs"."""
     note: str | None = None
     """A remark on all readings that is shown once, such as pids of another namespace."""
+    job: JobProgress | None = None
+    """What the job showed of its progress, where this is a look of its supervisor."""
 
 
 class SourceChoice(msgspec.Struct, frozen=True, array_like=True):

@@ -15,13 +15,15 @@ from typing import Any, Final
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
-from stoker.gpus.model import Gpu, Look, Pipes, Process, Reading, Unknown, Utilization
+from stoker.gpus.model import DeviceHealth, Gpu, JobProgress, Look, Pipes, Process, Reading, Unknown, Utilization
 
 FORMAT: Final = "stoker readings"
-VERSION: Final = 1
+VERSION: Final = 2
 # The fields of a reading in the order of a row's cells; the position of the row gives the uuid.
 _FIELDS: Final = tuple(name for name in Reading.__struct_fields__ if name != "uuid")
-_DIGITS: Final = {"span": 3, "power": 1, "power_limit": 1, "energy": 1, "temperature": 0}
+# Those of version 1, whose header does not name them.
+_FIELDS_1: Final = _FIELDS[: _FIELDS.index("pipes") + 1]
+_DIGITS: Final = {"span": 3, "power": 1, "power_limit": 1, "energy": 1, "temperature": 0, "sm_clock": 0}
 _DAMAGED: Final = Unknown("the recording is damaged before this look")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -36,6 +38,8 @@ class Header(msgspec.Struct, frozen=True):
     """Monotonic times of different boots cannot be compared."""
     source: str
     gpus: tuple[Gpu, ...]
+    fields: tuple[str, ...] = _FIELDS_1
+    """What the cells of a row are. A reader passes over fields that it does not know."""
 
 
 class _Line(msgspec.Struct, frozen=True, array_like=True):
@@ -44,6 +48,7 @@ class _Line(msgspec.Struct, frozen=True, array_like=True):
     rows: list[Any]
     problem: str | None = None
     note: str | None = None
+    job: JobProgress | None = None
 
 
 class RecordingWriter:
@@ -79,7 +84,7 @@ class RecordingWriter:
         rows = [_changed(new, old) for new, old in zip(cells, self._before, strict=True)]
         self._before = cells
         problem = look.problem.reason if look.problem else None
-        line = _Line(round(look.wall, 3), round(look.at, 3), rows, problem, look.note)
+        line = _Line(round(look.wall, 3), round(look.at, 3), rows, problem, look.note, _rounded(look.job))
         self._write(msgspec.json.encode(line))
 
     @property
@@ -103,7 +108,7 @@ class RecordingWriter:
 
     def _begin_session(self, look: Look) -> None:
         boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
-        header = Header(FORMAT, VERSION, socket.gethostname(), boot, look.source, look.gpus)
+        header = Header(FORMAT, VERSION, socket.gethostname(), boot, look.source, look.gpus, _FIELDS)
         self._write(msgspec.json.encode(header))
         self._gpus = look.gpus
         self._before = [[] for _ in look.gpus]
@@ -166,7 +171,8 @@ class _Session:
         self._header = header
         self._last = last
         self._shift: float | None = None if last else 0.0
-        self._cells: list[list[Any]] = [[_DAMAGED] * len(_FIELDS) for _ in header.gpus]
+        self._cells: list[dict[str, Any]] = []
+        self.forget()
 
     def look(self, line: _Line) -> Look:
         if self._shift is None and self._last is not None:
@@ -183,23 +189,28 @@ class _Session:
             tuple(readings),
             Unknown(line.problem) if line.problem is not None else None,
             line.note,
+            line.job and line.job._replace(since=self._shifted(line.job.since)),
         )
 
+    def _shifted(self, at: float | None) -> float | None:
+        return None if at is None else at + (self._shift or 0.0)
+
     def _reading(self, place: int, row: list[Any]) -> Reading:
-        if len(row) != len(_FIELDS):
+        if len(row) > len(self._header.fields):
             raise ValueError("a row of another length")
-        cells = [
-            old if new is None else _decoded(name, new)
-            for name, new, old in zip(_FIELDS, row, self._cells[place], strict=True)
-        ]
-        if isinstance(cells[0], Unknown):
-            cells[0] = 0.0
-        self._cells[place] = cells
-        return Reading(self._header.gpus[place].uuid, *cells)
+        cells = self._cells[place]
+        cells |= {
+            name: _decoded(name, cell)
+            for name, cell in zip(self._header.fields, row, strict=False)
+            if cell is not None and name in _FIELDS
+        }
+        span = cells["span"]
+        return Reading(self._header.gpus[place].uuid, **{**cells, "span": 0.0 if isinstance(span, Unknown) else span})
 
     def forget(self) -> None:
         """After a damaged line, "unchanged" means nothing."""
-        self._cells = [[_DAMAGED] * len(_FIELDS) for _ in self._header.gpus]
+        recorded = [name for name in _FIELDS if name in self._header.fields or name in _FIELDS_1]
+        self._cells = [dict.fromkeys(recorded, _DAMAGED) for _ in self._header.gpus]
 
 
 _SHAPES: Final[dict[str, Any]] = {
@@ -208,6 +219,9 @@ _SHAPES: Final[dict[str, Any]] = {
     "pipes": Pipes,
     "memory_used": int,
     "memory_total": int,
+    "memory_activity": Utilization,
+    "throttling": tuple[str, ...],
+    "health": DeviceHealth,
 }
 
 
@@ -230,7 +244,22 @@ def _encoded(name: str, value: Any) -> Any:
 
 
 def _changed(new: list[Any], old: list[Any]) -> list[Any]:
-    return [None if cell == before else cell for cell, before in zip(new, old, strict=True)] if old else new
+    """The cells that differ; what is unchanged at the end is left out."""
+    row = [None if cell == before else cell for cell, before in zip(new, old, strict=True)] if old else list(new)
+    while row and row[-1] is None:
+        row.pop()
+    return row
+
+
+def _rounded(job: JobProgress | None) -> JobProgress | None:
+    if job is None:
+        return None
+    since, cpu, io = job.since, job.cpu, job.io
+    return job._replace(
+        since=None if since is None else round(since, 3),
+        cpu=None if cpu is None else round(cpu, 2),
+        io=None if io is None else round(io),
+    )
 
 
 def _is_recording(start: bytes) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 import msgspec
 
 from stoker.errors import BadInputError
-from stoker.gpus.model import Maybe, Process, Reading, Unknown
+from stoker.gpus.model import JobProgress, Maybe, Process, Reading, Unknown
 from stoker.units import format_duration, format_percent, parse_fraction, parse_length
 
 # Below one whole percent nothing ran that the driver could see: a job that does anything at all is left alone.
@@ -38,16 +38,6 @@ class Activity(NamedTuple):
     """What the whole device did: mean utilization, power and its limit, memory, pipes, processes. None: not listed."""
     processes: tuple[Process, ...] = ()
     """The processes of the job on this GPU, with what each of them did."""
-
-
-class JobProgress(NamedTuple):
-    """What the job itself has shown of its progress. None: nobody can see it."""
-
-    output_bytes: int | None = None
-    output_at: float | None = None
-    """When it last printed something, on the clock of the observation."""
-    steps: int | None = None
-    step_at: float | None = None
 
 
 UNSEEN: Final = JobProgress()

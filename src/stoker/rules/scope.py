@@ -7,7 +7,7 @@ from stoker.errors import BadInputError
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, Utilization, known
 from stoker.gpus.report import describe
 from stoker.gpus.visible import select_gpus, visible_gpus
-from stoker.rules.rule import UNSEEN, Activity, JobProgress, Observation
+from stoker.rules.rule import UNSEEN, Activity, Observation
 
 GpuScope = Literal["job", "mine", "visible", "all"]
 # A process of root may run in a container that the job asked a daemon to start.
@@ -25,15 +25,15 @@ _NOT_LISTED: Final = "the driver does not list it any more"
 class Scope(Protocol):
     """Which GPUs count, and how much of what they did."""
 
-    def observe(self, look: Look, progress: JobProgress = UNSEEN) -> Observation:
+    def observe(self, look: Look) -> Observation:
         """What a rule is given of this look."""
 
 
 class DeviceScope(Scope):
     """Every device that is listed now; one that is gone is forgotten."""
 
-    def observe(self, look: Look, progress: JobProgress = UNSEEN) -> Observation:
-        return _observation(look, _activities(look, _labels(look.gpus), _device), progress)
+    def observe(self, look: Look) -> Observation:
+        return _observation(look, _activities(look, _labels(look.gpus), _device))
 
 
 class MachineScope(Scope):
@@ -56,8 +56,8 @@ class MachineScope(Scope):
             return visible_gpus(look.gpus, self._environment)
         return select_gpus(look.gpus, self._chosen)
 
-    def observe(self, look: Look, progress: JobProgress = UNSEEN) -> Observation:
-        return _observation(look, self.activities(look), progress)
+    def observe(self, look: Look) -> Observation:
+        return _observation(look, self.activities(look))
 
     def activities(self, look: Look) -> list[Activity]:
         if look.problem is not None and not self._labels:
@@ -98,8 +98,8 @@ class JobScope(Scope):
         self._labels: dict[str, str] = {}
         """The label of every GPU when it was first seen, by uuid."""
 
-    def observe(self, look: Look, progress: JobProgress = UNSEEN) -> Observation:
-        return _observation(look, self.activities(look, self._pids), progress)
+    def observe(self, look: Look) -> Observation:
+        return _observation(look, self.activities(look, self._pids))
 
     def activities(self, look: Look, pids: Container[int]) -> list[Activity]:
         """What the job, with these processes, did on its GPUs."""
@@ -172,8 +172,8 @@ def _is_container_user(user: str) -> bool:
     return user.isdigit()
 
 
-def _observation(look: Look, activities: Sequence[Activity], progress: JobProgress) -> Observation:
-    return Observation(look.at, activities, look.problem.reason if look.problem else None, progress)
+def _observation(look: Look, activities: Sequence[Activity]) -> Observation:
+    return Observation(look.at, activities, look.problem.reason if look.problem else None, look.job or UNSEEN)
 
 
 def _activities(

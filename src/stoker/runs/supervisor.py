@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.gpus.model import Look, known
+from stoker.gpus.model import JobProgress, Look, known
 from stoker.gpus.prober import Prober, Sampler
 from stoker.gpus.report import describe
 from stoker.gpus.source import AbsentError
 from stoker.procfs import user_name
 from stoker.rules.judge import Judge
-from stoker.rules.rule import JobProgress, Verdict
+from stoker.rules.rule import Verdict
 from stoker.rules.scope import JobScope, MachineScope, Scope
 from stoker.runs.loop import CommandHandler, CommandLoop
 from stoker.runs.plan import OF_THE_JOB, Plan
@@ -221,9 +221,10 @@ class Supervisor(CommandHandler[int]):
     # Watching
 
     def _judge_look(self, look: Look) -> int | None:
+        look = msgspec.structs.replace(look, job=self._progress())
         self._record_look(look)
         self._read_snooze()
-        observation = self._scope.observe(look, self._progress())
+        observation = self._scope.observe(look)
         self._judged_gpus = frozenset(activity.uuid for activity in observation.activities) or None
         judgement = self._judge.observe(observation)
         self._sampler.no_later_than(self._judge.due())
@@ -246,7 +247,7 @@ class Supervisor(CommandHandler[int]):
             found = os.stat(self._log_path)  # noqa: PTH116 - one call
         except OSError:
             return JobProgress()
-        return JobProgress(found.st_size, time.monotonic() - (time.time() - found.st_mtime))
+        return JobProgress(found.st_size, time.monotonic() - (time.time() - found.st_mtime), "output")
 
     def _read_snooze(self) -> None:
         """Read before every verdict, so that a snooze takes effect at once."""
