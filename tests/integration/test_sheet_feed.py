@@ -99,22 +99,7 @@ def test_edits_count_until_a_row_is_taken(sheet: Sheet) -> None:
     assert sheet.queue.commands() == ["one", "as intended"]
 
 
-def test_row_changed_while_it_is_taken_runs_once(sheet: Sheet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.feeds.sheet.SECONDS_TO_WRITE", 0.0)
-    sheet.fill("before")
-    sheet.server.read_only = True
-    with pytest.raises(SheetRefusedError):
-        sheet.look()
-    assert sheet.queue.commands() == ["before"]
-    sheet.server.read_only = False
-    sheet.fill("after")
-    assert "row 3 was changed after it had become job" in sheet.look()
-    assert sheet.queue.commands() == ["before"]
-    assert sheet.cells["B1"] == "2"
-    assert sheet.cells["D3"] == "queued, as it was when taken: write the change into a new row"
-
-
-def test_rows_are_matched_by_text_only_after_writing_has_failed_for_long(sheet: Sheet) -> None:
+def test_row_is_not_taken_before_its_id_can_be_written(sheet: Sheet) -> None:
     sheet.fill("before")
     sheet.server.read_only = True
     with pytest.raises(SheetRefusedError):
@@ -183,8 +168,8 @@ def test_columns_written_back_are_configurable(sheet: Sheet) -> None:
     (job,) = sheet.queue.jobs()
     assert (jobs["A2"], jobs["J5"], jobs["D5"]) == ("2", job.id, "")
     jobs["H6"] = "two"
-    sheet.look(Layout("A2", "H", 5, parse_columns("off")), "My 'jobs'")
-    assert (jobs["A2"], jobs["J6"]) == ("3", "")
+    sheet.look(Layout("A2", "H", 5, parse_columns("id=K")), "My 'jobs'")
+    assert (jobs["A2"], jobs["K5"], jobs["J6"]) == ("3", job.id, "")
     assert sheet.queue.commands() == ["one", "two"]
 
 
@@ -244,27 +229,6 @@ def test_rows_before_the_initial_counter_run_when_it_is_lowered(sheet: Sheet) ->
     sheet.look()
     assert sheet.queue.commands() == ["new", "older"]
     assert (sheet.cells["F3"], sheet.cells["B1"]) == ("", "4")
-
-
-@pytest.mark.parametrize("layout", [LAYOUT, Layout("B1", "C", 3, {})])
-def test_rows_with_appended_text_run_once_on_a_read_only_sheet_with_a_lowered_counter(
-    sheet: Sheet, layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stoker.feeds.sheet.SECONDS_TO_WRITE", 0.0)
-    sheet.append = "--version={id}"
-    sheet.fill("one", "two")
-    sheet.server.read_only = True
-    for _ in range(3):
-        with pytest.raises(SheetRefusedError):
-            sheet.look(layout)
-        sheet.age(1000)
-    sheet.server.read_only = False
-    sheet.look(layout)
-    sheet.cells["B1"] = "1"
-    sheet.look(layout)
-    assert sheet.queue.commands() == ["one --version={id}", "two --version={id}"]
-    if layout.columns:
-        assert sheet.ids(3, 4) == [job.id for job in sheet.queue.jobs()]
 
 
 def test_row_inserted_between_read_and_write_shifts_nothing(sheet: Sheet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,15 +28,14 @@ def content(counter: str, *rows: str, ids: tuple[str, ...] = (), states: tuple[s
     return content_of(LAYOUT, values)
 
 
-def after(found: Content, *later: int, floor: int = 1) -> int:
-    return counter_after(found, LAYOUT, [row for row in found.rows if row.number in later], floor)
+def after(found: Content, floor: int = 1) -> int:
+    return counter_after(found, LAYOUT, floor)
 
 
 def test_counter_is_the_number_of_the_next_row_counted_from_the_first() -> None:
     assert after(content("", "one", "two")) == 3
     assert after(content("9", "one", "two")) == 3
     assert after(content("9", "one", "two"), floor=9) == 9
-    assert after(content("1", "one", "two", "three"), 4, 5) == 2
 
 
 def test_empty_rows_count_only_before_others() -> None:
@@ -66,13 +65,13 @@ def test_only_differing_cells_are_written() -> None:
 @pytest.mark.parametrize(
     ("counter", "commands", "columns"),
     [
-        ("7", "C", "off"),
-        ("B0", "C", "off"),
-        ("B1", "C3", "off"),
-        ("B1", "C", "state=C"),
+        ("7", "C", "id=F"),
+        ("B0", "C", "id=F"),
+        ("B1", "C3", "id=F"),
+        ("B1", "C", "state=C,id=F"),
         ("B1", "C", "state=D,id=d"),
-        ("D9", "C", "state=D"),
-        ("C3", "C", "off"),
+        ("D9", "C", "state=D,id=F"),
+        ("C3", "C", "id=F"),
     ],
 )
 def test_layout_with_overlapping_cells_is_refused(counter: str, commands: str, columns: str) -> None:
@@ -80,10 +79,15 @@ def test_layout_with_overlapping_cells_is_refused(counter: str, commands: str, c
         parse_layout(counter, commands, 3, parse_columns(columns))
 
 
-@pytest.mark.parametrize("text", ["", "state", "state=", "colour=D", "state=4", "state=ABCD"])
+@pytest.mark.parametrize("text", ["", "state", "state=", "colour=D", "state=4", "state=ABCD", "off"])
 def test_invalid_columns_are_refused(text: str) -> None:
     with pytest.raises(BadInputError, match="does not say what goes where"):
         parse_columns(text)
+
+
+def test_column_of_ids_is_required() -> None:
+    with pytest.raises(BadInputError, match="no column for ids"):
+        parse_columns("state=D,link=G")
 
 
 def test_counter_above_the_rows_may_be_in_any_column() -> None:

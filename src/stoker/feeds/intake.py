@@ -13,27 +13,15 @@ from stoker.backoff import Backoff
 from stoker.errors import BadInputError, StokerError
 from stoker.queue.commands import check_command, wants_batch_size
 from stoker.queue.fields import JobSpec
-from stoker.queue.jobs import new_id
 from stoker.queue.provenance import checkout_of
-from stoker.queue.store import Store
-
-# A chosen id is taken by chance once in thousands of submissions; several times in a row means something else.
-MOST_DRAWS: Final = 5
 
 
 class SourceCommand(NamedTuple):
-    """A command, and the place it was written in."""
+    """A command, the place it was written in, and the id that its job gets."""
 
     command: str
     origin: str
-
-
-class SubmittedCommand(NamedTuple):
-    """What became of it: a job of ours, or the one that somebody had made of the same origin before."""
-
     id: str
-    wanted: SourceCommand
-    is_new: bool
 
 
 class Intake:
@@ -54,33 +42,16 @@ class Intake:
             return "it has {batch_size} in it: start the feed with --batch-size, or write {{batch_size}} for the word"
         return None
 
-    def take(self, store: Store, wanted: Sequence[SourceCommand]) -> list[SubmittedCommand]:
-        """All of them, in this order, in one transaction."""
-        for tries_left in reversed(range(MOST_DRAWS)):
-            # An id that was chosen here and comes back says that the job is new.
-            jobs = [replace(job, id=new_id()) for job in self.made(wanted)]
-            try:
-                ids = store.jobs.submit(jobs)
-            except BadInputError:
-                if not tries_left:
-                    raise
-                continue
-            return [
-                SubmittedCommand(name, one, is_new=name == job.id)
-                for name, one, job in zip(ids, wanted, jobs, strict=True)
-            ]
-        raise AssertionError("unreachable")
-
-    def made(self, wanted: Sequence[SourceCommand]) -> list[JobSpec]:
-        """The jobs that these become, without ids."""
-        if not wanted:
+    def made(self, commands: Sequence[SourceCommand]) -> list[JobSpec]:
+        """The jobs that these become."""
+        if not commands:
             return []
         code = checkout_of(self._pattern.directory)
         pattern = replace(self._pattern, commit=code.commit, dirty=code.dirty)
-        return [replace(pattern, command=self._whole(one), origin=one.origin) for one in wanted]
+        return [replace(pattern, command=self._whole(one.command), origin=one.origin, id=one.id) for one in commands]
 
-    def _whole(self, wanted: SourceCommand) -> str:
-        return f"{wanted.command} {self._append}" if self._append else wanted.command
+    def _whole(self, command: str) -> str:
+        return f"{command} {self._append}" if self._append else command
 
 
 class FeedLog:

@@ -1,7 +1,14 @@
-"""The rows of a sheet: where things are on it, where the counter goes, which cells are to be written. Pure."""
+"""The rows of a sheet: where things are on it, and which row is which after people have edited it. Pure.
+
+A row is known by the id that the feed wrote beside it. Google knows no transactions: rows may move between a look and
+what is written because of it, and an id may then overwrite that of another row. So after ids were written, rows that
+miss theirs are recognized by their text.
+"""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from hashlib import sha256
 from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
@@ -12,13 +19,15 @@ RowField = Literal["state", "gpu", "id", "link"]
 Values = Sequence[Sequence[Sequence[str]]]
 """Rows of cells for each range; empty ends are missing."""
 
+# A claim that stands nowhere after this many seconds was never written, or its row was deleted.
+SECONDS_TO_CLAIM: Final = 3600.0
+
 _COLUMN: Final = re.compile(r"[A-Z]{1,3}")
 _CELL: Final = re.compile(r"([A-Z]{1,3})([1-9][0-9]{0,6})")
-_OFF: Final = "off"
 
 
 class CounterError(BadInputError):
-    """The counter cell holds something else than a counter."""
+    """The counter cell does not hold a counter."""
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -28,7 +37,7 @@ class Layout(msgspec.Struct, frozen=True):
     commands: str
     first_row: int
     columns: dict[RowField, str]
-    """Where each thing is written back; none when nothing is."""
+    """Where each field is written back; `id` is always there."""
 
     def ranges(self) -> list[str]:
         columns = [self.commands, *self.columns.values()]
@@ -38,15 +47,24 @@ class Layout(msgspec.Struct, frozen=True):
         """The row that a counter points at: 1 is the first."""
         return counter + self.first_row - 1
 
-    def counter_at(self, row: int) -> int:
-        return row - self.first_row + 1
-
 
 class SheetRow(NamedTuple):
     number: int
     command: str
     cells: Mapping[RowField, str]
     """What is written back beside it now."""
+
+    @property
+    def id(self) -> str:
+        return self.cells["id"].strip()
+
+    @property
+    def digest(self) -> str:
+        return sha256(self.command.encode()).hexdigest()[:16]
+
+    @property
+    def is_command(self) -> bool:
+        return bool(self.command) and not self.command.startswith("#")
 
 
 class Content(NamedTuple):
@@ -62,18 +80,16 @@ class Cell(NamedTuple):
 
 
 def parse_columns(text: str) -> dict[RowField, str]:
-    """The columns in `state=D,id=F`; none for `off`."""
-    if text.strip().lower() == _OFF:
-        return {}
+    """The columns in `state=D,id=F`."""
     columns: dict[RowField, str] = {}
     for part in text.split(","):
         name, _, column = (piece.strip() for piece in part.partition("="))
         known = {field: field for field in get_args(RowField)}
         if name not in known or not _COLUMN.fullmatch(column.upper()):
-            raise BadInputError(
-                f"{text!r} does not say what goes where: write it like state=D,gpu=E,id=F,link=G, or off"
-            )
+            raise BadInputError(f"{text!r} does not say what goes where: write it like state=D,gpu=E,id=F,link=G")
         columns[known[name]] = column.upper()
+    if "id" not in columns:
+        raise BadInputError(f"{text!r} has no column for ids, by which rows are recognized: add one, like id=F")
     return columns
 
 
@@ -96,7 +112,6 @@ def parse_layout(counter: str, commands: str, first_row: int, columns: Mapping[R
 def content_of(layout: Layout, values: Values) -> Content:
     """What was read of the ranges of the layout."""
     (first, *columns) = values
-    counter = _counter(layout, _at(first, 0))
     commands, *others = columns
     written = dict(zip(layout.columns, others, strict=True))
     rows = [
@@ -107,14 +122,25 @@ def content_of(layout: Layout, values: Values) -> Content:
         )
         for index in range(max(map(len, columns)))
     ]
-    return Content(counter, rows, bool(_at(first, 0).strip()))
+    counter = _at(first, 0).strip()
+    return Content(_counter(layout, counter), rows, bool(counter))
 
 
-def counter_after(content: Content, layout: Layout, unhandled: Sequence[SheetRow], floor: int) -> int:
-    """The number of the next row to take: the first that was left for later, or the one after the last command."""
-    if unhandled:
-        return layout.counter_at(min(row.number for row in unhandled))
-    return max(floor, layout.counter_at(max((row.number for row in content.rows if row.command), default=0) + 1), 1)
+def _counter(layout: Layout, written: str) -> int:
+    if not written:
+        return 1
+    if not (written.isascii() and written.isdigit() and len(written) < 8 and int(written) > 0):
+        raise CounterError(
+            f"cell {layout.counter} says {written[:40]!r}: it must be the number of the next row to take, counted from "
+            f"1 in row {layout.first_row}"
+        )
+    return int(written)
+
+
+def _at(cells: Sequence[Sequence[str]], index: int) -> str:
+    if index < len(cells) and cells[index]:
+        return str(cells[index][0])
+    return ""
 
 
 def changes(content: Content, layout: Layout, truth: Mapping[int, Mapping[RowField, str]]) -> list[Cell]:
@@ -127,19 +153,172 @@ def changes(content: Content, layout: Layout, truth: Mapping[int, Mapping[RowFie
     ]
 
 
-def _counter(layout: Layout, text: str) -> int:
-    written = text.strip()
-    if not written:
-        return 1
-    if not (written.isascii() and written.isdigit() and len(written) < 8 and int(written) > 0):
-        raise CounterError(
-            f"cell {layout.counter} says {written[:40]!r}: the number of the next row to take is meant, counted from 1 "
-            f"in row {layout.first_row}"
-        )
-    return int(written)
+class TakenRow(msgspec.Struct, array_like=True):
+    """A row that became a job."""
+
+    id: str
+    """Its job."""
+    digest: str
+    """Of its text when it was last seen."""
+    taken: str
+    """Of its text when it was taken."""
+    again: bool = False
+    """Whether somebody set the counter back over it after its job had ended."""
+
+    @property
+    def is_edited(self) -> bool:
+        return self.digest != self.taken
 
 
-def _at(cells: Sequence[Sequence[str]], index: int) -> str:
-    if index < len(cells) and cells[index]:
-        return str(cells[index][0])
-    return ""
+class Claim(msgspec.Struct, array_like=True):
+    """A row that becomes a job when the id that was written for it is read beside it, or beside another new row."""
+
+    digest: str
+    at: float
+
+
+class Memory(msgspec.Struct):
+    """What a feed keeps in the queue about a sheet."""
+
+    counter: int = 1
+    """What the cell said at the last look."""
+    wanted: int = 1
+    """What the feed wants it to say."""
+    floor: int = 1
+    """What a person, or the program before this one, has raised it to."""
+    verified: str = ""
+    """The column in which all ids were read beside their rows; empty when ids were written since."""
+    taken: list[TakenRow] = []
+    claims: dict[str, Claim] = {}
+    """By their ids."""
+    skipped: dict[str, int] = {}
+    """How many rows with a text of this digest the counter was past when they were first seen."""
+    written: dict[str, list[str]] = {}
+    """What was written into each column since all was last found right: it may stand beside rows that moved."""
+
+
+class Recognized(NamedTuple):
+    taken: dict[int, TakenRow]
+    """By the numbers that their rows have now."""
+    missing: list[TakenRow]
+    """Rows that are not found, but may be at the next look."""
+    skipped: dict[int, SheetRow]
+    new: list[SheetRow]
+    """Rows with commands that were not dealt with yet."""
+
+
+def recognize(memory: Memory | None, content: Content, layout: Layout, known: Collection[str]) -> Recognized:
+    """What each row is. `known` are ids in the sheet that are, or were, jobs of it; no memory means the first look."""
+    last = memory or Memory()
+    is_verified = last.verified == layout.columns["id"]
+    left = {entry.id: entry for entry in last.taken}
+    free = {row.number: row for row in content.rows}
+    taken: dict[int, TakenRow] = {}
+
+    def match(row: SheetRow, entry: TakenRow) -> None:
+        taken[row.number] = msgspec.structs.replace(entry, digest=row.digest)
+        del free[row.number]
+        left.pop(entry.id, None)
+
+    for row in content.rows:
+        if row.id in left and left[row.id].digest == row.digest:
+            match(row, left[row.id])
+    if not is_verified:
+        # Rows that have no id come first: the others may have been edited into this text.
+        for row in sorted(free.values(), key=lambda row: bool(row.id)):
+            same = next((entry for entry in left.values() if entry.digest == row.digest), None)
+            if row.is_command and same is not None:
+                match(row, same)
+    # None of the rows that were claimed is an older one that was edited.
+    claimed = set() if is_verified else {claim.digest for claim in last.claims.values()}
+    for row in [*free.values()]:
+        if row.id in left and row.digest not in claimed:
+            match(row, left[row.id])
+    # A row comes back with its id when somebody undoes a deletion.
+    forgotten = set(known) - {entry.id for entry in last.taken}
+    for row in [*free.values()]:
+        if row.id in forgotten:
+            forgotten.discard(row.id)
+            match(row, TakenRow(row.id, row.digest, row.digest))
+    waiting = [row for row in free.values() if row.is_command]
+    missing = [] if is_verified else [*left.values()]
+    return _counted(memory, content, layout, Recognized(taken, missing, _skipped(last, waiting), waiting))
+
+
+def _skipped(last: Memory, rows: Iterable[SheetRow]) -> dict[int, SheetRow]:
+    left = Counter(last.skipped)
+    skipped = {}
+    for row in rows:
+        if left[row.digest]:
+            left[row.digest] -= 1
+            skipped[row.number] = row
+    return skipped
+
+
+def _counted(memory: Memory | None, content: Content, layout: Layout, rows: Recognized) -> Recognized:
+    """What the counter changes: it skips new rows when it is set forward, and brings rows back when it is set back."""
+    at = layout.row_of(content.counter)
+    before = layout.first_row if memory is None else layout.row_of(max(memory.counter, memory.wanted))
+    taken, skipped, new = rows.taken, rows.skipped, {row.number: row for row in rows.new}
+    if memory is None or was_moved(memory, content):
+        skipped |= {number: row for number, row in new.items() if before <= number < at}
+        if at < before:
+            skipped = {number: row for number, row in skipped.items() if number < at}
+            for row in content.rows:
+                entry = taken.get(row.number)
+                if entry is None or row.number < at:
+                    continue
+                if entry.is_edited and row.is_command:
+                    new[row.number] = row
+                    del taken[row.number]
+                else:
+                    entry.again = True
+    unhandled = [new[number] for number in sorted(new.keys() - skipped.keys())]
+    return Recognized(taken, rows.missing, skipped, unhandled)
+
+
+def was_moved(memory: Memory, content: Content) -> bool:
+    """Whether somebody else has written the counter. An empty cell says nothing: rows may have been inserted above."""
+    return content.is_counted and content.counter not in (memory.counter, memory.wanted)
+
+
+def floor_of(memory: Memory | None, content: Content) -> int:
+    """The lowest that the counter may be: what somebody else has raised it to."""
+    if memory is None:
+        return content.counter
+    if was_moved(memory, content):
+        return content.counter if content.counter > max(memory.counter, memory.wanted) else 1
+    return memory.floor
+
+
+def counter_after(content: Content, layout: Layout, floor: int) -> int:
+    """The number of the row after the last command."""
+    last = max((row.number for row in content.rows if row.command), default=0)
+    return max(floor, last - layout.first_row + 2, 1)
+
+
+def claimed(memory: Memory | None, rows: Sequence[SheetRow]) -> dict[int, str]:
+    """The rows that are claimed, each by its id; further rows with the same id are copies."""
+    claims: dict[str, int] = {}
+    for row in rows:
+        if memory is not None and row.id in memory.claims:
+            claims.setdefault(row.id, row.number)
+    return {number: name for name, number in claims.items()}
+
+
+def claims_kept(memory: Memory | None, content: Content, now: float) -> dict[str, Claim]:
+    """Those that stand beside a row, or that may still be written."""
+    written = {row.id for row in content.rows}
+    claims = memory.claims if memory is not None else {}
+    return {name: claim for name, claim in claims.items() if name in written or now - claim.at < SECONDS_TO_CLAIM}
+
+
+def written_with(memory: Memory | None, layout: Layout, cells: Sequence[Cell]) -> dict[str, list[str]]:
+    """What `Memory.written` becomes when these cells are written."""
+    if not cells:
+        return {}
+    values = {column: set(written) for column, written in (memory.written if memory is not None else {}).items()}
+    for cell in cells:
+        if cell.value and cell.address != layout.counter:
+            values.setdefault(cell.address.rstrip("0123456789"), set()).add(str(cell.value))
+    return {column: sorted(written) for column, written in values.items()}

@@ -20,7 +20,7 @@ from stoker import inotify
 from stoker.errors import BadInputError, StokerError
 from stoker.feeds.intake import FeedLog, Intake, RetryForever, SourceCommand
 from stoker.inotify import Inotify
-from stoker.queue import ChangeListener, QueueAwayError, Store
+from stoker.queue import ChangeListener, QueueAwayError, Store, new_id
 from stoker.queue.model import Job
 
 # An editor writes a file in a moment, a person types `echo -n` and then `echo`: a last line that has not changed for so
@@ -125,8 +125,8 @@ class FileFeed:
         if data == self._done:
             return
         lines = lines_in(data)
-        for bad in lines.unreadable:
-            self._log.write_once(f"line {bad.number} of {self._path} is left out: it is not text in UTF-8")
+        for number in lines.unreadable:
+            self._log.write_once(f"line {number} of {self._path} is left out: it is not text in UTF-8")
         wanted = []
         for line in lines.commands:
             origin = origin_of(self._prefix, line)
@@ -135,15 +135,24 @@ class FileFeed:
             if (problem := self._intake.refusal(line.text)) is not None:
                 self._log.write_once(f"line {line.number} of {self._path} is left out: {problem}")
                 continue
-            wanted.append(SourceCommand(line.text, origin))
+            wanted.append(SourceCommand(line.text, origin, new_id()))
         for start in range(0, len(wanted), MOST_AT_ONCE):
             with self._queue() as store:
-                batch = self._intake.take(store, wanted[start : start + MOST_AT_ONCE])
-            for taken in batch:
-                self._taken.add(taken.wanted.origin)
-                if taken.is_new:
-                    self._log.job(taken.id, taken.wanted.command)
+                self._submit(store, wanted[start : start + MOST_AT_ONCE])
         self._done = data
+
+    def _submit(self, store: Store, wanted: Sequence[SourceCommand]) -> None:
+        try:
+            ids = store.jobs.submit(self._intake.made(wanted))
+        except BadInputError:
+            # By chance another job has one of these ids: with others it works.
+            wanted = [one._replace(id=new_id()) for one in wanted]
+            ids = store.jobs.submit(self._intake.made(wanted))
+        for one, name in zip(wanted, ids, strict=True):
+            self._taken.add(one.origin)
+            # Another id is that of the job which this line became before.
+            if name == one.id:
+                self._log.job(name, one.command)
 
     def _until_settling(self) -> float:
         """In how many seconds finished jobs are to be written; None when there is no file for them."""
@@ -207,14 +216,10 @@ class Line(NamedTuple):
     """Which occurrence of this text, from 1."""
 
 
-class UnreadableLine(NamedTuple):
-    number: int
-
-
 class Lines(NamedTuple):
     commands: list[Line]
-    unreadable: list[UnreadableLine]
-    """Lines that are not text."""
+    unreadable: list[int]
+    """The numbers of lines that are not text."""
 
 
 def lines_in(data: bytes) -> Lines:
@@ -226,7 +231,7 @@ def lines_in(data: bytes) -> Lines:
         try:
             text = written.decode().strip()
         except UnicodeDecodeError:
-            found.unreadable.append(UnreadableLine(number))
+            found.unreadable.append(number)
             continue
         if text and not text.startswith("#"):
             seen[text] += 1

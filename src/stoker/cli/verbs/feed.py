@@ -120,7 +120,7 @@ def _check_finished(path: Path, finished: Path) -> None:
     type=Typed("columns", _columns),
     default="state=D,gpu=E,id=F,link=G",
     metavar="COLUMNS",
-    help="What to write into each row, or off [state=D,gpu=E,id=F,link=G].",
+    help="What to write into each row [state=D,gpu=E,id=F,link=G].",
 )
 @click.option("--every", type=DURATION, default="15s", metavar="DURATION", help="How often to read the sheet [15s].")
 @feed_options
