@@ -334,7 +334,7 @@ class TestMembers:
     def test_frozen_cgroup_is_reported(self, tmp_path: Path) -> None:
         a_fake_process(tmp_path, 7)
         (tmp_path / "7/wchan").write_text("do_freezer_trap")
-        assert read_processes([7], proc=str(tmp_path))[0].in_words().startswith("frozen by its control group")
+        assert read_processes([7], proc=str(tmp_path))[0].in_words().startswith("frozen by its cgroup")
 
 
 class TestWithoutPySpy:
@@ -370,10 +370,10 @@ class TestFailures:
         [
             ("Permission Denied: Try running again with elevated permissions", "no permission to read its memory"),
             ("Error: Failed to suspend\\nCaused by: Operation not permitted (os error 1)", "--cap-add SYS_PTRACE"),
-            ("Error: Unsupported version of Python: 3.99.0", "does not know this version of Python"),
+            ("Error: Unsupported version of Python: 3.99.0", "does not support this version of Python"),
             ("Error: Failed to find python version from target process", "pip install -U py-spy"),
             ("Error: the moon is full\\n\\nStack backtrace:\\n 0: main", "py-spy failed: the moon is full"),
-            ("", "py-spy ended without a word"),
+            ("", "py-spy ended without a message"),
         ],
     )
     def test_each_failure_has_a_reason(
@@ -385,7 +385,7 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("scope", "result"),
         [
-            ("0", "another user's"),
+            ("0", "another user"),
             ("1", "kernel.yama.ptrace_scope is 1; an administrator allows it with sysctl kernel.yama.ptrace_scope=0"),
             ("2", "kernel.yama.ptrace_scope is 2"),
             ("3", "until the next boot"),

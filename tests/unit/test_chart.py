@@ -67,7 +67,7 @@ class TestUnknown:
     def test_unknown_is_a_question_mark_with_a_legend(self) -> None:
         drawn = drawn_of(looks_every(1, *[0.0] * 10, *[SICK] * 9, *[0.0] * 10), 29)
         assert bars(drawn) == "▁" * 10 + "?" * 9 + "▁" * 10
-        assert "? could not be read" in drawn
+        assert "?: could not be read" in drawn
 
     def test_legend_is_omitted_without_question_marks(self) -> None:
         assert "?" not in drawn_of(looks_every(1, 0.0, 0.5), 29)
@@ -95,7 +95,7 @@ class TestFrame:
         lines = drawn_of(looks_every(10, *[0.0] * 180), 1800).splitlines()
         assert lines[1].split() == ["30m", "before", "the", "end"]
         assert len(lines[1]) == len("GPU 0 ") + 29
-        assert lines[2:] == ["on the right: the highest", "idle is below 1%"]
+        assert lines[2:] == ["on the right: the peak", "idle: below 1%"]
 
     def test_only_the_gpus_of_the_job_are_drawn_by_index(self) -> None:
         looks = [a_look(0.1, 0.2, 0.3)]

@@ -30,6 +30,7 @@ from stoker.runs.postmortem.processes import ProcessInfo
 from stoker.runs.postmortem.report import brief, render
 from stoker.runs.postmortem.stacks import NOT_INSTALLED, NOT_PYTHON, Frame, Stack, Thread, parse_dump
 from stoker.runs.postmortem.text import prose
+from stoker.runs.record import Spec, Status
 from tests.support.deep import examples
 from tests.support.looks import GIB, a_gpu, a_look, a_process, a_reading
 from tests.support.waiting import wait_for
@@ -59,12 +60,12 @@ ASYNCIO_EVENT = [
 ]
 CELL = f"do_execute {SITE}/ipykernel/ipkernel.py:420"
 FALSE_HERE = {
-    "It waits for its own threads or child processes to end",
-    "It waits for the network",
-    "It waits in a collective operation that other ranks have not joined",
-    "It is a notebook or a server, and nobody asked it for anything",
-    "It waits for a lock",
-    "Its main program was over, but it did not exit",
+    "It is waiting for its threads or child processes to end",
+    "It is waiting for the network",
+    "It is waiting in a collective operation that other ranks have not joined",
+    "It is a notebook or a server that gets no requests",
+    "It is waiting for a lock",
+    "The main program had finished, but the process did not exit",
 }
 
 
@@ -101,30 +102,50 @@ def a_process_info(pid: int = 101, parent: int = 1, **changes: Any) -> ProcessIn
 
 
 def some_facts(**changes: Any) -> RunFacts:
-    facts = RunFacts(
-        run="3f9a12bc",
+    spec = Spec(
+        id="3f9a12bc",
         command=("python", "train.py", "--lr", "1e-4"),
         directory="/home/alice/bert",
         host="node7",
         user="alice",
+        boot="",
+        supervisor=1,
+        supervisor_started=1,
         started=1_790_000_000.0,
+        policy={},
+        rule="all GPUs below 1% for 30m",
+        gpus="job",
+        signal="TERM",
+        grace=30.0,
+        max_time=None,
+        dry_run=False,
+        idle_exit_code=124,
+    )
+    status = Status(
         ended=1_790_007_000.0,
         ending="idle",
         reason="GPU 0 and GPU 1 stayed below 1% for 30m.",
-        policy="all GPUs below 1% for 30m",
+        used=(a_gpu(0).uuid, a_gpu(1).uuid),
+    )
+    facts = RunFacts(
+        spec=spec,
+        status=status,
         exit="stopped by SIGTERM after 3s, exit code 124",
         looks=[quiet_look(at) for at in range(0, 1801, 60)],
         window=1800.0,
         below=0.01,
         processes=[a_process_info()],
         stacks=[a_stack(101, TRAIN)],
-        used=(a_gpu(0).uuid, a_gpu(1).uuid),
     )
     if "output" in changes:
         changes["outputs"] = [Output("standard output", "", changes.pop("output"))]
     if changes.get("ending", "idle") == "idle":
         verdict = Verdict("idle", "GPU 0 stayed below 1% for 30m", "act", "its GPUs stayed idle", quiet=True)
         changes = {"verdict": verdict, **changes}
+    for field, record in (("spec", spec), ("status", status)):
+        names = set(record.__struct_fields__).difference(RunFacts.__struct_fields__).intersection(changes)
+        own = {name: changes.pop(name) for name in names}
+        changes[field] = msgspec.structs.replace(record, **own)
     return msgspec.structs.replace(facts, **changes)
 
 
@@ -182,18 +203,18 @@ class TestSummary:
 
     def test_conclusions_read_as_sentences(self) -> None:
         advice = section(render(some_facts(stacks=[a_stack(101, LOADER, TRAIN)])), "What to do next")
-        assert "1. **It waits for data.**\n   - " in advice
-        assert "2. **Was it quiet on purpose?**\n   - " in advice
+        assert "1. **It is waiting for data.**\n   - " in advice
+        assert "2. **Was it idle on purpose?**\n   - " in advice
 
     def test_advice_comes_before_the_evidence(self) -> None:
         assert headings(render(some_facts()))[:7] == [
             "Stopped: its GPUs stayed idle",
             "What to do next",
-            "The GPUs",
-            "The processes",
-            "Where they were",
+            "GPUs",
+            "Processes",
+            "Stacks",
             "Process 101 (`python`)",
-            "The last output",
+            "Last output",
         ]
 
     def test_lines_of_a_block_fit_a_phone_in_landscape(self) -> None:
@@ -210,16 +231,16 @@ class TestSummary:
 
     def test_gpus_are_listed_with_their_memory_and_processes(self) -> None:
         looks = [quiet_look(1.0, 101)]
-        gpus = section(render(some_facts(looks=looks)), "The GPUs")
+        gpus = section(render(some_facts(looks=looks)), "GPUs")
         assert "GPU 0: Test GPU, 1.0 GiB of 80 GiB in use, held by alice's python (pid 101)" in gpus
 
     def test_only_gpus_of_the_verdict_are_listed(self) -> None:
-        gpus = section(render(some_facts(judged=(a_gpu(1).uuid,))), "The GPUs")
+        gpus = section(render(some_facts(judged=(a_gpu(1).uuid,))), "GPUs")
         assert "GPU 1" in gpus
         assert "GPU 0" not in gpus
 
     def test_work_of_other_users_on_the_same_gpu_is_explained(self) -> None:
-        sentence = "also that of others"
+        sentence = "including that of others"
         assert sentence in render(some_facts(looks=[*busy_looks(), quiet_look(100.0, 101, 999)]))
         # Work before the window belongs to the run, and idle processes of others are no contradiction.
         assert sentence not in render(some_facts(looks=[*busy_looks(), quiet_look(100.0, 101)]))
@@ -233,32 +254,32 @@ class TestSummary:
         ],
     )
     def test_missing_readings_are_reported(self, looks: list[Look], expected: str) -> None:
-        assert expected in section(render(some_facts(looks=looks)), "The GPUs")
+        assert expected in section(render(some_facts(looks=looks)), "GPUs")
 
     def test_run_without_processes_has_a_report(self) -> None:
         page = render(some_facts(ending="exited", processes=[], stacks=[], looks=[], exit="exit code 1"))
-        assert "None was left to look at." in page
-        assert "No process was left to read." in page
+        assert "No process was left." in page
+        assert "No process was left." in page
 
 
 class TestAdviceFromStacks:
     @pytest.mark.parametrize(
         ("frames", "title"),
         [
-            ([f"interaction {STDLIB}/pdb.py:400", TRAIN], "waits for a person"),
-            ([LOADER, TRAIN], "waits for data"),
+            ([f"interaction {STDLIB}/pdb.py:400", TRAIN], "waiting for keyboard input"),
+            ([LOADER, TRAIN], "waiting for data"),
             ([ALL_REDUCE, TRAIN], "collective"),
             ([f"init_process_group {SITE}/torch/distributed/distributed_c10d.py:1", TRAIN], "other ranks to join"),
-            ([f"get {STDLIB}/queue.py:171", TRAIN], "another thread or process to hand it something"),
-            ([f"Connection._recv {STDLIB}/multiprocessing/connection.py:395", TRAIN], "hand it something"),
-            ([f"readinto {STDLIB}/socket.py:705", f"get {SITE}/requests/api.py:73", TRAIN], "waits for the network"),
-            ([f"_acquire {SITE}/filelock/_unix.py:42", TRAIN], "waits for a lock file"),
-            ([f"wait {SITE}/torch/utils/file_baton.py:42", TRAIN], "waits for a lock file"),
-            ([f"Condition.wait {STDLIB}/threading.py:327", TRAIN], "waits for an event or a condition"),
-            ([f"acquire {STDLIB}/threading.py:507", TRAIN], "waits for a lock"),
+            ([f"get {STDLIB}/queue.py:171", TRAIN], "data from another thread or process"),
+            ([f"Connection._recv {STDLIB}/multiprocessing/connection.py:395", TRAIN], "data from another"),
+            ([f"readinto {STDLIB}/socket.py:705", f"get {SITE}/requests/api.py:73", TRAIN], "waiting for the network"),
+            ([f"_acquire {SITE}/filelock/_unix.py:42", TRAIN], "waiting for a lock file"),
+            ([f"wait {SITE}/torch/utils/file_baton.py:42", TRAIN], "waiting for a lock file"),
+            ([f"Condition.wait {STDLIB}/threading.py:327", TRAIN], "waiting for an event or condition"),
+            ([f"acquire {STDLIB}/threading.py:507", TRAIN], "waiting for a lock"),
             ([f"Popen.wait {STDLIB}/subprocess.py:1264", TRAIN], "a program that it started"),
             ([f"BaseProcess.join {STDLIB}/multiprocessing/process.py:149", TRAIN], "threads or child processes to end"),
-            ([f"_shutdown {STDLIB}/threading.py:1553"], "Its main program was over, but it did not exit"),
+            ([f"_shutdown {STDLIB}/threading.py:1553"], "The main program had finished, but the process did not exit"),
             ([f"save {SITE}/torch/serialization.py:850", TRAIN], "checkpoint"),
             ([f"compile_fx {SITE}/torch/_inductor/compile_fx.py:9", TRAIN], "compiling"),
             ([f"select {STDLIB}/selectors.py:468", f"start {SITE}/ipykernel/kernelapp.py:7"], "notebook"),
@@ -282,7 +303,7 @@ class TestAdviceFromStacks:
         ]
         facts = some_facts(processes=[a_process_info(pid) for pid in (101, 102, 103)], stacks=stacks)
         assert "collective" in titles(facts)[0]
-        assert "pid 103 is somewhere else**: in `validate (evaluate.py:99)`" in hints(facts)[0].steps[0]
+        assert "pid 103 is elsewhere**: in `validate (evaluate.py:99)`" in hints(facts)[0].steps[0]
         assert "2 processes: 101 and 102" in steps(facts)
 
     def test_mutual_waiting_of_loader_and_workers_suggests_a_lost_worker(self) -> None:
@@ -297,7 +318,7 @@ class TestAdviceFromStacks:
             a_stack(103, QUEUE_GET, WORKER_LOOP),
         ]
         shown = steps(some_facts(stacks=stacks))
-        assert "1 of 2 data loader workers are inside the dataset's own code" in shown
+        assert "1 of 2 data loader workers are in the dataset's code" in shown
         assert "`read (data.py:7)` (pid 102)" in shown
 
     @pytest.mark.parametrize(
@@ -310,7 +331,7 @@ class TestAdviceFromStacks:
     )
     def test_waiting_library_helper_gives_no_hint(self, helper: list[str]) -> None:
         facts = some_facts(stacks=[a_stack(102, *helper), a_stack(101, LOADER, TRAIN)])
-        assert titles(facts) == ["It waits for data", "Was it quiet on purpose?"]
+        assert titles(facts) == ["It is waiting for data", "Was it idle on purpose?"]
 
     def test_pool_worker_in_user_code_gives_a_hint(self) -> None:
         frames = [
@@ -318,11 +339,15 @@ class TestAdviceFromStacks:
             "fetch /home/alice/x.py:2",
             f"worker {STDLIB}/multiprocessing/pool.py:114",
         ]
-        assert titles(some_facts(stacks=[a_stack(101, *frames)]))[0] == "It waits for the network"
+        assert titles(some_facts(stacks=[a_stack(101, *frames)]))[0] == "It is waiting for the network"
 
     @pytest.mark.parametrize(
         ("call", "title"),
-        [("clock_nanosleep", "It sleeps"), ("futex", "a lock or for a call"), ("recvfrom of a socket", "on a socket")],
+        [
+            ("clock_nanosleep", "It is sleeping"),
+            ("futex", "a lock or for a call"),
+            ("recvfrom of a socket", "on a socket"),
+        ],
     )
     def test_kernel_state_is_used_when_the_stack_gives_no_hint(self, call: str, title: str) -> None:
         facts = some_facts(processes=[a_process_info(call=call)])
@@ -347,35 +372,35 @@ class TestAdviceFromStacks:
     def test_hints_are_limited_to_what_the_stack_shows(self, call: str, frames: list[str]) -> None:
         processes = [a_process_info(call=call), a_process_info(102, call=call)]
         shown = titles(some_facts(processes=processes, stacks=[a_stack(101, *frames)]))
-        allowed = {"It waits for the network"} if "wandb" in frames[0] else set()
+        allowed = {"It is waiting for the network"} if "wandb" in frames[0] else set()
         assert not allowed ^ (set(shown) & FALSE_HERE)
 
     def test_idle_event_loop_is_reported(self) -> None:
         facts = some_facts(processes=[a_process_info(call="epoll_wait")], stacks=[a_stack(101, *ASYNCIO_EVENT)])
-        assert titles(facts)[0] == "Its event loop has nothing to do: every task waits"
+        assert titles(facts)[0] == "Its event loop is idle: every task is waiting"
 
     def test_forked_worker_is_not_reported_at_its_fork(self) -> None:
         threads = parse_dump(dump_of(*FORKED_WORKER))
         facts = some_facts(processes=[a_process_info(call="clock_nanosleep")], stacks=[Stack(101, threads)])
-        assert titles(facts)[0] == "It sleeps"
+        assert titles(facts)[0] == "It is sleeping"
         assert "work (worker.py:5)" in steps(facts)
-        assert "train.py" not in steps(facts) + section(render(facts), "Where they were")
+        assert "train.py" not in steps(facts) + section(render(facts), "Stacks")
 
     def test_healthy_run_at_its_time_limit_is_not_called_hung(self) -> None:
         blocked = a_process_info(state="D", blocked=1, place="io_schedule")
         facts = some_facts(
             ending="time limit", looks=busy_looks(), processes=[blocked], stacks=[a_stack(101, LOADER, TRAIN)]
         )
-        assert titles(facts) == ["It needed more time than it was given"]
+        assert titles(facts) == ["It needed more time than its limit"]
 
     def test_run_with_idle_gpus_at_its_time_limit_is_called_hung(self) -> None:
         facts = some_facts(ending="time limit", stacks=[a_stack(101, LOADER, TRAIN)])
-        assert titles(facts) == ["It waits for data", "It needed more time than it was given"]
+        assert titles(facts) == ["It is waiting for data", "It needed more time than its limit"]
 
     def test_run_with_unreadable_gpus_at_its_time_limit_is_not_called_hung(self) -> None:
         looks = [a_look(Unknown("no answer"))]
         facts = some_facts(ending="time limit", looks=looks, stacks=[a_stack(101, LOADER, TRAIN)])
-        assert titles(facts) == ["It needed more time than it was given"]
+        assert titles(facts) == ["It needed more time than its limit"]
 
 
 class TestOtherAdvice:
@@ -384,7 +409,7 @@ class TestOtherAdvice:
         [
             ({"place": "os_acquire_rwlock_write", "call": "ioctl of /dev/nvidia0"}, "dmesg | grep -i -e xid"),
             ({"place": "rpc_wait_bit_killable"}, "file system that is slow or gone"),
-            ({"place": Unknown("not reported")}, "Mostly that is the GPU driver"),
+            ({"place": Unknown("not reported")}, "Usually the cause is the GPU driver"),
         ],
     )
     def test_process_blocked_in_the_kernel_comes_first(self, where: dict[str, Any], expected: str) -> None:
@@ -394,12 +419,12 @@ class TestOtherAdvice:
 
     def test_process_that_reads_from_the_terminal_waits_for_input(self) -> None:
         facts = some_facts(processes=[a_process_info(call="read of /dev/pts/3 (its standard input)")])
-        assert titles(facts)[0] == "It waits for a person at the keyboard"
+        assert titles(facts)[0] == "It is waiting for keyboard input"
 
     @pytest.mark.parametrize("question", ["Overwrite? [y/N] ", "(Pdb) ", "Password:", ">>> "])
     def test_question_in_the_last_line_waits_for_input(self, question: str) -> None:
         facts = some_facts(output=f"epoch 1\n{question}")
-        assert titles(facts)[0] == "It waits for a person at the keyboard"
+        assert titles(facts)[0] == "It is waiting for keyboard input"
         assert question.strip() in steps(facts)
 
     def test_hint_for_a_paused_process_explains_how_to_resume_it(self) -> None:
@@ -409,7 +434,7 @@ class TestOtherAdvice:
         facts = some_facts(
             left=["python (pid 105) holds 3 GiB on GPU 0"], processes=[a_process_info(state="D", blocked=1)]
         )
-        assert titles(facts)[:2] == ["Something of it is still there", "It is blocked in the kernel"]
+        assert titles(facts)[:2] == ["Not all of it is gone", "It is blocked in the kernel"]
         assert "pid 105" in hints(facts)[0].steps[0]
 
     def test_run_that_never_used_a_gpu_gets_a_hint(self) -> None:
@@ -432,23 +457,23 @@ class TestOtherAdvice:
 
     def test_memory_held_while_idle_is_summed(self) -> None:
         facts = some_facts(looks=[quiet_look(1.0, 101, 999)])
-        assert "It holds GPU memory and computes nothing" in titles(facts)
+        assert "It holds GPU memory but computes nothing" in titles(facts)
         assert "It holds 40 GiB on GPU 0:" in steps(facts)
 
     def test_cpu_work_is_not_called_a_hang(self) -> None:
         facts = some_facts(processes=[a_process_info(state="R")], stacks=[a_stack(101, TRAIN, status="active+gil")])
-        assert titles(facts)[0] == "It was working on the CPU, so it may not hang at all"
+        assert titles(facts)[0] == "It was working on the CPU, so it may not be hanging"
         assert "snooze" in steps(facts)
 
     @pytest.mark.parametrize(
         ("output", "title"),
         [
-            ("torch.OutOfMemoryError: CUDA out of memory. Tried", "memory that ran out"),
+            ("torch.OutOfMemoryError: CUDA out of memory. Tried", "memory ran out"),
             ("OSError: [Errno 28] No space left on device", "full disk"),
             ("DataLoader worker (pid 5) is killed by signal: Bus error.", "shared memory"),
             ("[rank1]:[E] Watchdog caught collective operation timeout", "NCCL"),
-            ("NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus", "error of the GPU"),
-            ("Traceback (most recent call last):\n  File\nValueError: nan in `loss`\n", "an error in it"),
+            ("NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus", "GPU error"),
+            ("Traceback (most recent call last):\n  File\nValueError: nan in `loss`\n", "contains an error"),
         ],
     )
     def test_error_in_the_output_gives_a_hint(self, output: str, title: str) -> None:
@@ -465,7 +490,7 @@ class TestOtherAdvice:
 
     def test_programs_other_than_python_are_not_missing_stacks(self) -> None:
         facts = some_facts(stacks=[Stack(101, Unknown(NOT_PYTHON))])
-        assert "Where it hung in its code is not known" not in titles(facts)
+        assert "Where it hung in its code is unknown" not in titles(facts)
 
     def test_kill_from_outside_suggests_lack_of_memory(self) -> None:
         facts = some_facts(ending="exited", exit="ended by SIGKILL, exit code 137", processes=[], stacks=[])
@@ -483,9 +508,7 @@ class TestOtherAdvice:
             stacks=[a_stack(101, LOADER), a_stack(102, ALL_REDUCE)],
         )
         assert len(titles(everything)) == 5
-        assert titles(some_facts(ending="signal", processes=[], stacks=[], looks=[])) == [
-            "Nothing here calls for anything"
-        ]
+        assert titles(some_facts(ending="signal", processes=[], stacks=[], looks=[])) == ["Nothing needs to be done"]
 
 
 class TestAdvisedOptions:
@@ -571,7 +594,7 @@ class TestStacks:
     def test_processes_with_the_same_stack_are_grouped(self) -> None:
         processes = [a_process_info(pid) for pid in (101, 102, 103)]
         stacks = [a_stack(pid, LOADER, TRAIN) for pid in (101, 102, 103)]
-        shown = section(render(some_facts(processes=processes, stacks=stacks)), "Where they were")
+        shown = section(render(some_facts(processes=processes, stacks=stacks)), "Stacks")
         assert "### 3 processes (`python`): 101, 102 and 103" in shown
         assert shown.count("dataloader.py") == 1
 
@@ -616,7 +639,7 @@ class TestStacks:
             a_process_info(104, 101, name="sleep", call="clock_nanosleep", place="hrtimer_nanosleep"),
         ]
         stacks = [a_stack(101, TRAIN), Stack(104, Unknown(NOT_PYTHON))]
-        shown = section(render(some_facts(processes=processes, stacks=stacks)), "Where they were")
+        shown = section(render(some_facts(processes=processes, stacks=stacks)), "Stacks")
         assert "- 104 (`sleep`): sleeping in clock_nanosleep (hrtimer_nanosleep); not a Python process" in shown
 
     def test_output_of_py_spy_is_parsed(self) -> None:
@@ -665,12 +688,15 @@ class TestOutput:
     @pytest.mark.parametrize(
         ("output", "expected"),
         [
-            (Unknown("it went to a terminal, so it is not kept"), "Not here: standard output; it went to a terminal"),
+            (
+                Unknown("it went to a terminal, so it is not kept"),
+                "Not available: standard output; it went to a terminal",
+            ),
             (" \n", "It wrote nothing: standard output is empty."),
         ],
     )
     def test_missing_output_is_reported(self, output: Maybe[str], expected: str) -> None:
-        assert expected in section(render(some_facts(output=output)), "The last output")
+        assert expected in section(render(some_facts(output=output)), "Last output")
 
 
 class TestOutputTail:
@@ -761,10 +787,10 @@ class TestOutputFiles:
         error = "Traceback (most recent call last):\n  File\nValueError: nan"
         pid = started(f"exec >out 2>err; printf '{error}' >&2; echo >ready; read wait")
         facts = some_facts(outputs=last_outputs([pid]), stacks=[], processes=[])
-        output = section(render(facts), "The last output")
+        output = section(render(facts), "Last output")
         assert f"Standard error (`{tmp_path}/err`):\n\n```text\nTraceback (most" in output
         assert f"Empty: standard output (`{tmp_path}/out`)." in output
-        assert titles(facts)[0] == "Its last output has an error in it"
+        assert titles(facts)[0] == "Its last output contains an error"
         assert "`ValueError: nan`" in steps(facts)
 
     def test_files_of_processes_started_by_a_shell_are_found(
@@ -781,28 +807,28 @@ class TestOutputFiles:
         (tmp_path / "output").write_text("CUDA out of memory\nstoker: idle for 15m\n")
         facts = some_facts(job="j7", outputs=last_outputs([pid], tmp_path / "output"), stacks=[], processes=[])
         assert blocks(render(facts))[-1] == "epoch 1\nCUDA out of memory\nstoker: idle for 15m\n"
-        assert "memory that ran out" in titles(facts)[0]
+        assert "memory ran out" in titles(facts)[0]
 
     def test_supervisor_messages_give_no_hint(self) -> None:
         output = "stoker: it ran out of memory, and is started again\nOverwrite? [y/N] stoker: GPU 0 is idle\n"
-        assert titles(some_facts(output=output))[0] == "It waits for a person at the keyboard"
-        assert "Its output speaks of memory that ran out" not in titles(some_facts(output=output))
+        assert titles(some_facts(output=output))[0] == "It is waiting for keyboard input"
+        assert "Its output reports that memory ran out" not in titles(some_facts(output=output))
 
     def test_supervisor_messages_are_not_output_of_the_job(self) -> None:
         page = render(some_facts(output="stoker: GPU 0 is idle; the job is stopped in 5m\n"))
-        assert "It wrote nothing: standard output is empty." in section(page, "The last output")
+        assert "It wrote nothing: standard output is empty." in section(page, "Last output")
 
     def test_results_after_an_error_are_not_called_complete(self) -> None:
         stacks = [a_stack(101, f"_shutdown {STDLIB}/threading.py:1553")]
         assert "results are probably complete" in steps(some_facts(stacks=stacks, output="epoch 9\n"))
         failed = some_facts(stacks=stacks, output="Traceback (most recent call last):\n  File\nKeyError: 3\n")
-        assert titles(failed)[0] == "Its main program was over, but it did not exit"
+        assert titles(failed)[0] == "The main program had finished, but the process did not exit"
         assert "results are probably complete" not in steps(failed)
 
     def test_pipe_is_named_with_its_streams(self, started: Callable[[str], int]) -> None:
         page = render(some_facts(outputs=last_outputs([started("echo >ready; read wait")])))
-        expected = "Not here: standard output and standard error; it went to a pipe, so it is not kept."
-        assert expected in section(page, "The last output")
+        expected = "Not available: standard output and standard error; it went to a pipe, so it is not kept."
+        assert expected in section(page, "Last output")
 
 
 class TestBrief:
@@ -811,8 +837,8 @@ class TestBrief:
         assert brief(facts, "/home/alice/.local/state/stoker/runs/3f9a12bc/report.md").splitlines() == [
             "stoker: run 3f9a12bc: GPU 0 and GPU 1 stayed below 1% for 30m; stopped by SIGTERM after 3s, exit code 124",
             "  it was in main (train.py:30)",
-            "  perhaps: It waits for data",
-            "  perhaps: Was it quiet on purpose?",
+            "  hint: It is waiting for data",
+            "  hint: Was it idle on purpose?",
             "  report: /home/alice/.local/state/stoker/runs/3f9a12bc/report.md",
         ]
 
@@ -822,7 +848,7 @@ class TestBrief:
         lines = brief(facts, "/a/report.md").splitlines()
         assert len(lines) <= 8
         assert max(map(len, lines)) <= 170
-        assert "still there: yyy" in "\n".join(lines)
+        assert "left behind: yyy" in "\n".join(lines)
         assert lines[-1] == "  report: /a/report.md"
 
 
@@ -852,7 +878,7 @@ some_stacks = st.builds(
 )
 any_facts = st.builds(
     some_facts,
-    run=nasty,
+    id=nasty,
     command=st.lists(nasty, max_size=3).map(tuple),
     directory=nasty,
     host=nasty,
@@ -861,7 +887,7 @@ any_facts = st.builds(
     ended=st.floats(0, 2e9),
     ending=st.sampled_from(["idle", "time limit", "signal", "exited", "could not start", "supervisor killed"]),
     reason=nasty,
-    policy=nasty,
+    rule=nasty,
     exit=nasty,
     looks=st.lists(
         st.one_of(
@@ -883,7 +909,7 @@ any_facts = st.builds(
     driver=maybe,
     left=st.lists(nasty, max_size=3),
 )
-SECTIONS = ["What to do next", "The GPUs", "The processes", "Where they were", "The last output", "Facts"]
+SECTIONS = ["What to do next", "GPUs", "Processes", "Stacks", "Last output", "Facts"]
 
 
 def is_harmless(text: str) -> bool:

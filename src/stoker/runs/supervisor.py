@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -35,9 +35,6 @@ from stoker.runs.processes.termination import TerminationOutcome
 from stoker.runs.record import Ending, Journal, Record, Status
 from stoker.streams import ERROR, emit
 from stoker.units import format_duration
-
-if TYPE_CHECKING:
-    from stoker.runs.postmortem.report import Queued
 
 # Commands that end sooner never pay for a GPU helper.
 FIRST_LOOK: Final = 3.0
@@ -323,8 +320,16 @@ class Supervisor(CommandHandler[int]):
         self._write_status(state="stopping", ending=ending, reason=reason)
         postmortem: Postmortem | None = None
         with self._explaining():
+            log_path = self._log_path
             postmortem = Postmortem(
-                self._record, self._status, self._journal, self._judged_gpus, self._queued(), verdict
+                self._record,
+                self._status,
+                self._journal,
+                judged=self._judged_gpus,
+                verdict=verdict,
+                # Only queued jobs have a log. A command that a job starts inherits the variable.
+                job=None if log_path is None else self._environment["STOKER_JOB_ID"],
+                log=None if log_path is None else Path(log_path),
             )
             postmortem.collect([process.pid for process in self._reaper.processes()], hurry=self._signals)
         if verdict is not None and self._record.snooze() is not None:
@@ -333,18 +338,11 @@ class Supervisor(CommandHandler[int]):
             self._write_status(state="running", ending=None, reason="", rule="")
             return None
         outcome = self._terminate(self._plan.grace)
-        left = (*outcome.survivors, *self._gpus_still_held())
-        self._write_status(left=left)
+        self._write_status(left=(*outcome.survivors, *self._gpus_still_held()))
         if postmortem is not None:
             with self._explaining():
-                postmortem.publish(f"{outcome.in_words()}; exit code {code}", left)
+                postmortem.publish(f"{outcome.in_words()}; exit code {code}", self._status)
         return self._end(ending, reason, code)
-
-    def _queued(self) -> "Queued | None":
-        """The queued job that this is an attempt of: only those have a log."""
-        from stoker.runs.postmortem.report import Queued
-
-        return None if self._log_path is None else Queued(self._environment["STOKER_JOB_ID"], Path(self._log_path))
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:

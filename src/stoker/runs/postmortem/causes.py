@@ -1,4 +1,4 @@
-"""What a stack says of why a program waits: the calls in well-known libraries in which training programs hang."""
+"""Why a program waits, from its stack: calls in well-known libraries in which training programs hang."""
 
 import itertools
 import re
@@ -6,15 +6,15 @@ from typing import Final, NamedTuple
 
 from stoker.runs.postmortem.stacks import Frame, Thread
 
-# A helper that waits for work shows so within these innermost calls.
+# A helper that waits for work is recognised by one of these innermost calls.
 _INNERMOST: Final = 8
 
 
 class Cause(NamedTuple):
-    """One kind of waiting, with what a person can do about it (Markdown, with the option's name for `{delay}`)."""
+    """A cause of waiting, and what to do about it: Markdown, in which `{delay}` stands for the name of an option."""
 
     calls: re.Pattern[str]
-    """Searched in `function file` of the library calls that the innermost own code made, a line each."""
+    """Searched in `function file` of the innermost library calls, a line each."""
     title: str
     steps: tuple[str, ...]
 
@@ -23,10 +23,10 @@ def _calls(*patterns: str) -> re.Pattern[str]:
     return re.compile("|".join(patterns), re.MULTILINE)
 
 
-PERSON: Final = Cause(
+INPUT: Final = Cause(
     _calls(r" (?:pdb|cmd|getpass)\.py$", r" (?:ipdb|pudb|IPython/terminal)/", r"(?:interact|raw_input) code\.py"),
-    "It waits for a person at the keyboard",
-    ("Take the breakpoint or the question out of the program, or answer it on its terminal.",),
+    "It is waiting for keyboard input",
+    ("Remove the breakpoint or the prompt from the program, or answer it on its terminal.",),
 )
 EXIT: Final = Cause(
     _calls(
@@ -35,10 +35,10 @@ EXIT: Final = Cause(
         r"_python_exit concurrent/futures/",
         r"\bfinish wandb/",
     ),
-    "Its main program was over, but it did not exit",
+    "The main program had finished, but the process did not exit",
     (
-        "If nothing else was to be done, its results are probably complete: check them before you run it again.",
-        "A thread or a child process never ends: make it a `daemon`, or close its data loader, pool or logger.",
+        "If nothing else was left to do, its results are probably complete: check them before you run it again.",
+        "A thread or child process never ends: make it a `daemon`, or close the data loader, pool or logger.",
     ),
 )
 RENDEZVOUS: Final = Cause(
@@ -47,10 +47,10 @@ RENDEZVOUS: Final = Cause(
         r" torch/distributed/rendezvous\.py",
         r"initialize jax/_src/distributed",
     ),
-    "It waits for other ranks to join",
+    "It is waiting for other ranks to join",
     (
-        "Not all ranks arrived: look at whether each one was started and is alive.",
-        "Compare `MASTER_ADDR`, `MASTER_PORT` and `WORLD_SIZE` on all of them, and whether the port can be reached.",
+        "Not all ranks arrived: check that each one was started and is alive.",
+        "Compare `MASTER_ADDR`, `MASTER_PORT` and `WORLD_SIZE` on all ranks, and check that the port is reachable.",
     ),
 )
 COLLECTIVE: Final = Cause(
@@ -60,29 +60,29 @@ COLLECTIVE: Final = Cause(
         r" horovod/",
         r" mpi4py/",
     ),
-    "It waits in a collective operation that other ranks have not joined",
+    "It is waiting in a collective operation that other ranks have not joined",
     (
-        "Compare the stacks of all ranks, also on other machines: the one that is somewhere else is the cause.",
-        "Usual causes: a rank that died, unequal numbers of batches, a collective under an `if rank == 0`.",
-        "`TORCH_NCCL_TRACE_BUFFER_SIZE=2000` and `NCCL_DEBUG=INFO` tell more the next time.",
+        "Compare the stacks of all ranks, also on other machines: the rank that is elsewhere is the cause.",
+        "Common causes: a rank that died, unequal numbers of batches, a collective under `if rank == 0`.",
+        "`TORCH_NCCL_TRACE_BUFFER_SIZE=2000` and `NCCL_DEBUG=INFO` give more detail next time.",
     ),
 )
 LOCK_FILE: Final = Cause(
     _calls(r" filelock/", r" torch/utils/file_baton\.py", r" (?:portalocker|fasteners)/"),
-    "It waits for a lock file",
+    "It is waiting for a lock file",
     (
-        "Another process holds the lock, or one that was killed left it behind.",
-        "Look for `*.lock` in its cache (Hugging Face, `torch_extensions`) and delete it if nobody else runs.",
+        "Another process holds the lock, or a killed process left it behind.",
+        "Look for `*.lock` in its cache (Hugging Face, `torch_extensions`) and delete it if nothing else is running.",
     ),
 )
 NETWORK: Final = Cause(
     _calls(
-        # Who accepts connections waits for nothing in particular.
+        # A server that accepts connections waits for nothing in particular.
         r"^(?!(?:\S*\.)?accept ).* (?:ssl|socket|http/client|urllib/request)\.py$",
         r" (?:urllib3|requests|httpx|aiohttp|botocore|boto3|s3fs|gcsfs|huggingface_hub|wandb|grpc|google/cloud)/",
     ),
-    "It waits for the network",
-    ("Try the same address from this machine, and give the call a timeout and a retry.",),
+    "It is waiting for the network",
+    ("Try the same address from this machine, and add a timeout and a retry to the call.",),
 )
 CHECKPOINT: Final = Cause(
     _calls(
@@ -93,8 +93,8 @@ CHECKPOINT: Final = Cause(
     ),
     "It was reading or writing a checkpoint",
     (
-        "If that takes so long, snooze for it: `stoker snooze 30m` right before, from within the job.",
-        "If it should not, look at the disk: `df -h`, and how fast it writes.",
+        "If that normally takes so long, run `stoker snooze 30m` right before it, from within the job.",
+        "Otherwise check the disk: free space (`df -h`) and write speed.",
     ),
 )
 COMPILE: Final = Cause(
@@ -106,7 +106,7 @@ COMPILE: Final = Cause(
         r" jax/_src/compiler\.py",
     ),
     "It was compiling",
-    ("Compilation needs no GPU: give it time with a longer {delay} or `--for`, or keep the compiler's cache.",),
+    ("Compilation does not use the GPU: allow it more time with {delay} or `--for`, or keep the compiler's cache.",),
 )
 LOADER: Final = Cause(
     _calls(
@@ -114,29 +114,29 @@ LOADER: Final = Cause(
         r" tensorflow/python/data/",
         r" (?:webdataset|litdata|streaming/base|nvidia/dali|datasets)/",
     ),
-    "It waits for data",
+    "It is waiting for data",
     (
-        "Run it once with `num_workers=0`: the error or the slow line then shows directly.",
-        "Check that the data can still be read, and that `df -h /dev/shm` is not full.",
+        "Run it once with `num_workers=0`: the error or the slow line is then directly visible.",
+        "Check that the data is still readable and that `/dev/shm` is not full (`df -h /dev/shm`).",
     ),
 )
 SERVER: Final = Cause(
     _calls(r" (?:ipykernel|uvicorn|gunicorn|tornado)/", r"serve_forever socketserver\.py"),
-    "It is a notebook or a server, and nobody asked it for anything",
-    ("Shut it down when it is not in use, or give it a policy with a longer `--for`.",),
+    "It is a notebook or a server that gets no requests",
+    ("Shut it down when it is not in use, or run it with a longer `--for`.",),
 )
 CHILD: Final = Cause(
     _calls(r"(?:wait|communicate|_wait|_communicate) subprocess\.py"),
-    "It waits for a program that it started",
-    ("Look at the children in the process tree below: the one that does not end is the cause.",),
+    "It is waiting for a program that it started",
+    ("Look at its children in the process tree below: the one that does not end is the cause.",),
 )
 QUEUE: Final = Cause(
     _calls(
         r"\b(?:get|_?recv\w*|poll) (?:queue|multiprocessing/(?:queues|connection|managers|pool))\.py",
         r"\bresult concurrent/futures/",
     ),
-    "It waits for another thread or process to hand it something",
-    ("Its producer died, hangs, or was never started: look at the other stacks and the last output.",),
+    "It is waiting for data from another thread or process",
+    ("The sender died, hangs or was never started: look at the other stacks and the last output.",),
 )
 JOIN: Final = Cause(
     _calls(
@@ -144,31 +144,31 @@ JOIN: Final = Cause(
         r"_wait_for_tstate_lock",
         r"\b(?:wait|poll) multiprocessing/popen_",
     ),
-    "It waits for its own threads or child processes to end",
+    "It is waiting for its threads or child processes to end",
     ("Look at their stacks below: the one that does not end is the cause.",),
 )
 LOCK: Final = Cause(
     _calls(r"\b(?:acquire|__enter__) (?:threading|multiprocessing/synchronize)\.py"),
-    "It waits for a lock",
-    ("Find who holds it among the other stacks: two that wait for each other are a deadlock.",),
+    "It is waiting for a lock",
+    ("Find its holder among the other stacks: two threads that wait for each other are a deadlock.",),
 )
 EVENT: Final = Cause(
     _calls(r"\b(?:wait|wait_for) (?:threading|multiprocessing/synchronize)\.py"),
-    "It waits for an event or a condition that another thread or process sets",
-    ("Its setter died, hangs, or was never started: look at the other stacks and the last output.",),
+    "It is waiting for an event or condition that another thread or process sets",
+    ("The other side died, hangs or was never started: look at the other stacks and the last output.",),
 )
 EVENT_LOOP: Final = Cause(
     _calls(r"\A(?:\S*\.)?select selectors\.py\n(?:\S*\.)?_run_once asyncio/base_events\.py"),
-    "Its event loop has nothing to do: every task waits",
+    "Its event loop is idle: every task is waiting",
     (
-        "For what does not show on a stack: it may be an `asyncio.Event`, a queue, a timer or the network.",
-        "`asyncio.all_tasks()`, printed now and then, tells which tasks are there and where each waits.",
+        "A stack does not show for what: it may be an `asyncio.Event`, a queue, a timer or the network.",
+        "Print `asyncio.all_tasks()` now and then to see which tasks exist and where each one waits.",
     ),
 )
 
-# The first that fits counts: what says most about the reason comes first, what any program may do comes last.
+# The first match counts, so the most specific come first.
 CAUSES: Final = (
-    PERSON, EXIT, RENDEZVOUS, COLLECTIVE, LOCK_FILE, NETWORK, CHECKPOINT, COMPILE, LOADER, SERVER, CHILD, QUEUE, JOIN,
+    INPUT, EXIT, RENDEZVOUS, COLLECTIVE, LOCK_FILE, NETWORK, CHECKPOINT, COMPILE, LOADER, SERVER, CHILD, QUEUE, JOIN,
     LOCK, EVENT, EVENT_LOOP,
 )  # fmt: skip
 
@@ -184,24 +184,24 @@ _WAITS_FOR_WORK: Final = _calls(
 
 
 def cause_of(thread: Thread) -> Cause | None:
-    """Why this thread waits, as far as its calls tell: those that the innermost own code made, not those around it."""
+    """Why this thread waits, if the library calls that the innermost user code made show it."""
     calls = "\n".join(map(_call, _innermost(thread)))
-    is_over = own_call(thread) is None
-    return next((cause for cause in CAUSES if cause.calls.search(calls) and (cause is not EXIT or is_over)), None)
+    has_finished = own_call(thread) is None
+    return next((cause for cause in CAUSES if cause.calls.search(calls) and (cause is not EXIT or has_finished)), None)
 
 
 def waits_for_work(thread: Thread) -> bool:
-    """Whether it is a helper of some library that does nothing until it is asked to: no sign of a hang."""
+    """Whether it is a library's helper that waits for work, which is no sign of a hang."""
     return any(_WAITS_FOR_WORK.search(_call(frame)) for frame in _innermost(thread)[:_INNERMOST])
 
 
 def own_call(thread: Thread) -> Frame | None:
-    """The innermost call of the person's own code."""
+    """The innermost call in user code."""
     return next((frame for frame in thread.frames if frame.own), None)
 
 
 def _innermost(thread: Thread) -> list[Frame]:
-    """The library calls that the innermost own code made; all of them when there is none of it."""
+    """The library calls that the innermost user code made; all calls without any user code."""
     return list(itertools.takewhile(lambda frame: not frame.own, thread.frames))
 
 

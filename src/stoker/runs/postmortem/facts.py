@@ -1,4 +1,4 @@
-"""The facts from which the report of a run is written."""
+"""The facts from which the report on a run is written."""
 
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -12,84 +12,69 @@ from stoker.rules.rule import Verdict
 from stoker.runs.postmortem.outputs import Output
 from stoker.runs.postmortem.processes import ProcessInfo
 from stoker.runs.postmortem.stacks import Stack, Thread
-from stoker.runs.record import Ending
+from stoker.runs.record import Spec, Status
 
-# Log lines of the supervisor. After output without a line end they are in the same line.
-_OWN_WORDS: Final = re.compile(r"\bstoker: .*\n?")
+# Messages of the supervisor. After output without a line end they are on the same line.
+_SUPERVISOR_MESSAGE: Final = re.compile(r"\bstoker: .*\n?")
 
 
-def its_own(text: str) -> str:
-    """The output without the lines of the supervisor."""
-    return _OWN_WORDS.sub("", text)
+def without_messages(text: str) -> str:
+    """The output without messages of the supervisor."""
+    return _SUPERVISOR_MESSAGE.sub("", text)
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of one run, collected while its processes still lived where possible."""
 
-    run: str
+    spec: Spec
+    status: Status
     job: str | None = None
     """The id of the queued job that it is an attempt of; None: it was started by `stoker run`."""
-    command: tuple[str, ...]
-    directory: str
-    host: str
-    user: str
-    started: float
-    """Seconds since the epoch."""
-    ended: float
-    ending: Ending
-    reason: str
-    """Which rule fired, or what else happened, in one sentence."""
-    policy: str
-    """The rule in words: `all GPUs below 1% for 30m`."""
     exit: str
-    """How it went: `stopped by SIGTERM after 3 s, exit code 124`."""
+    """How the stop went: `1 process got SIGTERM; all gone after 3 s; exit code 124`."""
     looks: Sequence[Look] = ()
     """The readings of the window, oldest first."""
     window: float = 0.0
-    """Seconds that the chart goes back."""
+    """Seconds that the chart shows."""
     verdict: Verdict | None = None
     """That of the rule that stopped it."""
     idle_window: float | None = None
-    """Seconds at the end of it that the rule went by; None: all."""
+    """Seconds at the end of the window that the rule judged; None: all."""
     below: float | None = None
     """The utilization below which a GPU counted as idle."""
     judged: Collection[str] | None = None
-    """The uuids of the GPUs that the rule went by; None: all."""
-    used: Collection[str] | None = None
-    """The uuids of the GPUs on which the run was ever seen; None: unknown."""
+    """The uuids of the GPUs that the rule judged; None: all."""
     processes: Sequence[ProcessInfo] = ()
     stacks: Sequence[Stack] = ()
     outputs: Sequence[Output] = ()
-    """The end of what it wrote, for each place that it wrote to."""
+    """The end of each output of the run."""
     driver: Maybe[str] = Unknown("it was not read")
-    left: Sequence[str] = ()
-    """What outlived the stop, in words: processes, or holders of GPU memory."""
 
     @property
-    def quiet(self) -> bool:
-        """Whether the GPUs did nothing in the window. Only then the stacks hint at the cause."""
+    def were_gpus_idle(self) -> bool:
+        """Whether the GPUs did nothing in the window: only then the stacks say something about the cause."""
         peak = self.peak()
-        return self.stopped_quiet or (peak is not None and peak < self.limit)
+        return self.stopped_as_idle or (peak is not None and peak < self.limit)
 
     @property
-    def stopped_quiet(self) -> bool:
+    def stopped_as_idle(self) -> bool:
         """Whether a rule stopped it because it did nothing on its GPUs."""
         return self.verdict is not None and self.verdict.quiet
 
-    def words(self) -> list[str]:
-        """The output for each file, without the lines of the supervisor."""
-        return [its_own(output.text) for output in self.outputs if known(output.text)]
+    def job_outputs(self) -> list[str]:
+        """The text of each output, without messages of the supervisor."""
+        return [without_messages(output.text) for output in self.outputs if known(output.text)]
 
     @property
     def limit(self) -> float:
-        """The utilization from which on a GPU counts as busy."""
+        """The utilization from which a GPU counts as busy."""
         return self.below if self.below is not None else BUSY_FROM
 
     def process(self, pid: int) -> ProcessInfo | None:
         return next((process for process in self.processes if process.pid == pid), None)
 
     def last_readings(self) -> list[tuple[Gpu, Reading]]:
-        """The GPUs that the rule went by, as they were seen last."""
+        """The GPUs that the rule judged, with their last readings."""
         for look in reversed(self.looks):
             if look.gpus:
                 pairs = zip(look.gpus, look.readings, strict=True)
@@ -97,13 +82,13 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
         return []
 
     def has_other_processes(self) -> bool:
-        """Whether processes of others are on the GPUs that the rule went by."""
+        """Whether processes of others are on the GPUs that the rule judged."""
         own = {process.pid for process in self.processes}
         listed = [reading.processes for _, reading in self.last_readings() if known(reading.processes)]
         return any(process.pid not in own for processes in listed for process in processes)
 
     def peak(self) -> float | None:
-        """The highest utilization in the window that the rule went by, on its GPUs; None when none was seen."""
+        """The highest utilization that the rule judged; None when none was read."""
         since = self.looks[-1].at - self.idle_window if self.looks and self.idle_window is not None else 0.0
         # A look covers the time before it, so the one at the start of the window does not count.
         readings = [reading for look in self.looks if look.at > since for reading in look.readings]

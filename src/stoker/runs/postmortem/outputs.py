@@ -1,4 +1,4 @@
-"""The end of what a job wrote, as a terminal would have left it standing, with nothing in it that acts."""
+"""The end of what a run wrote, as a terminal would show it, without control sequences."""
 
 import os
 import stat
@@ -14,7 +14,7 @@ from stoker.logs.terminal import plain_text
 from stoker.runs.postmortem.processes import answers_in_time
 
 LINES: Final = 40
-# Forty lines of ordinary output many times over; of a single endless line the end is enough.
+# Much more than forty ordinary lines.
 MOST_BYTES: Final = 64 * 1024
 MOST_COLUMNS: Final = 400
 # Standard output and standard error of a program and of what it pipes into; ranks may have a file each.
@@ -24,43 +24,43 @@ _NAMES: Final = {1: "standard output", 2: "standard error"}
 
 
 class Output(msgspec.Struct, frozen=True):
-    """The end of what a run wrote to one place, or why it is not known."""
+    """The end of what a run wrote to one file, or why it is unknown."""
 
     name: str
-    """`standard error`, or what else it is."""
+    """`standard error`, `captured output`."""
     file: str
-    """Its path; empty when it has none that a person could open."""
+    """Its path; empty when it is no file."""
     text: Maybe[str]
 
 
 class _Place(NamedTuple):
-    """What a descriptor is open on, and where it can be read."""
+    """What a descriptor of a process is open on."""
 
     identity: tuple[int, int]
     descriptor: int
     path: str
     file: str
-    """Its name, if it is a file that can be read again."""
+    """Its path, if it is a file; empty otherwise."""
 
 
 def last_outputs(pids: Sequence[int], captured: Path | None = None) -> list[Output]:
-    """What the processes of a run wrote last, wherever their standard output and standard error go to.
+    """The end of what the processes of a run wrote to standard output and standard error.
 
-    `captured` is the file in which a queued job's output is kept. A file on a dead network mount costs half a second.
+    `captured` is the log of a queued job. A file on a dead network mount costs half a second.
     """
-    asked = list(pids) or [os.getpid()]
-    answers = answers_in_time(_places_of, asked)
+    pids = list(pids) or [os.getpid()]
+    answers = answers_in_time(_places_of, pids)
     descriptors: dict[tuple[int, int], set[int]] = {}
     chosen: dict[tuple[int, int], _Place] = {}
-    for pid in asked:
+    for pid in pids:
         for place in answers.get(pid, ()):
-            # A pipe or a terminal is only mentioned as that of the command itself, and where nothing else is kept.
-            if place.file or (captured is None and pid == asked[0]):
+            # A pipe or a terminal is mentioned only if it is the command's own and nothing else is kept.
+            if place.file or (captured is None and pid == pids[0]):
                 chosen.setdefault(place.identity, place)
                 descriptors.setdefault(place.identity, set()).add(place.descriptor)
     kept = list(chosen.values())[:MOST_PLACES]
     texts = answers_in_time(lambda number: output_tail(kept[number].path), range(len(kept)))
-    late = Unknown("its file system does not answer")
+    late = Unknown("its file system does not respond")
     found = [
         Output(_named(descriptors[place.identity]), place.file, texts.get(number, late))
         for number, place in enumerate(kept)
@@ -88,16 +88,16 @@ def _named(descriptors: set[int]) -> str:
 
 
 def output_tail(output: int | str | os.PathLike[str], lines: int = LINES) -> Maybe[str]:
-    """The last lines of a file, or of what a descriptor is open on; the place where it is written stays as it is."""
-    # Through /proc even a descriptor that is for writing only can be read, and a file that was renamed.
+    """The last lines of a file, or of what a descriptor is open on; its file offset stays."""
+    # Through /proc, a write-only descriptor and a renamed file can be read too.
     path = Path(f"/proc/self/fd/{output}" if isinstance(output, int) else output)
     try:
-        kind = path.stat().st_mode
-        if not stat.S_ISREG(kind):
-            return Unknown(f"it went to {_kind_in_words(path, kind)}, so it is not kept")
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            return Unknown(f"it went to {_kind(path, mode)}, so it is not kept")
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        return Unknown(f"it cannot be read: {(error.strerror or 'it is not there').lower()}")
+        return Unknown(f"it cannot be read: {(error.strerror or 'no reason given').lower()}")
     try:
         size = os.fstat(descriptor).st_size
         begin = max(size - MOST_BYTES, 0)
@@ -112,7 +112,7 @@ def output_tail(output: int | str | os.PathLike[str], lines: int = LINES) -> May
 
 
 def last_lines(text: str, lines: int) -> str:
-    """The end of a text, without the blank lines at its edges and the far ends of long lines."""
+    """The last lines of a text, each cut to `MOST_COLUMNS`, without blank lines around them."""
     kept = text.strip("\n").split("\n")[-lines:]
     return "\n".join(_clip(line) for line in kept).strip("\n")
 
@@ -121,12 +121,12 @@ def _clip(line: str) -> str:
     return line if len(line) <= MOST_COLUMNS else f"{line[: MOST_COLUMNS - 1]}…"
 
 
-def _kind_in_words(path: Path, kind: int) -> str:
-    if stat.S_ISFIFO(kind):
+def _kind(path: Path, mode: int) -> str:
+    if stat.S_ISFIFO(mode):
         return "a pipe"
-    if stat.S_ISSOCK(kind):
+    if stat.S_ISSOCK(mode):
         return "a socket"
     target = str(path.resolve())
     if target.startswith(("/dev/pts/", "/dev/tty", "/dev/console")):
         return "a terminal"
-    return target if target.startswith("/dev/") else "something that is no file"
+    return target if target.startswith("/dev/") else "something other than a file"

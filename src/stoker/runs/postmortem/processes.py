@@ -1,7 +1,7 @@
-"""The processes of a run as /proc shows them, and what they wait for in the kernel.
+"""The processes of a run from /proc, and what they wait for in the kernel.
 
-Nothing here blocks on a process that hangs in a driver: reading a command line takes the lock of that process, so
-threads do it, and late ones are abandoned.
+Reading a command line takes a lock of that process and blocks if it hangs in a driver: threads do it, and late ones
+are abandoned.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 # Reading a command line takes microseconds, unless a hung process holds the lock.
 LATE: Final = 0.5
-# Time is counted in steps of this length, so that a pause of the whole machine does not count.
+# Time is counted in these steps, so that a pause of the whole machine does not count.
 _STEP: Final = 0.05
 # Some programs have megabytes of arguments.
 MOST_COMMAND: Final = 4096
@@ -31,7 +31,7 @@ MOST_THREADS: Final = 512
 
 _EXPLAINED: Final = {
     "D": "often the GPU driver or a file system",
-    "T": "SIGCONT lets it go on",
+    "T": "SIGCONT resumes it",
     "Z": "its parent has not collected it",
 }
 _FROZEN: Final = ("freezer", "refrigerator")
@@ -80,9 +80,9 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Resident bytes."""
     blocked: int = 0
     """How many of its threads are in uninterruptible sleep."""
-    place: Maybe[str] = Unknown("the kernel does not tell")
+    place: Maybe[str] = Unknown("the kernel does not show it")
     """The kernel function in which its main thread waits, or a blocked one if there is one."""
-    call: Maybe[str] = Unknown("the kernel does not tell")
+    call: Maybe[str] = Unknown("the kernel does not show it")
     """The system call that the same thread is in, with the file it is about: `read of /dev/pts/3`."""
 
     @property
@@ -95,7 +95,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     def _state_in_words(self) -> str:
         if known(self.place) and any(word in self.place for word in _FROZEN):
-            return "frozen by its control group"
+            return "frozen by its cgroup"
         if self.blocked and self.threads > 1:
             return f"{self.blocked} of its {self.threads} threads {_explained('D')}"
         return _explained(self.state)
@@ -115,23 +115,23 @@ def read_processes(pids: Iterable[int], *, proc: str = "/proc") -> list[ProcessI
     """The processes with these pids, in this order, without those that ended meanwhile."""
     processes = [process for pid in pids if (process := _read_process(proc, pid))]
     commands = answers_in_time(lambda pid: read_command(pid, proc=proc), [process.pid for process in processes])
-    hangs = Unknown("the process hangs in the kernel and does not let it be read")
+    hangs = Unknown("the process hangs in the kernel and cannot be read")
     return [msgspec.structs.replace(process, command=commands.get(process.pid, hangs)) for process in processes]
 
 
 def read_command(pid: int, *, proc: str = "/proc") -> Maybe[str]:
-    """The command line with spaces between the arguments. Waits for as long as a hung process locks its memory."""
+    """The command line with spaces between the arguments. Blocks while a hung process locks its memory."""
     try:
-        words = _read(f"{proc}/{pid}/cmdline", MOST_COMMAND)
+        arguments = _read(f"{proc}/{pid}/cmdline", MOST_COMMAND)
     except OSError:
         return Unknown("it cannot be read")
-    if not words:
+    if not arguments:
         return Unknown("it has none")
-    return words.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    return arguments.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
 
 
 def answers_in_time(ask: Callable[[int], T], pids: Iterable[int]) -> dict[int, T]:
-    """What `ask` says of each pid; those for which it got stuck are missing and cost `LATE` seconds together."""
+    """`ask(pid)` for each pid, in threads. Late answers are missing, and cost `LATE` seconds together."""
     answers: dict[int, T] = {}
 
     def answer(pid: int) -> None:
@@ -153,7 +153,7 @@ def answers_in_time(ask: Callable[[int], T], pids: Iterable[int]) -> dict[int, T
 
 
 def cannot_be_paused(pid: int, *, proc: str = "/proc") -> bool:
-    """Whether a debugger that stops all threads of this process would itself have to wait."""
+    """Whether a debugger that pauses all threads of this process would have to wait."""
     return any(state in _CANNOT_BE_PAUSED for _, state in _thread_states(proc, pid))
 
 
@@ -209,9 +209,11 @@ def _place(folder: str) -> Maybe[str]:
     try:
         function = _read(f"{folder}/wchan", 256).decode(errors="replace").strip()
     except OSError:
-        return Unknown("the kernel does not tell")
+        return Unknown("the kernel does not show it")
     return (
-        function if function not in ("", "0") else Unknown("it waits in no kernel function, or this user may not know")
+        function
+        if function not in ("", "0")
+        else Unknown("it waits in no kernel function, or this user may not see it")
     )
 
 
@@ -219,7 +221,7 @@ def _call(folder: str, process: str) -> Maybe[str]:
     try:
         number, *arguments = _read(f"{folder}/syscall", 256).decode(errors="replace").split()
     except (OSError, ValueError):
-        return Unknown("this user may not know")
+        return Unknown("this user may not see it")
     if not number.isdigit():
         return Unknown("it is not in a system call")  # `running`, or -1 after a fault
     name = _CALLS.get(os.uname().machine, {}).get(int(number), f"system call {number}")
@@ -237,13 +239,13 @@ def _number(hexadecimal: str) -> int | None:
 
 
 def _target(process: str, descriptor: int) -> str:
-    """What a file descriptor stands for; following the link would touch the file, which may hang, so it is not."""
+    """What a descriptor is open on. The link is not followed: the file system may hang."""
     try:
         target = str(Path(f"{process}/fd/{descriptor}").readlink())
     except OSError:
         return f"descriptor {descriptor}"
     kind = target.partition(":[")[0]
-    # The number of a pipe or a socket means nothing to a person.
+    # Without the number of a pipe or a socket.
     shown = {"pipe": "a pipe", "socket": "a socket"}.get(kind, target)
     return f"{shown} (its standard input)" if descriptor == 0 else shown
 

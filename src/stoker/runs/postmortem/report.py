@@ -1,13 +1,13 @@
-"""The report on a run that is stopped: what happened, what to do about it, and the evidence.
+"""The report on a stopped run: what happened, what to do next, and the evidence.
 
-Imported only then: a supervisor that runs beside a training for days does not need it before.
+Imported only at the stop: a supervisor that runs beside a training for days does not need it before.
 """
 
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -19,7 +19,7 @@ from stoker.masking import masked_command
 from stoker.rules.idle import DEFAULT_WINDOW
 from stoker.rules.registry import policies_of
 from stoker.rules.rule import DEFAULT_EVERY, Verdict
-from stoker.runs.postmortem.facts import RunFacts, its_own
+from stoker.runs.postmortem.facts import RunFacts, without_messages
 from stoker.runs.postmortem.hints import hints
 from stoker.runs.postmortem.outputs import Output, last_lines, last_outputs
 from stoker.runs.postmortem.processes import read_processes
@@ -45,30 +45,22 @@ from stoker.version import __version__
 OUTPUT_LINES: Final = 40
 # Of each file, when it wrote to several.
 FEWEST_LINES: Final = 10
-# Two lines of a usual terminal; the whole sentence is in the report.
+# Two lines of a usual terminal; the report has the whole sentence.
 BRIEF_WIDTH: Final = 160
-# Collecting takes one look's time at most, so that the first signal is no later than that, but as long as py-spy needs
-# on a busy machine.
+# Collecting delays the first signal by the interval between two looks at most, within these limits: py-spy takes a
+# second on a busy machine.
 SHORTEST_PATIENCE: Final = 1.0
 LONGEST_PATIENCE: Final = 10.0
 # The chart also shows what came before the window.
 WINDOWS_SHOWN: Final = 1.5
 
 _TITLES: Final[dict[Ending, str]] = {
-    "time limit": "Stopped: its time was over",
+    "time limit": "Stopped: time limit reached",
     "signal": "Stopped by a signal",
-    "exited": "Ended by itself",
+    "exited": "Exited on its own",
     "could not start": "Could not be started",
     "supervisor killed": "Stopped: its supervisor was killed",
 }
-
-
-class Queued(NamedTuple):
-    """The queued job of an attempt."""
-
-    job: str
-    output: Path
-    """The file in which its output is kept."""
 
 
 class Postmortem:
@@ -79,33 +71,27 @@ class Postmortem:
         record: Record,
         status: Status,
         journal: Journal,
+        *,
         judged: frozenset[str] | None,
-        queued: Queued | None,
-        verdict: Verdict | None = None,
+        verdict: Verdict | None,
+        job: str | None,
+        log: Path | None,
     ) -> None:
-        """`judged` are the uuids of the GPUs that the rule went by, where the run was seen on none; None: all.
+        """`judged`: the uuids of the GPUs that the rule judged if the run was seen on none; None: all.
 
-        `verdict` is that of the rule that stops the run, if one does.
+        `verdict` is that of the rule that stops the run. `job` and `log` are the id and the log of a queued job.
         """
         self._record = record
-        self._captured = queued.output if queued is not None else None
+        self._log = log
         spec = record.spec()
         policies = policies_of(spec.policy)
         self._every = min((policy.every for policy in policies), default=DEFAULT_EVERY)
         rule_window = max((policy.window for policy in policies), default=DEFAULT_WINDOW)
         window = rule_window * WINDOWS_SHOWN
         self._facts = RunFacts(
-            run=spec.id,
-            job=queued.job if queued is not None else None,
-            command=spec.command,
-            directory=spec.directory,
-            host=spec.host,
-            user=spec.user,
-            started=spec.started,
-            ended=time.time(),
-            ending=status.ending or "signal",
-            reason=status.reason,
-            policy=spec.rule,
+            spec=spec,
+            status=_ended_now(status),
+            job=job,
             verdict=verdict,
             exit="being stopped",
             looks=journal.recent(window),
@@ -113,7 +99,6 @@ class Postmortem:
             idle_window=rule_window,
             below=next((policy.below for policy in policies), None),
             judged=status.used or judged,
-            used=status.used,
             driver=_driver(),
         )
 
@@ -121,15 +106,15 @@ class Postmortem:
         """Reads processes, output and stacks for a bounded time. Ctrl-C meanwhile cuts it short."""
         patience = min(max(self._every, SHORTEST_PATIENCE), LONGEST_PATIENCE)
         processes = read_processes(pids)
-        outputs = last_outputs(pids, self._captured)
+        outputs = last_outputs(pids, self._log)
         stacks = collect_stacks(pids, deadline=patience, enough=lambda: bool(hurry.read()))
         self._facts = msgspec.structs.replace(self._facts, processes=processes, outputs=outputs, stacks=stacks)
         # Written already now, in case this process is killed during the stop.
         self._write()
 
-    def publish(self, how: str, left: Sequence[str]) -> None:
+    def publish(self, how: str, status: Status) -> None:
         """Completes the report with how the stop went, and logs a summary."""
-        self._facts = msgspec.structs.replace(self._facts, exit=how, left=left, ended=time.time())
+        self._facts = msgspec.structs.replace(self._facts, exit=how, status=_ended_now(status))
         written = self._write()
         emit(ERROR, brief(self._facts, str(self._record.report) if written else None) + "\n")
 
@@ -142,6 +127,10 @@ class Postmortem:
             emit(ERROR, f"stoker: {error}\n")
             return False
         return True
+
+
+def _ended_now(status: Status) -> Status:
+    return msgspec.structs.replace(status, ended=time.time())
 
 
 def _driver() -> Maybe[str]:
@@ -158,13 +147,13 @@ def render(facts: RunFacts) -> str:
     sections = (
         (f"# {_title(facts)}", _verdict(facts)),
         ("## What to do next", _advice(facts)),
-        ("## The GPUs", _gpus(facts)),
+        ("## GPUs", _gpus(facts)),
         (
-            "## The processes",
-            block(process_tree(facts)) if facts.processes else "None was left to look at.",
+            "## Processes",
+            block(process_tree(facts)) if facts.processes else "No process was left.",
         ),
-        ("## Where they were", stacks_as_markdown(facts)),
-        ("## The last output", _output(facts)),
+        ("## Stacks", stacks_as_markdown(facts)),
+        ("## Last output", _output(facts)),
         ("## Facts", _facts(facts)),
     )
     return "\n\n".join(part for section in sections for part in section) + "\n"
@@ -172,12 +161,12 @@ def render(facts: RunFacts) -> str:
 
 def brief(facts: RunFacts, path: str | None = None) -> str:
     """The report in at most eight lines, for a terminal."""
-    which = f"run {facts.run}: " if facts.run else ""
-    first = f"stoker: {which}{facts.reason.rstrip('. ')}; {facts.exit}"
+    which = f"run {facts.spec.id}: " if facts.spec.id else ""
+    first = f"stoker: {which}{facts.status.reason.rstrip('. ')}; {facts.exit}"
     rest = [f"it was in {place}" for place in islice(where_it_was(facts), 2)]
-    rest += [f"perhaps: {hint.title}" for hint in hints(facts)[:2]]
-    if facts.left:
-        rest.append(f"still there: {listed(list(facts.left), most=3)}")
+    rest += [f"hint: {hint.title}" for hint in hints(facts)[:2]]
+    if facts.status.left:
+        rest.append(f"left behind: {listed(list(facts.status.left), most=3)}")
     lines = [clipped(plain_line(first), BRIEF_WIDTH), *(f"  {clipped(plain_line(line), BRIEF_WIDTH)}" for line in rest)]
     # A path is never cut.
     return "\n".join([*lines, *([f"  report: {plain_line(path)}"] if path else [])])
@@ -186,14 +175,14 @@ def brief(facts: RunFacts, path: str | None = None) -> str:
 def _title(facts: RunFacts) -> str:
     if facts.verdict is not None:
         return f"Stopped: {facts.verdict.cause or facts.verdict.kind}"
-    return _TITLES.get(facts.ending, "Stopped")
+    return _TITLES.get(facts.status.ending or "", "Stopped")
 
 
 def _verdict(facts: RunFacts) -> str:
-    sentence = prose(facts.reason).rstrip(".") or "No reason is known"
-    lasted = format_duration(max(facts.ended - facts.started, 0.0))
+    sentence = prose(facts.status.reason).rstrip(".") or "The reason is unknown"
+    lasted = format_duration(max((facts.status.ended or 0.0) - facts.spec.started, 0.0))
     how = prose(facts.exit).rstrip(".")
-    return f"**{sentence}.**\n\nRun {code(facts.run)} on {code(facts.host)}, after {lasted}: {how}."
+    return f"**{sentence}.**\n\nRun {code(facts.spec.id)} on {code(facts.spec.host)}, after {lasted}: {how}."
 
 
 def _advice(facts: RunFacts) -> str:
@@ -220,14 +209,16 @@ def _gpu(gpu: Gpu, reading: Reading) -> str:
     amount = f", {format_memory(used)} of {format_memory(total)} in use" if known(used) and known(total) else ""
     holders = [prose(describe(process)) for process in reading.processes] if known(reading.processes) else []
     held = f", held by {listed(holders, most=4)}" if holders else ""
-    unread = "" if known(reading.utilization) else f"; not readable at the end: {prose(reading.utilization.reason)}"
+    unread = (
+        "" if known(reading.utilization) else f"; could not be read at the end: {prose(reading.utilization.reason)}"
+    )
     return f"GPU {gpu.index}: {prose(title(gpu))}{amount}{held}{unread}"
 
 
 def _remarks(facts: RunFacts) -> Iterator[str]:
-    """The rule judges the part of the job, while the chart shows the whole GPU, which may seem contradictory."""
-    if facts.stopped_quiet and facts.has_other_processes() and not (facts.peak() or 0.0) < facts.limit:
-        yield "The chart shows all work on these GPUs, also that of others; the rule judged only the part of this run."
+    """What would otherwise look like a contradiction between chart and verdict."""
+    if facts.stopped_as_idle and facts.has_other_processes() and not (facts.peak() or 0.0) < facts.limit:
+        yield "The chart shows all work on these GPUs, including that of others; the rule counted only this run's."
     note = facts.looks[-1].note
     if note:
         yield prose(note)
@@ -236,7 +227,7 @@ def _remarks(facts: RunFacts) -> Iterator[str]:
 def _output(facts: RunFacts) -> str:
     """The end of each output, and why others are missing."""
     texts = {output: plain_text(output.text) for output in facts.outputs if known(output.text)}
-    quoted = [output for output, text in texts.items() if its_own(text).strip()]
+    quoted = [output for output, text in texts.items() if without_messages(text).strip()]
     lines = max(OUTPUT_LINES // max(len(quoted), 1), FEWEST_LINES)
     parts = []
     for output in quoted:
@@ -247,8 +238,8 @@ def _output(facts: RunFacts) -> str:
     elif empty:
         parts.append(f"Empty: {listed(empty)}.")
     missing = [output for output in facts.outputs if not known(output.text)]
-    parts += [f"Not here: {_source(output)}; {prose(_or_reason(output.text))}." for output in missing]
-    return "\n\n".join(parts) or "Not here: no process was left whose output could be read."
+    parts += [f"Not available: {_source(output)}; {prose(_or_reason(output.text))}." for output in missing]
+    return "\n\n".join(parts) or "Not available: no process was left."
 
 
 def _source(output: Output) -> str:
@@ -256,19 +247,19 @@ def _source(output: Output) -> str:
 
 
 def _facts(facts: RunFacts) -> str:
-    """A list: on a phone, a table with a long command scrolls sideways."""
+    """A list, because a table with a long command scrolls sideways on a phone."""
     rows = {
-        "run": code(facts.run),
-        "command": code(masked_command(" ".join(facts.command))),
-        "directory": code(facts.directory),
-        "host": code(facts.host),
-        "user": code(facts.user),
-        "started": _moment(facts.started),
-        "ended": _moment(facts.ended),
-        "rule": prose(facts.policy),
-        "ended by": prose(facts.ending),
+        "run": code(facts.spec.id),
+        "command": code(masked_command(" ".join(facts.spec.command))),
+        "directory": code(facts.spec.directory),
+        "host": code(facts.spec.host),
+        "user": code(facts.spec.user),
+        "started": _moment(facts.spec.started),
+        "ended": _moment(facts.status.ended or 0.0),
+        "rule": prose(facts.spec.rule),
+        "ending": prose(facts.status.ending or "signal"),
         "driver": _or_why(facts.driver),
-        "GPUs read by": code(facts.looks[-1].source) if facts.looks else "none",
+        "GPU source": code(facts.looks[-1].source) if facts.looks else "none",
         "stoker": __version__,
     }
     return "\n".join(f"- {name}: {value}" for name, value in rows.items())
@@ -279,11 +270,11 @@ def _or_reason(value: Maybe[str]) -> str:
 
 
 def _or_why(value: Maybe[str]) -> str:
-    return prose(value) if known(value) else f"unknown, {prose(value.reason)}"
+    return prose(value) if known(value) else f"unknown: {prose(value.reason)}"
 
 
 def _moment(wall: float) -> str:
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(wall))
     except (OverflowError, ValueError, OSError):
-        return f"unknown, {wall:g} is no time"
+        return "unknown"

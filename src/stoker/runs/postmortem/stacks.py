@@ -1,6 +1,6 @@
-"""Where the Python processes of a run are in their code, asked from outside with py-spy, within a deadline.
+"""The Python stacks of the processes of a run, read by py-spy within a deadline.
 
-py-spy reads the memory of another process: no cooperation is needed, so a process that hangs can be asked too.
+py-spy reads the memory of another process, so it also works on a process that hangs.
 """
 
 import contextlib
@@ -8,7 +8,7 @@ import os
 import re
 import select
 import shutil
-import signal
+import subprocess
 import sys
 import time
 from collections import deque
@@ -21,23 +21,23 @@ import msgspec
 from stoker.gpus.model import Maybe, Unknown
 from stoker.runs.postmortem.processes import answers_in_time, cannot_be_paused, has_ended
 
-# Each reads the symbols of a whole interpreter: more of them at once only take the job's processors away.
+# Each reads the symbols of a whole interpreter: more at once only take processors from the job.
 AT_ONCE: Final = 4
-# It takes milliseconds, a second on a loaded machine: what needs longer waits for a thread that cannot be paused.
+# It takes milliseconds, a second on a loaded machine: after this it waits for a thread that cannot be paused.
 PATIENCE: Final = 3.0
-# A hundred threads of a hundred frames; what is beyond is cut off.
+# Enough for a hundred threads of a hundred frames.
 MOST_OUTPUT: Final = 2**20
 MOST_THREADS: Final = 256
-# The innermost frames say where it waits; the rest of an endless recursion says nothing more.
+# The innermost frames show where it waits; the rest of an endless recursion adds nothing.
 MOST_FRAMES: Final = 60
 # How long to wait for a killed py-spy.
 REAP: Final = 0.5
 
 NOT_PYTHON: Final = "not a Python process"
 NOT_INSTALLED: Final = "py-spy is not installed: pip install 'stoker[report]'"
-ENDED: Final = "the process ended before it could be asked"
-TIMED_OUT: Final = "it did not let itself be read in time"
-NO_TIME_LEFT: Final = "there was no time left to ask it"
+ENDED: Final = "the process ended before it could be read"
+TIMED_OUT: Final = "py-spy could not read it in time"
+NO_TIME_LEFT: Final = "there was no time left to read it"
 
 _THREAD: Final = re.compile(r'Thread (?P<id>\S+) \((?P<status>[^)]*)\)(?:: "(?P<name>.*)")?')
 _FRAME: Final = re.compile(r"    (?P<function>.+) \((?P<file>.*):(?P<line>\d+)\)")
@@ -65,17 +65,17 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def own(self) -> bool:
-        """Whether it is of the person's own code, neither Python's nor an installed package's."""
+        """Whether it is user code: neither of Python nor of an installed package."""
         return not self.file.startswith("<") and not _INSTALLED.search(self.file)
 
     @property
     def short_file(self) -> str:
-        """The file as a person would name it: `torch/utils/data/dataloader.py`."""
+        """The file without the directory of the installation: `torch/utils/data/dataloader.py`."""
         return _INSTALLED.split(self.file)[-1]
 
 
 class Thread(msgspec.Struct, frozen=True):
-    """One thread of a Python process: where it is, the innermost call first."""
+    """One thread of a Python process, with its innermost call first."""
 
     name: str
     status: str
@@ -86,7 +86,7 @@ class Thread(msgspec.Struct, frozen=True):
 
 
 class Stack(msgspec.Struct, frozen=True):
-    """The threads of one process, the main one first, or why they are not known."""
+    """The threads of one process, the main one first, or why they are unknown."""
 
     pid: int
     threads: Maybe[tuple[Thread, ...]]
@@ -99,34 +99,34 @@ def never() -> bool:
 def collect_stacks(
     pids: Sequence[int], *, deadline: float, enough: Callable[[], bool] = never, proc: str = "/proc"
 ) -> list[Stack]:
-    """A stack for each pid, in this order, in at most `deadline` seconds (and a moment to clear up).
+    """A stack for each pid, in this order, in at most `deadline` seconds and a moment to clean up.
 
-    `enough` is asked every tenth of a second: once it says so, what is there by then is returned.
+    `enough` is called every tenth of a second: when it returns True, the rest is left out.
     """
     ends = time.monotonic() + deadline
-    objections = answers_in_time(lambda pid: _objection(proc, pid), pids)
-    answers = {pid: objection for pid, objection in objections.items() if objection is not None}
-    python = [pid for pid in pids if pid in objections and pid not in answers]
+    checked = answers_in_time(lambda pid: _why_not_python(proc, pid), pids)
+    answers = {pid: reason for pid, reason in checked.items() if reason is not None}
+    python = [pid for pid in pids if pid in checked and pid not in answers]
     program = find_py_spy()
     if program is None:
         found: _Answers = dict.fromkeys(python, Unknown(NOT_INSTALLED))
     else:
-        with contextlib.closing(_Round(program, python, ends, proc)) as asking:
-            while asking.goes_on() and not enough():
-                asking.step()
-        found = asking.answers
-    hangs = Unknown("the process hangs in the kernel and does not let itself be recognised")
+        with contextlib.closing(_Readers(program, python, ends, proc)) as readers:
+            while readers.goes_on() and not enough():
+                readers.step()
+        found = readers.answers
+    hangs = Unknown("the process hangs in the kernel and cannot be read")
     return [Stack(pid, found.get(pid) or answers.get(pid, hangs)) for pid in pids]
 
 
 def find_py_spy() -> str | None:
-    """The one installed with this Stoker, else the first on PATH."""
+    """The one installed with Stoker, else the first on PATH."""
     places = (str(Path(sys.executable).parent), *filter(None, os.get_exec_path()))
     return shutil.which("py-spy", path=":".join(places))
 
 
 def parse_dump(text: str) -> tuple[Thread, ...]:
-    """The threads in what `py-spy dump` printed; lines that are neither a thread nor a frame are passed over."""
+    """The threads in the output of `py-spy dump`; other lines are ignored."""
     found: list[Thread] = []
     frames: list[Frame] = []
     # Before the line with the version comes the command line, which may be anything.
@@ -143,7 +143,7 @@ def parse_dump(text: str) -> tuple[Thread, ...]:
 
 
 def _close(found: list[Thread], frames: list[Frame]) -> None:
-    """The frames belong to the last thread that was begun."""
+    """The frames belong to the last thread."""
     if found:
         own = frames[: _beginning(frames)]
         kept = tuple(own[:MOST_FRAMES])
@@ -151,7 +151,7 @@ def _close(found: list[Thread], frames: list[Frame]) -> None:
 
 
 def _beginning(frames: Sequence[Frame]) -> int:
-    """How many frames are the process's own: a forked child has the calls of its parent below them."""
+    """How many frames belong to this process: a forked child also has the calls of its parent."""
     places = (place for place, frame in enumerate(frames, 1) if _BEGINNING.search(f"{frame.function} {frame.file}"))
     return next(places, len(frames))
 
@@ -159,139 +159,125 @@ def _beginning(frames: Sequence[Frame]) -> int:
 _Answers: TypeAlias = dict[int, Maybe[tuple[Thread, ...]]]
 
 
-class _Asking:
-    """One py-spy at work."""
+class _PySpy:
+    """One py-spy that reads one process."""
 
-    def __init__(self, program: str, pid: int, *, pausing: bool) -> None:
-        self.target = pid
+    def __init__(self, program: str, target: int, *, pausing: bool) -> None:
+        self.target = target
         self.pausing = pausing
-        self.begun = time.monotonic()
-        self.said = bytearray()
-        self.answers, output = os.pipe()
-        arguments = [program, "dump", "--full-filenames", "--pid", str(pid)]
-        try:
-            self.pid = os.posix_spawn(
-                program,
-                arguments if pausing else [*arguments, "--nonblocking"],
-                {**os.environ, "RUST_BACKTRACE": "0", "NO_COLOR": "1"},
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, output, 1),
-                    (os.POSIX_SPAWN_DUP2, output, 2),
-                ],
-                setsid=True,  # A Ctrl-C is for the job.
-                setsigmask=(),
-            )
-        except OSError:
-            os.close(self.answers)
-            raise
-        finally:
-            os.close(output)
+        self.started = time.monotonic()
+        self.output = bytearray()
+        arguments = [program, "dump", "--full-filenames", "--pid", str(target)]
+        self._process = subprocess.Popen(
+            arguments if pausing else [*arguments, "--nonblocking"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "RUST_BACKTRACE": "0", "NO_COLOR": "1"},
+            start_new_session=True,  # a Ctrl-C is for the job
+        )
+
+    def fileno(self) -> int:
+        assert self._process.stdout is not None  # noqa: S101 - a pipe
+        return self._process.stdout.fileno()
 
     def read(self) -> bool:
-        """Takes what it has said; whether that is all."""
-        chunk = os.read(self.answers, 2**16)
-        self.said += chunk
-        return not chunk or len(self.said) > MOST_OUTPUT
+        """Reads what it has printed; whether that is all."""
+        chunk = os.read(self.fileno(), 2**16)
+        self.output += chunk
+        return not chunk or len(self.output) > MOST_OUTPUT
 
-    def text(self) -> str:
-        return self.said.decode(errors="replace")
-
-    def end(self) -> None:
-        """Makes sure that it is gone. Its exit code is not read: it may have been collected elsewhere."""
-        os.close(self.answers)
-        ends = time.monotonic() + REAP
-        with contextlib.suppress(ChildProcessError):
-            # Signalled only while it is seen to be our own uncollected child: no other process can have its pid then.
-            while os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < ends:
-                os.kill(self.pid, signal.SIGKILL)
-                time.sleep(0.002)
+    def end(self) -> str:
+        """Kills it if it still runs, and returns what it printed."""
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(REAP)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        return self.output.decode(errors="replace")
 
 
-class _Round:
-    """Asks several processes, a few at a time."""
+class _Readers:
+    """Reads several processes, a few at a time."""
 
     def __init__(self, program: str, pids: Sequence[int], ends: float, proc: str) -> None:
         self.answers: _Answers = {}
         self._program = program
         self._waiting = deque(pids)
         self._ends = ends
-        # Time must be left to ask a second time, in the other way.
+        # Leaves time for a second try without pausing.
         self._patience = min(PATIENCE, (ends - time.monotonic()) / 3)
         self._proc = proc
-        self._asking: dict[int, _Asking] = {}
+        self._running: dict[int, _PySpy] = {}
         self._poll = select.poll()
 
     def goes_on(self) -> bool:
-        return bool(self._waiting or self._asking) and time.monotonic() < self._ends
+        return bool(self._waiting or self._running) and time.monotonic() < self._ends
 
     def step(self) -> None:
-        while self._waiting and len(self._asking) < AT_ONCE:
+        while self._waiting and len(self._running) < AT_ONCE:
             pid = self._waiting.popleft()
-            self._ask(pid, pausing=not cannot_be_paused(pid, proc=self._proc))
+            self._start(pid, pausing=not cannot_be_paused(pid, proc=self._proc))
         left = min(self._ends - time.monotonic(), 0.1)
         for descriptor, _ in self._poll.poll(max(left, 0.0) * 1000):
-            if self._asking[descriptor].read():
-                self._answered(self._dismiss(descriptor))
+            if self._running[descriptor].read():
+                self._finish(*self._end(descriptor))
         now = time.monotonic()
-        for descriptor in [d for d, asking in self._asking.items() if now - asking.begun > self._patience]:
-            self._again(self._dismiss(descriptor), Unknown(TIMED_OUT))
+        for descriptor in [d for d, reader in self._running.items() if now - reader.started > self._patience]:
+            self._retry(self._end(descriptor)[0], Unknown(TIMED_OUT))
 
     def close(self) -> None:
-        for descriptor in list(self._asking):
-            self.answers[self._dismiss(descriptor).target] = Unknown(TIMED_OUT)
+        for descriptor in list(self._running):
+            self.answers[self._end(descriptor)[0].target] = Unknown(TIMED_OUT)
         self.answers.update(dict.fromkeys(self._waiting, Unknown(NO_TIME_LEFT)))
 
-    def _ask(self, pid: int, *, pausing: bool) -> None:
+    def _start(self, pid: int, *, pausing: bool) -> None:
         try:
-            asking = _Asking(self._program, pid, pausing=pausing)
+            reader = _PySpy(self._program, pid, pausing=pausing)
         except OSError as error:
             self.answers[pid] = Unknown(f"py-spy could not be started: {error.strerror}")
             return
-        self._asking[asking.answers] = asking
-        self._poll.register(asking.answers, select.POLLIN)
+        self._running[reader.fileno()] = reader
+        self._poll.register(reader, select.POLLIN)
 
-    def _dismiss(self, descriptor: int) -> _Asking:
+    def _end(self, descriptor: int) -> tuple[_PySpy, str]:
         self._poll.unregister(descriptor)
-        asking = self._asking.pop(descriptor)
-        asking.end()
-        return asking
+        reader = self._running.pop(descriptor)
+        return reader, reader.end()
 
-    def _answered(self, asking: _Asking) -> None:
-        text = asking.text()
-        threads = parse_dump(text)
-        if threads:
-            self.answers[asking.target] = threads
-        elif has_ended(asking.target, proc=self._proc):
-            self.answers[asking.target] = Unknown(ENDED)
+    def _finish(self, reader: _PySpy, text: str) -> None:
+        if threads := parse_dump(text):
+            self.answers[reader.target] = threads
+        elif has_ended(reader.target, proc=self._proc):
+            self.answers[reader.target] = Unknown(ENDED)
         elif _NO_PAUSE.search(text):
-            self._again(asking, _failure(text, self._proc))
+            self._retry(reader, _failure(text, self._proc))
         else:
-            self.answers[asking.target] = _failure(text, self._proc)
+            self.answers[reader.target] = _failure(text, self._proc)
 
-    def _again(self, asking: _Asking, failure: Unknown) -> None:
-        """What cannot be paused is read while it goes on: for a process that hangs that is as good."""
-        if asking.pausing:
-            self._ask(asking.target, pausing=False)
+    def _retry(self, reader: _PySpy, failure: Unknown) -> None:
+        """A process that cannot be paused is read while it runs: if it hangs, the result is the same."""
+        if reader.pausing:
+            self._start(reader.target, pausing=False)
         else:
-            self.answers[asking.target] = failure
+            self.answers[reader.target] = failure
 
 
-def _objection(proc: str, pid: int) -> Unknown | None:
-    """Why py-spy has no business with this process; None when it is a Python process."""
+def _why_not_python(proc: str, pid: int) -> Unknown | None:
+    """Why py-spy cannot read this process; None for a Python process."""
     if has_ended(pid, proc=proc):
         return Unknown(ENDED)
     try:
         name = Path(f"{proc}/{pid}/exe").readlink().name
     except PermissionError:
-        return Unknown(_denied_in_words(proc))
+        return Unknown(_denied(proc))
     except OSError:
         return Unknown(ENDED)
     return None if re.match(r"python\d*", name) or _has_python_inside(proc, pid) else Unknown(NOT_PYTHON)
 
 
 def _has_python_inside(proc: str, pid: int) -> bool:
-    """Whether the interpreter is loaded as a library, as in programs that bring their own."""
+    """Whether the interpreter is loaded as a library."""
     try:
         with Path(f"{proc}/{pid}/maps").open("rb") as maps:
             return any(b"libpython" in line for line in maps)
@@ -302,15 +288,15 @@ def _has_python_inside(proc: str, pid: int) -> bool:
 def _failure(text: str, proc: str) -> Unknown:
     """Why py-spy failed, from what it printed."""
     if _DENIED.search(text):
-        return Unknown(_denied_in_words(proc))
+        return Unknown(_denied(proc))
     if _UNSUPPORTED.search(text):
-        return Unknown("py-spy does not know this version of Python (pip install -U py-spy brings the newest)")
+        return Unknown("py-spy does not support this version of Python (try pip install -U py-spy)")
     error = re.search(r"^Error: (.+)$", text, re.MULTILINE)
-    said = error[1] if error else next((line for line in text.splitlines() if line.strip()), "")
-    return Unknown(f"py-spy failed: {said.strip()[:200]}" if said else "py-spy ended without a word")
+    message = error[1] if error else next((line for line in text.splitlines() if line.strip()), "")
+    return Unknown(f"py-spy failed: {message.strip()[:200]}" if message else "py-spy ended without a message")
 
 
-def _denied_in_words(proc: str) -> str:
+def _denied(proc: str) -> str:
     """Why reading another process's memory is forbidden here, and who can allow it."""
     denied = "no permission to read its memory"
     try:
@@ -318,11 +304,11 @@ def _denied_in_words(proc: str) -> str:
     except (OSError, ValueError):
         scope = "0"
     if scope == "3":
-        return f"{denied}: kernel.yama.ptrace_scope is 3, which forbids it to everybody until the next boot"
+        return f"{denied}: kernel.yama.ptrace_scope is 3, which forbids it for everyone until the next boot"
     if scope in ("1", "2"):
         return (
             f"{denied}: kernel.yama.ptrace_scope is {scope}; an administrator allows it with"
             " sysctl kernel.yama.ptrace_scope=0, or run Stoker as root (in a container also with"
             " --cap-add SYS_PTRACE)"
         )
-    return f"{denied}: it is another user's, or this container lacks a right (start it with --cap-add SYS_PTRACE)"
+    return f"{denied}: it belongs to another user, or this container needs --cap-add SYS_PTRACE"

@@ -89,7 +89,7 @@ _OUTERMOST: Final = frozenset({
 
 def process_tree(facts: RunFacts) -> str:
     """One row for each process, children below their parents."""
-    rows = [_row(process, depth, facts.directory) for process, depth in _nested(facts.processes)]
+    rows = [_row(process, depth, facts.spec.directory) for process, depth in _nested(facts.processes)]
     shown = ["    PID S   CPU  MEM  COMMAND", *rows[:MOST_PROCESSES]]
     if len(rows) > MOST_PROCESSES:
         shown.append(f"… and {len(rows) - MOST_PROCESSES} more")
@@ -108,7 +108,7 @@ def stacks_as_markdown(facts: RunFacts) -> str:
         others = [*others[:MOST_OTHERS], f"- … and {len(others) - MOST_OTHERS} more"]
     if others:
         parts.append("\n".join([*(["### Without a stack", ""] if groups else []), *others]))
-    return "\n\n".join(parts) or "No process was left to read."
+    return "\n\n".join(parts) or "No process was left."
 
 
 def where_it_was(facts: RunFacts) -> Iterator[str]:
@@ -116,13 +116,13 @@ def where_it_was(facts: RunFacts) -> Iterator[str]:
     seen: set[str] = set()
     for threads, _ in _groups(facts):
         frame = own_call(threads[0])
-        if frame and (place := shown_frame(frame, facts.directory)) not in seen:
+        if frame and (place := shown_frame(frame, facts.spec.directory)) not in seen:
             seen.add(place)
             yield place
 
 
 def shown_frame(frame: Frame, directory: str) -> str:
-    """`load (data.py:17)`, with the file as the person who wrote it would name it."""
+    """`load (data.py:17)`, with the file relative to the directory of the run."""
     return f"{frame.function} ({shown_place(frame, directory)})"
 
 
@@ -183,11 +183,11 @@ def _rank(thread: Thread) -> tuple[bool, bool, bool]:
 
 def _group(facts: RunFacts, threads: Sequence[Thread], pids: Sequence[int]) -> str:
     processes = [process for pid in pids if (process := facts.process(pid))]
-    doing = list(dict.fromkeys(process.in_words() for process in processes))
+    states = list(dict.fromkeys(process.in_words() for process in processes))
     lines = [f"### {_heading(pids, processes)}", ""]
-    if doing:
-        lines += [f"In the kernel: {prose('; or '.join(doing[:2]))}.", ""]
-    return "\n".join([*lines, block("\n".join(_threads(threads, facts.directory)))])
+    if states:
+        lines += [f"In the kernel: {prose('; or '.join(states[:2]))}.", ""]
+    return "\n".join([*lines, block("\n".join(_threads(threads, facts.spec.directory)))])
 
 
 def _heading(pids: Sequence[int], processes: Sequence[ProcessInfo]) -> str:
@@ -213,7 +213,7 @@ def _threads(threads: Sequence[Thread], directory: str) -> Iterator[str]:
 
 
 def _thread_names(alike: Sequence[Thread]) -> str:
-    names = listed([plain_line(thread.name) or "a thread without a name" for thread in alike], most=3)
+    names = listed([plain_line(thread.name) or "unnamed thread" for thread in alike], most=3)
     return f"{names} ({plain_line(alike[0].status)})" if len(alike) == 1 else f"{len(alike)} threads: {names}"
 
 
@@ -252,7 +252,7 @@ def _others(facts: RunFacts) -> Iterator[str]:
 def _reason(threads: object) -> str | None:
     if isinstance(threads, Unknown):
         return threads.reason
-    return None if threads else "it has no threads that run Python"
+    return None if threads else "none of its threads runs Python"
 
 
 def _in_order(pids: Iterable[int]) -> list[int]:
@@ -380,9 +380,9 @@ def _axis(window: float, columns: int) -> str:
 
 
 def _legend(lines: Sequence[str], below: float | None) -> list[str]:
-    notes = ["on the right: the highest"]
+    notes = ["on the right: the peak"]
     if below is not None:
-        notes.append(f"idle is below {format_percent(below)}")
+        notes.append(f"idle: below {format_percent(below)}")
     if any(_UNKNOWN in line for line in lines):
-        notes.append("? could not be read")
+        notes.append("?: could not be read")
     return notes
