@@ -97,7 +97,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     watch: OptionTable = {}
     """Defaults of the options of `stoker watch`."""
     fill: dict[str, Any] | None = None
-    """Background programs on idle GPUs: `fill.config_files` converts it and reports all mistakes at once."""
+    """Background programs on idle GPUs: `fill.config_files` converts and checks it."""
     fit: dict[str, OptionTable] = {}
     """Presets of `stoker fit` by name."""
     notify: Notifications = Notifications()

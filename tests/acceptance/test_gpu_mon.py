@@ -184,13 +184,21 @@ class TestPeopleAtTerminals:
         filling.wait_for_start()
 
 
-def test_all_errors_in_a_file_are_reported_and_nothing_starts(filling: FillSite) -> None:
-    file = filling.write(ONE_FOR_EACH.replace("gpus=1\n", "gpus=0\n").replace("enabled=True", "enabled=perhaps"))
+@pytest.mark.parametrize(
+    ("right", "wrong", "problem"),
+    [
+        ("gpus=1\n", "gpus=0\n", "process-1 gpus: process-0 has GPU 0 already: give each GPU to one program only"),
+        ("enabled=True", "enabled=perhaps", "[tty] enabled: 'perhaps' is neither yes nor no"),
+    ],
+    ids=["overlap", "wrong value"],
+)
+def test_error_in_a_file_is_reported_and_nothing_starts(
+    filling: FillSite, right: str, wrong: str, problem: str
+) -> None:
+    file = filling.write(ONE_FOR_EACH.replace(right, wrong))
     mon = filling.gpu_mon("-c", file)
     assert mon.process.wait(timeout=PATIENCE) == 2
-    assert "Traceback" not in mon.said
-    assert f"{file}: process-1 gpus: process-0 has GPU 0 already: give each" in mon.said
-    assert f"{file}: [tty] enabled: 'perhaps' is not valid: write true or false" in mon.said
+    assert mon.said == f"gpu_mon: {file}: {problem}\n"
     assert not filling.started()
 
 

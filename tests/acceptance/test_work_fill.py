@@ -288,7 +288,7 @@ def test_configuration_errors_are_reported_before_the_start(filled: FilledSite) 
     done = site.stoker("work", "--fill", str(site.directory / "fill.conf"))
     assert done.code == 2
     assert "fill.conf: process-0 gpus: there is no GPU 7 here" in done.err
-    assert "fill.conf: process-0 log: the directory /not does not exist" in done.err
+    assert "fill.conf: process-0: /not/there cannot be written" in done.err
     assert done.out == ""
 
 

@@ -12,9 +12,8 @@ from typing import Final
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.fill.checkup import checked
 from stoker.fill.claims import KILLED_LATELY
-from stoker.fill.config_files import gpu_mon_path, read_ini
+from stoker.fill.config_files import check, gpu_mon_path, read_ini
 from stoker.fill.filler import Filler
 from stoker.fill.status import lock
 from stoker.gpus.prober import Prober
@@ -50,7 +49,8 @@ def run(arguments: Sequence[str]) -> int:
             look = prober.look()
         except AbsentError as absent:
             raise StokerError(f"{absent}: there is nothing to fill") from None
-        config = checked(lambda: read_ini(options.conf), look.gpus if look.problem is None else None)
+        config = read_ini(Path(options.conf).expanduser())
+        check(config, look.gpus if look.problem is None else None)
         lock(state_home(), socket.gethostname(), KILLED_LATELY)
         root = Path(os.environ.get("STOKER_ROOT", "/"))
         # As with the original, the device nodes are enough.

@@ -1,4 +1,4 @@
-"""A background program from its start until all its processes have ended, and what an earlier filler left running."""
+"""Background programs as processes: the program of a slot, and what an earlier filler left running."""
 
 import math
 import os
@@ -9,6 +9,7 @@ from typing import Final
 
 from stoker.errors import StokerError
 from stoker.fill.config import Background
+from stoker.fill.slot import Slot, SlotView, StartProgram, StopProgram
 from stoker.gpus.model import Gpu
 from stoker.gpus.visible import set_visible_gpus
 from stoker.procfs import Identity, is_alive, is_gone
@@ -43,7 +44,7 @@ class BackgroundProcess(CommandHandler[bool]):
         try:
             self._reaper = launch(
                 Program(
-                    _command(program),
+                    program.command if program.nice is None else ("nice", "-n", str(program.nice), *program.command),
                     _environment(program, gpus, present, tag),
                     program.directory,
                     output,
@@ -79,16 +80,16 @@ class BackgroundProcess(CommandHandler[bool]):
     def owns(self, pid: int) -> bool:
         return self._reaper.owns(pid)
 
-    def stop(self, grace: float | None = None) -> None:
+    def stop(self) -> None:
         """Asks it to end; after its grace it is killed."""
         if not self.gone:
-            self._terminate(self._program.grace if grace is None else grace)
+            self._terminate()
             self.update()
 
-    def _terminate(self, grace: float) -> None:
+    def _terminate(self) -> None:
         if self._termination is None:
             first = self._reaper.job if self._reaper.status is None else None
-            self._termination = Termination(self._reaper, signum=signal.SIGTERM, grace=grace, first=first)
+            self._termination = Termination(self._reaper, signum=signal.SIGTERM, grace=self._program.grace, first=first)
 
     def hurry(self) -> None:
         """No more grace."""
@@ -114,11 +115,11 @@ class BackgroundProcess(CommandHandler[bool]):
         if self._termination is None:
             self.ended = f"ended with code {exit_code(status)}"
             # What it left behind must not stay on the GPU either.
-            self._terminate(self._program.grace)
+            self._terminate()
 
     def on_reaper_killed(self) -> None:
         self.ended = self.ended or "its reaper was killed"
-        self._terminate(self._program.grace)
+        self._terminate()
 
 
 def _opened(log: str | None) -> int | None:
@@ -130,28 +131,86 @@ def _opened(log: str | None) -> int | None:
         raise StokerError(f"the log {log} cannot be written: {(error.strerror or 'no reason given').lower()}") from None
 
 
-def _command(program: Background) -> tuple[str, ...]:
-    """The command behind nice and ionice, which replace themselves by it."""
-    front: tuple[str, ...] = ()
-    if program.nice is not None:
-        front += ("nice", "-n", str(program.nice))
-    if program.ionice == "idle":
-        front += ("ionice", "-c", "3")
-    elif program.ionice is not None:
-        front += ("ionice", "-c", "2", "-n", program.ionice.partition(":")[2] or "4")
-    return (*front, *program.command)
-
-
 def _environment(program: Background, gpus: Sequence[Gpu], present: Sequence[Gpu], tag: str) -> Mapping[str, str]:
     """The caller's environment with the program's own variables; only its GPUs are visible."""
     environment = dict(os.environ)
     for name in ("STOKER_RUN", "STOKER_RUN_DIR"):
         environment.pop(name, None)
     environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    environment |= program.mps_environment | program.environment
+    environment |= program.environment
     set_visible_gpus(environment, gpus, present)
     environment[TAG] = tag
     return environment
+
+
+class SlotRunner:
+    """A slot and its program, in an event loop: carries out what the slot decides."""
+
+    def __init__(self, slot: Slot, gpus: Sequence[Gpu], tag: str, log: Callable[[str], None]) -> None:
+        self.slot = slot
+        self.gpus = tuple(gpus)
+        self.process: BackgroundProcess | None = None
+        self._tag = tag
+        indices = ", ".join(str(gpu.index) for gpu in gpus)
+        self._name = f"{slot.program.name} on GPU{'s' if len(gpus) > 1 else ''} {indices}"
+        self._log = log
+
+    def due(self, now: float) -> float:
+        return min(self.slot.due(now), self.process.due() if self.process is not None else math.inf)
+
+    def decide(
+        self,
+        seen: Mapping[str, SlotView],
+        veto: str | None,
+        present: Sequence[Gpu],
+        helpers: Callable[[], Collection[int]],
+    ) -> bool:
+        """Carries out what the slot decides; returns whether that was a start, which takes time."""
+        now = time.monotonic()
+        match self.slot.decide(now, seen, veto):
+            case StartProgram():
+                self._start(now, present, helpers)
+                return True
+            case StopProgram(reason=reason):
+                self._log(f"{self._name}: stops, {reason}")
+                self.slot.stopping(now, reason)
+                if self.process is not None:
+                    self.process.stop()
+        return False
+
+    def update(self) -> None:
+        """Handles what became of the program."""
+        if self.process is None:
+            return
+        self.process.update()
+        if not self.process.gone:
+            return
+        now, how = time.monotonic(), self.process.ended or "ended"
+        self.process = None
+        if self.slot.state == "stopping":
+            self.slot.gone(now)
+            self._log(f"{self._name}: has stopped")
+        else:
+            self.slot.died(now, how)
+            self._log(f"{self._name}: {self.slot.setback(now) or how}")
+
+    def leave(self) -> None:
+        """Stops the program because the filler ends."""
+        if self.process is not None:
+            if self.slot.state != "stopping":
+                self.slot.leaving(time.monotonic())
+            self.process.stop()
+
+    def _start(self, now: float, present: Sequence[Gpu], helpers: Callable[[], Collection[int]]) -> None:
+        try:
+            self.process = BackgroundProcess(self.slot.program, self.gpus, present, self._tag, helpers)
+        except (StokerError, OSError) as error:
+            self.slot.could_not_start(now, str(error))
+            self._log(f"{self._name}: {self.slot.setback(now)}")
+            return
+        self.slot.started(now)
+        self._log(f"{self._name}: started")
+        self.update()
 
 
 # A reaper whose filler was killed may be about to start its program: within this time it has, and can be found by it.

@@ -78,7 +78,7 @@ def gpus_to_fill(config: FillConfig, gpus: Sequence[Gpu]) -> list[Gpu]:
     """The GPUs that some program of the configuration may run on."""
     found: dict[str, Gpu] = {}
     for program in config.programs:
-        chosen = select_gpus(gpus, "all" if program.gpus == "all" else ",".join(program.gpus))
+        chosen = select_gpus(gpus, program.gpus)
         found |= {gpu.uuid: gpu for gpu in chosen}
     return list(found.values())
 

@@ -1,49 +1,41 @@
-"""Reads the configuration of `fill`: `[fill]` in stoker.toml, or an INI file of gpu_mon.
+"""Reads the configuration of `fill`, `[fill]` in stoker.toml or an INI file of gpu_mon, and checks it on this machine.
 
-Both formats become the same sections. msgspec converts them key by key, so that all mistakes are reported at once.
+Both formats become the same sections, which msgspec converts and checks.
 """
 
 import configparser
 import difflib
-import math
 import os
+import pwd
 import re
 import shlex
+import shutil
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from stoker.errors import BadInputError
 from stoker.fill.config import (
     EVERY_DAY,
-    WHOLE_DAY,
     Background,
     DailyHours,
     FillConfig,
-    GpuChoice,
-    Schedule,
+    ProgramDefaults,
     TerminalRule,
     WatchedGpus,
     parse_days,
     parse_hours,
 )
-from stoker.paths import is_there
+from stoker.gpus.model import Gpu
+from stoker.gpus.visible import select_gpus
+from stoker.paths import is_directory, is_there
 from stoker.settings import load_settings
 from stoker.settings_path import config_path
-from stoker.units import format_duration, parse_duration
-
-
-class FillConfigError(BadInputError):
-    """Every mistake in a configuration, one per line."""
-
-    def __init__(self, problems: Iterable[str], valid_part: FillConfig | None = None) -> None:
-        self.problems = tuple(dict.fromkeys(problems))
-        super().__init__("\n".join(self.problems))
-        self.valid_part = valid_part
-        """The configuration without the mistakes, so that it can be checked against the machine as well."""
+from stoker.units import parse_duration
 
 
 def find_config(named: str | None, environment: Mapping[str, str] = os.environ) -> FillConfig:
@@ -69,421 +61,130 @@ def gpu_mon_path(environment: Mapping[str, str] = os.environ) -> Path:
 # The two formats
 
 
-class Section(NamedTuple):
+class _Section(NamedTuple):
     """Keys and values of one section, whatever the format."""
 
-    name: str
     title: str
-    """How messages call it: `[process-0]`, `[[fill.program]] mine`."""
+    """As in the file: `[process-0]`, `[[fill.program]] mine`."""
     values: Mapping[str, Any]
 
 
-def read_toml(path: str | Path) -> FillConfig:
-    """The configuration in `[fill]` of this file; `FillConfigError` lists all mistakes."""
-    file = Path(path).expanduser()
-    table = _toml(file).get("fill")
+class _Sections(NamedTuple):
+    defaults: _Section
+    watched: Sequence[_Section]
+    programs: Sequence[_Section]
+    terminals: Sequence[_Section]
+    schedule: Sequence[_Section]
+
+
+class _FillTable(msgspec.Struct, frozen=True):
+    """The tables below `[fill]`; its other keys are those of gpu_mon's `[defaults]`."""
+
+    program: list[dict[str, Any]] = []
+    watch: list[dict[str, Any]] = []
+    terminals: dict[str, Any] | None = None
+    schedule: dict[str, Any] | list[dict[str, Any]] = []
+    ignore: Any = []
+    """Ignored on all watched GPUs."""
+
+
+def read_toml(path: Path) -> FillConfig:
+    """The configuration in `[fill]` of this file."""
+    try:
+        table = tomllib.loads(_text(path)).get("fill")
+    except tomllib.TOMLDecodeError as error:
+        raise BadInputError(f"{path}: this is not TOML: {error}") from None
     if not isinstance(table, dict):
-        raise FillConfigError([f"{file}: there is no [fill] in this file: write it, with [[fill.program]] below"])
-    return config_of_table(table, str(file))
+        raise BadInputError(f"{path}: there is no [fill] in this file: write it, with [[fill.program]] below")
+    return config_of_table(table, str(path))
 
 
 def config_of_table(table: Mapping[str, Any], source: str) -> FillConfig:
     """The configuration in the `[fill]` table of the file `source`."""
-    reader = _Reader(source)
-    plain = {key: value for key, value in table.items() if key not in _FILL_TABLES}
-    ignored = reader.values(Section("ignore", "[fill]", {"ignore": plain.pop("ignore", [])}), WatchedGpus)
-    programs = reader.tables(table, "program")
-    watched = reader.tables(table, "watch") or [Section("gpu-all", "[fill]", {})]
-    names = [section.name for section in (*programs, *watched)]
-    for name in {name for name in names if names.count(name) > 1}:
-        reader.problem(f"[fill] names two sections {name!r}: choose another name for one of them")
-    config = reader.config(
-        Section("defaults", "[fill]", plain),
-        watched,
-        programs,
-        terminals=reader.tables(table, "terminals", named=False),
-        schedule=reader.tables(table, "schedule", named=False),
-        missing_program="add [[fill.program]] with name = and command =",
-    )
-    everywhere = ignored.get("ignore", ())
-    watched_gpus = [msgspec.structs.replace(each, ignore=(*each.ignore, *everywhere)) for each in config.watched]
-    return reader.result(msgspec.structs.replace(config, watched=tuple(watched_gpus)))
-
-
-def read_ini(path: str | Path) -> FillConfig:
-    """The configuration in a file of gpu_mon's; `FillConfigError` lists all mistakes."""
-    file = Path(path).expanduser()
-    reader = _Reader(str(file))
-    parser = configparser.ConfigParser(interpolation=_Interpolation())
     try:
-        parser.read_string(_text(file), source=str(file))
-    except configparser.MissingSectionHeaderError as error:
-        raise FillConfigError([f"{file}:{error.lineno}: there is no [section] above this line"]) from None
-    except configparser.ParsingError as error:
-        raise FillConfigError(
-            f"{file}:{line}: this is neither a [section] nor key = value: write # before a comment"
-            for line, _text in error.errors
-        ) from None
-    except configparser.DuplicateOptionError as error:
-        repeated = f"[{error.section}] has {error.option!r} already: remove one of them"
-        raise FillConfigError([f"{file}:{error.lineno}: {repeated}"]) from None
-    except configparser.DuplicateSectionError as error:
-        repeated = f"[{error.section}] is there already: give one of them another name"
-        raise FillConfigError([f"{file}:{error.lineno}: {repeated}"]) from None
-    sections: dict[str, list[Section]] = {kind: [] for kind in _INI_SECTIONS}
-    for name in parser.sections():
-        kind = _ini_kind(name)
-        if kind is None:
-            near = _nearest(name.partition("-")[0], _INI_SECTIONS)
-            hint = f"did you mean {_INI_SECTIONS[near]}?" if near else f"use {', '.join(_INI_SECTIONS.values())}"
-            reader.problem(f"[{name}] is not a section: {hint}")
-        else:
-            sections[kind].append(Section(name, f"[{name}]", reader.ini_values(parser, name, _INI_STRUCTS[kind])))
-    if not sections["gpu"]:
-        reader.problem("no GPU is watched: add a section [gpu-all] with gpus = ALL")
-    defaults = sections["defaults"] or [Section("defaults", "[defaults]", {})]
-    return reader.result(
-        reader.config(
-            defaults[0],
-            sections["gpu"],
-            sections["process"],
-            terminals=sections["tty"],
-            schedule=sections["schedule"],
-            missing_program="add a section [process-0] with cmd = and gpus =",
+        found = msgspec.convert(table, _FillTable)
+        schedule = found.schedule if isinstance(found.schedule, list) else [found.schedule]
+        config = _config(
+            _Sections(
+                _Section("[fill]", {k: v for k, v in table.items() if k not in _FillTable.__struct_fields__}),
+                [
+                    _Section(f"[[fill.watch]] {each.get('name', '')}".rstrip(), each)
+                    for each in found.watch or [{"name": "gpu-all"}]
+                ],
+                [_Section(f"[[fill.program]] {each.get('name', '')}".rstrip(), each) for each in found.program],
+                [] if found.terminals is None else [_Section("[fill.terminals]", found.terminals)],
+                [_Section("[fill.schedule]", each) for each in schedule],
+            ),
+            source,
         )
-    )
+        everywhere = _converted(_Section("[fill]", {"name": "gpu-all", "ignore": found.ignore}), WatchedGpus).ignore
+    except msgspec.ValidationError as error:
+        raise BadInputError(f"{source}: [fill] {_mistake(error)}") from None
+    except BadInputError as error:
+        raise BadInputError(f"{source}: {error}") from None
+    watched = [msgspec.structs.replace(each, ignore=(*each.ignore, *everywhere)) for each in config.watched]
+    return msgspec.structs.replace(config, watched=tuple(watched))
 
 
-class _Interpolation(configparser.BasicInterpolation):
-    """`%(key)s` refers to another key; a percent sign alone stands for itself, as in `20%`."""
-
-    def before_get(
-        self,
-        parser: MutableMapping[str, Mapping[str, str]],
-        section: str,
-        option: str,
-        value: str,
-        defaults: Mapping[str, str],
-    ) -> str:
-        return super().before_get(parser, section, option, re.sub(r"%%|%(?!\()", "%%", value), defaults)
-
-
-def _ini_kind(name: str) -> str | None:
-    if name in ("defaults", "tty"):
-        return name
-    return next((kind for kind in ("gpu", "process", "schedule") if name.startswith(kind)), None)
-
-
-def _toml(file: Path) -> dict[str, Any]:
+def read_ini(path: Path) -> FillConfig:
+    """The configuration in a file of gpu_mon's."""
+    parser = configparser.ConfigParser()
+    found: dict[str, list[_Section]] = {kind: [] for kind in _INI_SECTIONS}
+    text = _text(path)
     try:
-        return tomllib.loads(_text(file))
-    except tomllib.TOMLDecodeError as error:
-        raise FillConfigError([f"{file}: this is not TOML: {error}"]) from None
+        parser.read_string(text, source=str(path))
+        for name in parser.sections():
+            kind = next((kind for kind in _INI_SECTIONS if name.startswith(kind)), None)
+            if kind is None or (kind in ("defaults", "tty") and name != kind):
+                raise BadInputError(
+                    f"[{name}] is not a section: use [defaults], [gpu-…], [process-…], [tty] or [schedule-…]"
+                )
+            keys = _keys(_INI_SECTIONS[kind])
+            # Of [DEFAULT], a section gets the keys that it can use.
+            values = {key: parser.get(name, key) for key in parser[name] if key not in parser.defaults() or key in keys}
+            found[kind].append(_Section(f"[{name}]", {"name": name, **values} if "name" in keys else values))
+        if not found["gpu"]:
+            raise BadInputError("no GPU is watched: add a section [gpu-all] with gpus = ALL")
+        defaults = found["defaults"] or [_Section("[defaults]", {})]
+        return _config(
+            _Sections(defaults[0], found["gpu"], found["process"], found["tty"], found["schedule"]), str(path)
+        )
+    except configparser.Error as error:
+        raise BadInputError(f"{path}: {' '.join(str(error).split())}") from None
+    except BadInputError as error:
+        raise BadInputError(f"{path}: {error}") from None
 
 
-def _text(file: Path) -> str:
+def _text(path: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise FillConfigError([f"{file}: this file does not exist: write it, or name another"]) from None
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise FillConfigError([f"{file}: this file cannot be read: {error.strerror}"]) from None
+        raise BadInputError(f"{path}: this file cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise FillConfigError([f"{file}: this file is not UTF-8: save it as UTF-8"]) from None
+        raise BadInputError(f"{path}: this file is not UTF-8: save it as UTF-8") from None
 
 
 # From sections to the configuration
 
 
-class _Reader:
-    """Converts sections and collects what is wrong with them."""
+class _Defaults(ProgramDefaults, frozen=True, kw_only=True):
+    """`[defaults]` and `[fill]`."""
 
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self._problems: list[str] = []
-
-    def problem(self, message: str) -> None:
-        self._problems.append(f"{self._source}: {message}")
-
-    def result(self, config: FillConfig) -> FillConfig:
-        if self._problems:
-            raise FillConfigError(self._problems, config)
-        return config
-
-    def tables(self, parent: Mapping[str, Any], kind: str, *, named: bool = True) -> list[Section]:
-        """The tables below [fill] of one kind: one, or an array of them."""
-        value = parent.get(kind, [])
-        tables = value if isinstance(value, list) and kind != "terminals" else [value] if kind in parent else []
-        title = f"[[fill.{kind}]]" if named else f"[fill.{kind}]"
-        sections = []
-        for number, table in enumerate(tables):
-            if not isinstance(table, dict):
-                self.problem(f"[fill] {kind}: {table!r} is not a table: write {title} with keys below it")
-            elif not named:
-                sections.append(Section(kind, title, table))
-            else:
-                name = table.get("name")
-                if not isinstance(name, str) or not name.strip():
-                    self.problem(f"{title} number {number + 1} has no name: add name =")
-                    name = f"{kind}-{number}"
-                values = {key: each for key, each in table.items() if key != "name"}
-                sections.append(Section(name.strip(), f"{title} {name.strip()}", values))
-        return sections
-
-    def ini_values(self, parser: configparser.ConfigParser, name: str, struct: type[msgspec.Struct]) -> dict[str, str]:
-        """The section's values, with those of [DEFAULT] that it can use."""
-        values = {}
-        for key in parser[name]:
-            if key in parser.defaults() and _ALIASES.get(key, key) not in _types(struct):
-                continue
-            try:
-                values[key] = parser.get(name, key)
-            except configparser.InterpolationError as error:
-                self.problem(f"[{name}] {key}: {_bad_reference(error)}: write %% for a percent sign")
-        return values
-
-    def config(
-        self,
-        defaults: Section,
-        watched: Sequence[Section],
-        programs: Sequence[Section],
-        *,
-        terminals: Sequence[Section],
-        schedule: Sequence[Section],
-        missing_program: str,
-    ) -> FillConfig:
-        common = self.values(defaults, _Defaults)
-        general = {key: common.pop(key) for key in ("interval", "ignore_shipped") if key in common}
-        if not programs:
-            self.problem(f"there is no program to run: {missing_program}")
-        found = [self._program(section, common) for section in programs]
-        # A section on terminals enables the check unless it says otherwise.
-        rule = {"enabled": True, **self.values(terminals[0], TerminalRule)} if terminals else {}
-        return FillConfig(
-            **general,
-            watched=tuple(WatchedGpus(name=each.name, **self.values(each, WatchedGpus)) for each in watched),
-            programs=tuple(program for program in found if program is not None),
-            terminals=TerminalRule(**rule),
-            schedule=self._schedule(schedule),
-            source=self._source,
-        )
-
-    def _program(self, section: Section, common: Mapping[str, Any]) -> Background | None:
-        values = self.values(section, Background)
-        if "command" in values:
-            return Background(**{**common, **values, "name": section.name})
-        if not {"command", "cmd"} & section.values.keys():
-            self.problem(f"{section.title} has no command: add cmd = and the program to run")
-        return None
-
-    def _schedule(self, sections: Sequence[Section]) -> Schedule | None:
-        hours: list[DailyHours] = []
-        for section in sections:
-            values = self.values(section, _Hours)
-            if not section.values:
-                self.problem(f"{section.title} has no hours: add hours = 20:00-08:00")
-            days = values.get("days", EVERY_DAY)
-            hours += [DailyHours(each.begin, each.end, days) for each in values.get("hours", (WHOLE_DAY,))]
-        return Schedule(tuple(hours)) if sections else None
-
-    def values(self, section: Section, struct: type[msgspec.Struct]) -> dict[str, Any]:
-        """The section's values by the struct's field names, without those that are invalid."""
-        types = _types(struct)
-        values: dict[str, Any] = {}
-        for key, value in section.values.items():
-            name = _ALIASES.get(key, key)
-            if name not in types:
-                near = _nearest(
-                    key,
-                    [
-                        *types,
-                        *(_FILL_TABLES if struct is _Defaults else ()),
-                        *(alias for alias, field in _ALIASES.items() if field in types),
-                    ],
-                )
-                hint = f"did you mean {near!r}?" if near else f"it takes {', '.join(sorted(types))}"
-                self.problem(f"{section.title} has no key {key!r}: {hint}")
-            elif name in values:
-                self.problem(f"{section.title} {key}: the same is written twice: remove one of them")
-            else:
-                try:
-                    values[name] = _converted(name, value, types[name])
-                except BadInputError as error:
-                    comment = isinstance(value, str) and _TRAILING_COMMENT.search(value)
-                    hint = "; put a comment on a separate line" if comment else ""
-                    self.problem(f"{section.title} {key}: {error}{hint}")
-        return values
-
-
-class _Defaults(Background, frozen=True, kw_only=True):
-    """What may be set for all programs."""
-
-    interval: float = 0.0
+    interval: Annotated[float, Meta(ge=0.1, le=1e9)] = FillConfig().interval
     ignore_shipped: bool = True
 
 
-class _Hours(msgspec.Struct):
-    hours: tuple[str, ...] = ()
-    days: tuple[int, ...] = ()
+class _Hours(msgspec.Struct, frozen=True):
+    hours: tuple[str, ...] = ("00:00-24:00",)
+    days: tuple[int, ...] = EVERY_DAY
 
 
-_PER_PROGRAM: Final = frozenset({"command", "directory", "gpus", "each", "log", "environment"})
-
-
-def _types(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    types = {field.name: field.type for field in msgspec.structs.fields(struct) if field.name != "name"}
-    return types if struct is not _Defaults else {k: v for k, v in types.items() if k not in _PER_PROGRAM}
-
-
-def _converted(name: str, value: Any, kind: Any) -> Any:
-    if name in _PARSERS:
-        return _PARSERS[name](value)
-    if isinstance(value, str):
-        value = value.strip().lower()
-        if name == "mps_thread_percentage":
-            value = value.removesuffix("%")
-        if kind is bool:
-            value = configparser.ConfigParser.BOOLEAN_STATES.get(value, value)
-    try:
-        return msgspec.convert(value, kind, strict=not isinstance(value, str))
-    except msgspec.ValidationError:
-        raise BadInputError(f"{value!r} is not valid: write {_EXPECTED.get(name, 'true or false')}") from None
-
-
-def _bad_reference(error: configparser.InterpolationError) -> str:
-    if isinstance(error, configparser.InterpolationMissingOptionError):
-        return f"%({error.reference})s refers to a key that is not there"
-    if isinstance(error, configparser.InterpolationDepthError):
-        return "its references form a circle"
-    return "a reference is not closed"
-
-
-def _nearest(name: str, known: Iterable[str]) -> str | None:
-    near = difflib.get_close_matches(name.lower(), list(known), n=1)
-    return near[0] if near else None
-
-
-# Values that have a notation of their own
-
-_RANGE: Final = re.compile(r"([0-9]{1,9})\s*-\s*([0-9]{1,9})")
-# An index, a uuid or the beginning of one: it has digits in it and no spaces.
-_GPU: Final = re.compile(r"(?=.*[0-9])[A-Za-z0-9][A-Za-z0-9:._/-]*")
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TRAILING_COMMENT: Final = re.compile(r"\s[;#]")
-_GPU_FORMS: Final = "write all, 0, 0,2, 0-3 or a uuid"
-
-
-def _duration(least: float = 0.0) -> Callable[[Any], float]:
-    def convert(value: Any) -> float:
-        if isinstance(value, str):
-            seconds = parse_duration(value)
-        elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            seconds = float(value)
-        else:
-            raise BadInputError(f"{value!r} is not a duration: write it like 90s, 5m or 1h30m")
-        if seconds < least:
-            raise BadInputError(f"{value!r} is too short: write {format_duration(least)} or more")
-        return seconds
-
-    return convert
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    """A list, or text with commas."""
-    entries = value.split(",") if isinstance(value, str) else value
-    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
-        raise BadInputError(f"{value!r} is not a list of names: write them with commas between them")
-    return tuple(entry.strip() for entry in entries if entry.strip())
-
-
-def _gpus(value: Any) -> GpuChoice:
-    written = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
-    if any(isinstance(each, bool) or not isinstance(each, int | str) for each in written):
-        raise BadInputError(f"{value!r} does not name GPUs: {_GPU_FORMS}")
-    entries = [entry for each in written if (entry := str(each).strip())]
-    if [entry.lower() for entry in entries] == ["all"]:
-        return "all"
-    for entry in entries:
-        numbers = _RANGE.fullmatch(entry)
-        if numbers and int(numbers[1]) > int(numbers[2]):
-            raise BadInputError(f"{entry!r} runs backwards: write {numbers[2]}-{numbers[1]}")
-        if not numbers and not _GPU.fullmatch(entry):
-            raise BadInputError(f"{entry!r} is not a GPU: {_GPU_FORMS}")
-    if not entries:
-        raise BadInputError(f"no GPU is named: {_GPU_FORMS}")
-    return tuple(dict.fromkeys(entry.replace(" ", "") for entry in entries))
-
-
-def _command(value: Any) -> tuple[str, ...]:
-    """Words as a shell would split them, or a list of words as they are."""
-    if isinstance(value, list) and all(isinstance(word, str) for word in value):
-        words = value
-    elif isinstance(value, str):
-        try:
-            words = shlex.split(value)
-        except ValueError:
-            raise BadInputError(f"{value!r} has a quote that is not closed: close it, or write \\ before it") from None
-    else:
-        raise BadInputError(f"{value!r} is not a command: write it as text, or as a list of words in quotes")
-    if not words or not words[0]:
-        raise BadInputError("there is no command: write the program to run")
-    if any("\0" in word for word in words):
-        raise BadInputError("a command cannot contain a zero byte")
-    return tuple(words)
-
-
-def _environment(value: Any) -> dict[str, str]:
-    """A table of variables, or `NAME=value` words as a shell would split them."""
-    if isinstance(value, dict):
-        if any(isinstance(each, bool) or not isinstance(each, str | int | float) for each in value.values()):
-            raise BadInputError("the value of a variable is text: put it into quotes")
-        pairs = {name: str(each) for name, each in value.items()}
-    else:
-        words = _command(value)
-        if not all("=" in word for word in words):
-            raise BadInputError(f"{value!r} does not set variables: write them like NAME=value OTHER='two words'")
-        pairs = dict(word.split("=", 1) for word in words)
-    for name in pairs:
-        if not _VARIABLE.fullmatch(name):
-            raise BadInputError(f"{name!r} is not the name of a variable: use letters, digits and _")
-        if name == "CUDA_VISIBLE_DEVICES":
-            raise BadInputError("CUDA_VISIBLE_DEVICES is set by Stoker: use gpus to say which ones the program may use")
-    return pairs
-
-
-def _path(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise BadInputError(f"{value!r} is not a path: write one, or remove the line")
-    try:
-        return str(Path(value.strip()).expanduser())
-    except RuntimeError:
-        raise BadInputError("the home directory is unknown: write the whole path") from None
-
-
-_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "interval": _duration(0.1),
-    "idle_for": _duration(),
-    "settle": _duration(),
-    "grace": _duration(),
-    "backoff": _duration(1.0),
-    "checkpoint_timeout": _duration(0.1),
-    "idle_seconds": _duration(),
-    "command": _command,
-    "directory": _path,
-    "log": _path,
-    "gpus": _gpus,
-    "environment": _environment,
-    "ignore": _names,
-    "whitelist": _names,
-    "hours": lambda value: tuple(map(parse_hours, _names(value) or ("",))),
-    "days": lambda value: parse_days(",".join(_names(value))),
-}
-_EXPECTED: Final = {
-    "nice": "a whole number from 0 to 19",
-    "ionice": "idle, or best-effort:N with N from 0 (first) to 7 (last)",
-    "mps_priority": "0 or 1",
-    "mps_thread_percentage": "a percentage from 1 to 100",
-    "preempt": "stop or checkpoint",
+_INI_SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
+    "defaults": _Defaults,
+    "gpu": WatchedGpus,
+    "process": Background,
+    "tty": TerminalRule,
+    "schedule": _Hours,
 }
 # Names in gpu_mon's file, and short ones.
 _ALIASES: Final = {
@@ -494,18 +195,182 @@ _ALIASES: Final = {
     "idle": "idle_seconds",
     "env": "environment",
 }
-_FILL_TABLES: Final = ("program", "watch", "terminals", "schedule")
-_INI_SECTIONS: Final = {
-    "defaults": "[defaults]",
-    "gpu": "[gpu-all]",
-    "process": "[process-0]",
-    "tty": "[tty]",
-    "schedule": "[schedule]",
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+
+
+def _config(sections: _Sections, source: str) -> FillConfig:
+    if not sections.programs:
+        raise BadInputError("there is no program to run: add a section with its command")
+    general = _converted(sections.defaults, _Defaults)
+    shared = {key: value for key, value in sections.defaults.values.items() if key in _keys(ProgramDefaults)}
+    return FillConfig(
+        interval=general.interval,
+        ignore_shipped=general.ignore_shipped,
+        watched=tuple(_converted(each, WatchedGpus) for each in sections.watched),
+        programs=tuple(
+            _converted(_Section(each.title, {**shared, **each.values}), Background) for each in sections.programs
+        ),
+        terminals=_converted(sections.terminals[0], TerminalRule) if sections.terminals else FillConfig().terminals,
+        schedule=tuple(hours for section in sections.schedule for hours in _schedule(section)),
+        source=source,
+    )
+
+
+def _schedule(section: _Section) -> Iterator[DailyHours]:
+    found = _converted(section, _Hours)
+    if not section.values:
+        raise BadInputError(f"{section.title} has no hours: add hours = 20:00-08:00")
+    for text in found.hours:
+        try:
+            yield parse_hours(text, found.days)
+        except BadInputError as error:
+            raise BadInputError(f"{section.title} hours: {error}") from None
+
+
+def _converted(section: _Section, struct: type[_Struct]) -> _Struct:
+    """Raises BadInputError for the first mistake, with section and key as they are in the file."""
+    keys = _keys(struct)
+    values: dict[str, Any] = {}
+    for key, value in section.values.items():
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(keys)}"
+            raise BadInputError(f"{section.title} has no key {key!r}: {hint}")
+        name = _ALIASES.get(key, key)
+        try:
+            values[name] = _PARSERS[name](value) if name in _PARSERS else value
+        except BadInputError as error:
+            raise BadInputError(f"{section.title} {key}: {error}") from None
+    try:
+        return msgspec.convert(values, struct, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadInputError(f"{section.title} {_mistake(error)}") from None
+
+
+def _keys(struct: type[msgspec.Struct]) -> list[str]:
+    fields = struct.__struct_fields__
+    return [*fields, *(alias for alias, field in _ALIASES.items() if field in fields)]
+
+
+def _mistake(error: msgspec.ValidationError) -> str:
+    problem, _, path = str(error).partition(" - at ")
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
+        return f"has no {missing[1]}: add {missing[1]} ="
+    key = path.rpartition("$.")[2].rstrip("`")
+    return f"{key}: {problem[:1].lower()}{problem[1:]}"
+
+
+# Values that may be written in several ways; msgspec checks the result.
+
+
+def _duration(value: Any) -> Any:
+    return parse_duration(value) if isinstance(value, str) else value
+
+
+def _flag(value: Any) -> Any:
+    """yes and no, on and off as well."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return configparser.ConfigParser.BOOLEAN_STATES[value.strip().lower()]
+    except KeyError:
+        raise BadInputError(f"{value!r} is neither yes nor no") from None
+
+
+def _names(value: Any) -> Any:
+    """A list, or text with commas."""
+    return [name for entry in value.split(",") if (name := entry.strip())] if isinstance(value, str) else value
+
+
+def _gpus(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _words(value: Any) -> Any:
+    """Words as a shell would split them, or a list of words as they are."""
+    try:
+        words = shlex.split(value) if isinstance(value, str) else value
+    except ValueError:
+        raise BadInputError(f"{value!r} has a quote that is not closed: close it, or write \\ before it") from None
+    if words == [""]:
+        raise BadInputError("there is no command: write the program to run")
+    return words
+
+
+def _environment(value: Any) -> dict[str, str]:
+    """A table of variables, or `NAME=value` words as a shell would split them."""
+    pairs = value.items() if isinstance(value, dict) else [str(word).partition("=")[::2] for word in _words(value)]
+    variables = {name: str(text) for name, text in pairs}
+    if "CUDA_VISIBLE_DEVICES" in variables:
+        raise BadInputError("CUDA_VISIBLE_DEVICES is set by Stoker: use gpus to say which ones the program may use")
+    return variables
+
+
+def _path(value: Any) -> Any:
+    # Unlike Path.expanduser, this leaves the name of an unknown user as it is.
+    return os.path.expanduser(value.strip()) or None if isinstance(value, str) else value  # noqa: PTH111
+
+
+_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    **dict.fromkeys(("interval", "idle_for", "settle", "grace", "backoff", "idle_seconds"), _duration),
+    **dict.fromkeys(("each", "enabled", "ignore_shipped"), _flag),
+    **dict.fromkeys(("ignore", "whitelist", "hours"), _names),
+    **dict.fromkeys(("directory", "log"), _path),
+    "command": _words,
+    "gpus": _gpus,
+    "environment": _environment,
+    "days": lambda value: parse_days(",".join(map(str, value)) if isinstance(value, list) else str(value)),
 }
-_INI_STRUCTS: Final[Mapping[str, type[msgspec.Struct]]] = {
-    "defaults": _Defaults,
-    "gpu": WatchedGpus,
-    "process": Background,
-    "tty": TerminalRule,
-    "schedule": _Hours,
-}
+
+
+# On this machine
+
+
+def check(config: FillConfig, gpus: Sequence[Gpu] | None, environment: Mapping[str, str] = os.environ) -> None:
+    """Raises BadInputError with all that would go wrong here; `gpus` is None where they cannot be read."""
+    problems = [] if gpus is None else list(_gpu_problems(config, gpus))
+    for program in config.programs:
+        problems += _program_problems(program, environment)
+    if problems:
+        raise BadInputError("\n".join(f"{config.source}: {problem}" for problem in problems))
+
+
+def hints(config: FillConfig) -> Iterator[str]:
+    """What is probably a mistake, but no reason not to start."""
+    for user in config.terminals.whitelist:
+        try:
+            pwd.getpwnam(user)
+        except KeyError:
+            yield f"{config.source}: whitelist: there is no user {user!r} on this machine: the name has no effect"
+
+
+def _gpu_problems(config: FillConfig, gpus: Sequence[Gpu]) -> Iterator[str]:
+    watched: set[str] = set()
+    taken: dict[str, str] = {}
+    sections: list[WatchedGpus | Background] = [*config.watched, *config.programs]
+    for section in sections:
+        try:
+            chosen = select_gpus(gpus, section.gpus)
+        except BadInputError as error:
+            yield f"{section.name} gpus: {error}"
+            continue
+        for gpu in chosen:
+            if isinstance(section, WatchedGpus):
+                watched.add(gpu.uuid)
+            elif gpu.uuid not in watched:
+                yield f"{section.name} gpus: GPU {gpu.index} is not watched: name it in a section of watched GPUs too"
+            elif taken.setdefault(gpu.uuid, section.name) != section.name:
+                other = taken[gpu.uuid]
+                yield f"{section.name} gpus: {other} has GPU {gpu.index} already: give each GPU to one program only"
+
+
+def _program_problems(program: Background, environment: Mapping[str, str]) -> Iterator[str]:
+    directory, log, command = program.directory, program.log, program.command[0]
+    if directory is not None and not (is_directory(directory) and os.access(directory, os.X_OK)):
+        yield f"{program.name}: {directory} is not a directory that you may enter: create it, or write another"
+    if log is not None and (is_directory(log) or not os.access(log if is_there(log) else Path(log).parent, os.W_OK)):
+        yield f"{program.name}: {log} cannot be written: create its directory, allow it, or write another file"
+    # A path is relative to the directory in which the program runs.
+    path = str(Path(directory) / command) if directory is not None and "/" in command else command
+    if not shutil.which(path, path=program.environment.get("PATH", environment.get("PATH"))):
+        yield f"{program.name}: {path} is not a program that can be run: install it, or correct the path"

@@ -19,12 +19,11 @@ from typing import Final
 import msgspec
 
 from stoker.errors import BadInputError
-from stoker.fill.background_process import Leftovers
+from stoker.fill.background_process import BackgroundProcess, Leftovers, SlotRunner
 from stoker.fill.claims import Claims, gpus_to_fill, machine_of
-from stoker.fill.config import FillConfig
+from stoker.fill.config import Background, FillConfig
 from stoker.fill.other_users import OtherUsers, ScanPacer
 from stoker.fill.slot import Slot, SlotView
-from stoker.fill.slot_runner import SlotRunner
 from stoker.fill.status import FillStatus, SlotStatus, StatusFile, wall
 from stoker.gpus.model import Gpu, Look
 from stoker.gpus.prober import Prober, Sampler
@@ -126,8 +125,7 @@ class Filler:
         found = [self._sampler.fileno()]
         if self._device_events is not None:
             found.append(self._device_events.fileno())
-        for runner in self._runners:
-            found += runner.descriptors()
+        found += [process.fileno() for process in self._processes() if not process.gone]
         return [descriptor for descriptor in found if descriptor >= 0]
 
     def due(self) -> float:
@@ -169,7 +167,10 @@ class Filler:
     def occupants(self) -> dict[str, str]:
         """The name of the background program on each occupied GPU, by uuid."""
         return {
-            uuid: runner.slot.program.name for runner in self._runners if runner.occupied for uuid in runner.slot.gpus
+            uuid: runner.slot.program.name
+            for runner in self._runners
+            if runner.process is not None
+            for uuid in runner.slot.gpus
         }
 
     def end(self) -> None:
@@ -182,7 +183,10 @@ class Filler:
     @property
     def busy(self) -> bool:
         """Whether any of its programs is left."""
-        return any(runner.process is not None for runner in self._runners)
+        return bool(self._processes())
+
+    def _processes(self) -> list[BackgroundProcess]:
+        return [runner.process for runner in self._runners if runner.process is not None]
 
     def wait(self, also: Sequence[int]) -> None:
         poll = select.poll()
@@ -196,9 +200,8 @@ class Filler:
             if received.signal not in _STOPPING:
                 continue
             if self._ending and received.signal == signal.SIGINT and received.from_kernel:
-                for runner in self._runners:
-                    if runner.process is not None:
-                        runner.process.hurry()
+                for process in self._processes():
+                    process.hurry()
             self.end()
 
     # Observing
@@ -240,21 +243,18 @@ class Filler:
             self._note("events", f"other users of the GPUs are only seen by scans: {self._device_events.why_not}")
         self._leftovers = self._left_by(self._before)
         for program in self._config.programs:
-            chosen = select_gpus(look.gpus, "all" if program.gpus == "all" else ",".join(program.gpus))
+            chosen = select_gpus(look.gpus, program.gpus)
             groups = [(gpu,) for gpu in chosen] if program.each else [chosen]
-            for gpus in groups:
-                self._runners.append(self._runner(program.name, gpus, self._before))
+            self._runners += [self._runner(program, gpus) for gpus in groups]
         self._scan_at = time.monotonic()
 
-    def _runner(self, name: str, gpus: Sequence[Gpu], before: FillStatus | None) -> SlotRunner:
-        program = next(program for program in self._config.programs if program.name == name)
+    def _runner(self, program: Background, gpus: Sequence[Gpu]) -> SlotRunner:
         slot = Slot(program, tuple(gpu.uuid for gpu in gpus), time.monotonic())
-        tag = f"{self._status_file.path}:{name}:{','.join(slot.gpus)}"
-        runner = SlotRunner(slot, gpus, tag, self._log)
-        earlier = _earlier(before, name, slot.gpus)
-        if earlier is not None:
-            slot.gpu_seconds, slot.preemptions = earlier.gpu_hours * 3600.0, earlier.preemptions
-        return runner
+        for earlier in self._before.slots if self._before is not None else ():
+            if (earlier.program, earlier.gpus) == (program.name, slot.gpus):
+                slot.gpu_seconds, slot.preemptions = earlier.gpu_hours * 3600.0, earlier.preemptions
+        tag = f"{self._status_file.path}:{program.name}:{','.join(slot.gpus)}"
+        return SlotRunner(slot, gpus, tag, self._log)
 
     def _left_by(self, before: FillStatus | None) -> Leftovers:
         known = before.slots if before is not None and before.boot == boot_id() else ()
@@ -265,9 +265,8 @@ class Filler:
     def _patterns(self, gpu: Gpu, gpus: Sequence[Gpu]) -> list[str]:
         patterns = list(SHIPPED) if self._config.ignore_shipped else []
         for watched in self._config.watched:
-            text = "all" if watched.gpus == "all" else ",".join(watched.gpus)
             with contextlib.suppress(BadInputError):
-                if gpu in select_gpus(gpus, text):
+                if gpu in select_gpus(gpus, watched.gpus):
                     patterns += watched.ignore
         return patterns
 
@@ -322,7 +321,7 @@ class Filler:
 
     def _is_own(self, pid: int) -> bool:
         me = os.getpid()
-        if pid == me or descends(pid, me) or any(runner.owns(pid) for runner in self._runners):
+        if pid == me or descends(pid, me) or any(process.owns(pid) for process in self._processes()):
             return True
         found = stat(pid) if self._owner_pid is not None else None
         return found is not None and self._owner_pid in (pid, found.parent)
@@ -350,8 +349,8 @@ class Filler:
         return runner.slot.state == "waiting" and not self._changed_since_scan.isdisjoint(runner.slot.gpus)
 
     def _veto(self) -> str | None:
-        schedule = self._config.schedule
-        if schedule is not None and not schedule.allows(time.localtime()):
+        schedule, wall_clock = self._config.schedule, time.localtime()
+        if schedule and not any(hours.contain(wall_clock) for hours in schedule):
             return "outside the scheduled hours"
         if self._leftovers is not None:
             stopping = "programs of an earlier filler are being stopped"
@@ -366,7 +365,7 @@ class Filler:
 
     def _helpers(self) -> list[int]:
         helper = [] if self._prober.helper is None else [self._prober.helper]
-        return [*helper, *(pid for runner in self._runners for pid in runner.helpers())]
+        return [*helper, *(process.reaper for process in self._processes())]
 
     # Reporting
 
@@ -391,7 +390,7 @@ class Filler:
 
     def _write_status(self) -> None:
         now = time.monotonic()
-        shown = tuple((runner.slot.state, runner.slot.why, runner.checkpointed) for runner in self._runners)
+        shown = tuple((runner.slot.state, runner.slot.why) for runner in self._runners)
         if shown == self._shown and now < self._status_at:
             return
         self._shown, self._status_at = shown, now + _STATUS_EVERY
@@ -419,12 +418,6 @@ class Filler:
         self._claims.close()
 
 
-def _earlier(status: FillStatus | None, program: str, gpus: tuple[str, ...]) -> SlotStatus | None:
-    if status is None:
-        return None
-    return next((slot for slot in status.slots if slot.program == program and slot.gpus == gpus), None)
-
-
 def _unseen(before: FillStatus | None) -> tuple[SlotStatus, ...]:
     """The slots of an earlier filler, kept until this one has seen the GPUs."""
     why = "the GPUs have not been read yet"
@@ -439,7 +432,7 @@ def _status(runner: SlotRunner, now: float) -> SlotStatus:
         program=slot.program.name,
         gpus=slot.gpus,
         indices=tuple(gpu.index for gpu in runner.gpus),
-        state="checkpointed" if runner.checkpointed else slot.state,
+        state=slot.state,
         why=slot.why,
         since=wall(slot.since),
         pid=process.job.pid if process is not None and process.job is not None else None,

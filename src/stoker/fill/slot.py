@@ -158,7 +158,8 @@ class Slot:
 
     def _patience(self) -> float:
         """How long the GPU must be idle: longer after another user left, who may return."""
-        return self.program.idle_after_visitor if self._visited else self.program.idle_for
+        settle = self.program.settle if self._visited else None
+        return self.program.idle_for if settle is None else settle
 
     def _obstacle(self, seen: Mapping[str, SlotView]) -> str | None:
         return next((seen[uuid].reason for uuid in self.gpus if uuid in seen and seen[uuid].idle is False), None)

@@ -19,7 +19,7 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Uuids."""
     indices: tuple[int, ...]
     state: str
-    """away, running, stopping or checkpointed."""
+    """waiting, running or stopping."""
     why: str
     since: float
     """Seconds since the epoch."""

@@ -13,11 +13,8 @@ from stoker.errors import StokerError
 from stoker.paths import state_home
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from stoker.fill.config import FillConfig
     from stoker.fill.status import FillStatus
-    from stoker.gpus.model import Gpu
     from stoker.gpus.prober import Prober
 
 
@@ -32,10 +29,10 @@ def fill_command(
     """Run background programs on idle GPUs, and stop each as soon as someone else needs its GPU."""
     if context.invoked_subcommand is not None:
         return None
-    from stoker.fill.checkup import hints
+    from stoker.fill.config_files import hints
 
     with open_prober(source, deadline) as prober:
-        config, _gpus = _checked(file, prober)
+        config = _checked(file, prober)
         for hint in hints(config):
             note(hint)
         if check:
@@ -76,18 +73,17 @@ def _fill(config: "FillConfig", prober: "Prober") -> int:
     return Filler(config, prober, state_home(), log, root=Path(os.environ.get("STOKER_ROOT", "/"))).run()
 
 
-def _checked(file: str | None, prober: "Prober") -> "tuple[FillConfig, Sequence[Gpu] | None]":
-    """The configuration and the GPUs, None where they cannot be read: errors in both are reported together."""
-    from stoker.fill.checkup import checked
-    from stoker.fill.config_files import find_config
+def _checked(file: str | None, prober: "Prober") -> "FillConfig":
+    from stoker.fill.config_files import check, find_config
     from stoker.gpus.source import AbsentError
 
     try:
         look = prober.look()
     except AbsentError as absent:
         raise StokerError(f"{absent}: there is nothing to fill") from None
-    gpus = look.gpus if look.problem is None else None
-    return checked(lambda: find_config(file), gpus), gpus
+    config = find_config(file)
+    check(config, look.gpus if look.problem is None else None)
+    return config
 
 
 def _print(found: "FillStatus", alive: bool) -> None:

@@ -17,10 +17,9 @@ import msgspec
 
 from stoker.engines.local.capacity import BACKGROUND, Allocation, ResourceRequest
 from stoker.errors import StokerError
-from stoker.fill.checkup import checked
 from stoker.fill.claims import Claims, gpus_to_fill, machine_of
 from stoker.fill.config import FillConfig
-from stoker.fill.config_files import find_config
+from stoker.fill.config_files import check, find_config
 from stoker.fill.filler import Filler
 from stoker.fill.status import lock
 from stoker.gpus.model import Gpu
@@ -158,7 +157,8 @@ def _checked(file: str | None, source: str, deadline: float) -> tuple[FillConfig
         except AbsentError as absent:
             raise StokerError(f"{absent}: there is nothing to fill") from None
     gpus = look.gpus if look.problem is None else None
-    config = checked(lambda: find_config(file), gpus)
+    config = find_config(file)
+    check(config, gpus)
     return config, () if gpus is None else gpus_to_fill(config, gpus)
 
 
