@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker.engines.engine import Reservation
 from stoker.engines.local.capacity import (
     Allocation,
     GpuState,
     Held,
+    Obstacle,
     PlacementOptions,
-    ReservedFor,
     ResourceRequest,
     Stopping,
     TooSmall,
@@ -29,12 +30,11 @@ from stoker.engines.local.placement import (
     NotEnoughGpus,
     Offer,
     Placements,
-    Reservation,
 )
 from stoker.engines.local.placement import (
     place as decide,
 )
-from stoker.engines.local.waiting_reasons import why_waiting
+from stoker.engines.local.waiting_reasons import describe_obstacle, why_waiting
 from stoker.gpus.model import Maybe, Unknown
 from tests.support.deep import examples
 
@@ -95,10 +95,14 @@ def place(
     return decide(seen, held, waiting, rules, now)
 
 
-def obstacles_of(decision: Placements, job: str) -> dict[int, object]:
+def obstacles_of(decision: Placements, job: str) -> dict[int, Obstacle]:
     reason = decision.waiting[job]
     assert isinstance(reason, NotEnoughGpus)
     return dict(reason.obstacles)
+
+
+def offer(reservation: Reservation) -> Offer:
+    return Offer(reservation.starts_in, reservation.wanted - len(reservation.ready))
 
 
 # When a GPU is free
@@ -223,7 +227,7 @@ def test_order_is_priority_then_age() -> None:
 def test_gpu_is_reserved_for_a_job_that_needs_two() -> None:
     decision = place(gpus(2), [running(a_job("r"), 1)], a_job("big", 2), a_job("small", order=1))
     assert decision.start == ()
-    assert obstacles_of(decision, "small")[0] == ReservedFor("big", 2, 1)
+    assert describe_obstacle(obstacles_of(decision, "small")[0]) == "is reserved for job big (2 GPUs, has 1)"
 
 
 def test_small_job_backfills_when_its_time_limit_ends_before_the_big_job_starts() -> None:
@@ -317,12 +321,6 @@ def test_newest_job_is_preempted() -> None:
     assert obstacles_of(decision, "normal") == {0: Held(("old",), None, None), 1: Stopping(("new",))}
 
 
-def test_job_with_the_latest_checkpoint_is_preempted() -> None:
-    saved = msgspec.structs.replace(running(a_job("saved", preemptible=True), 0, since=NOW - HOUR), unsaved=2.0)
-    held = [saved, running(a_job("unsaved", preemptible=True), 1, since=NOW - 60)]
-    assert place(gpus(2), held, a_job("normal")).preempt == ("saved",)
-
-
 def test_one_victim_on_two_gpus_is_preferred_to_two_victims() -> None:
     held = [
         running(a_job("wide", 2, preemptible=True), 0, 1, since=NOW - HOUR),
@@ -363,7 +361,7 @@ def test_gpus_of_a_preempted_job_are_not_taken_by_another_preemptible_job() -> N
     held = [running(a_job("victim", preemptible=True), 0, stopping=True)]
     decision = place(seen, held, a_job("normal", 2), a_job("filler", order=1, preemptible=True))
     assert decision.start == ()
-    assert obstacles_of(decision, "filler")[1] == ReservedFor("normal", 2, 1)
+    assert describe_obstacle(obstacles_of(decision, "filler")[1]) == "is reserved for job normal (2 GPUs, has 1)"
 
 
 def test_preemptible_job_without_a_gpu_is_preempted_for_a_normal_one() -> None:
@@ -808,7 +806,7 @@ class Cluster:
         started = machine.turn(waiting, self.small_jobs.durations, elsewhere)
         for keeping in machine.keeping:
             if keeping.affects_others or keeping.job in self.kept:
-                self.kept[keeping.job] = (machine, self.now + keeping.offer.starts_in, keeping.offer.missing)
+                self.kept[keeping.job] = (machine, self.now + keeping.starts_in, offer(keeping).missing)
         keeps = {keeping.job for keeping in machine.keeping}
         for job, (reaper_process, _at, _missing) in list(self.kept.items()):
             if job in started or (reaper_process is machine and job not in keeps):
@@ -860,7 +858,7 @@ def on_two_machines(
 ) -> tuple[Placements, Placements, dict[str, Offer]]:
     """The first decides, then the second, which knows the reservations of the first."""
     one = place(gpus(2), first, *waiting)
-    elsewhere = {keeping.job: keeping.offer for keeping in one.reservations if keeping.affects_others}
+    elsewhere = {keeping.job: offer(keeping) for keeping in one.reservations if keeping.affects_others}
     return one, decide(gpus(2), second, waiting, RULES, NOW, elsewhere=elsewhere), elsewhere
 
 
@@ -877,7 +875,7 @@ def test_reservation_moves_to_the_machine_that_can_start_sooner() -> None:
     endless = [running(a_job("r"), 1)]
     limited = [running(a_job("r", limit=2 * HOUR), 0), running(a_job("s", limit=2 * HOUR), 1)]
     _one, other, _elsewhere = on_two_machines(endless, limited, a_job("big", 2))
-    assert [(keeping.job, keeping.offer) for keeping in other.reservations] == [("big", Offer(HOUR, 2))]
+    assert [(keeping.job, offer(keeping)) for keeping in other.reservations] == [("big", Offer(HOUR, 2))]
     _one, other, _elsewhere = on_two_machines(limited, endless, a_job("big", 2), a_job("small", order=1))
     assert [keeping.job for keeping in other.reservations] == ["big"], "it does not affect others on the first"
 

@@ -2,13 +2,13 @@
 
 import pytest
 
+from stoker.engines.engine import Reservation
 from stoker.engines.local.capacity import (
     Busy,
     Free,
     Held,
     MemoryTaken,
     Obstacle,
-    ReservedFor,
     Stopping,
     TooSmall,
     UnreadableGpu,
@@ -48,7 +48,7 @@ def test_reason_is_the_example_of_the_manual() -> None:
         (Held(("deadbeef",), None, 2 * GIB), "GPU 3 has 2.0 GiB left beside job deadbeef"),
         (Held(("a", "b"), 600.0, 0), "GPU 3 has 0 B left beside jobs a and b, more in at most 10 min"),
         (Stopping(("deadbeef",)), "GPU 3 is being freed (job deadbeef is stopping)"),
-        (ReservedFor("deadbeef", 2, 1), "GPU 3 is reserved for job deadbeef (2 GPUs, has 1)"),
+        (Reservation("deadbeef", 2, ("a", "b"), ("a",), 0.0), "GPU 3 is reserved for job deadbeef (2 GPUs, has 1)"),
         (Free(), "GPU 3 is free"),
     ],
 )

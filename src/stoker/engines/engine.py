@@ -170,15 +170,19 @@ class Start(NamedTuple):
     """Uuids of the GPUs it gets."""
 
 
-class ReservedGpus(msgspec.Struct, frozen=True):
+class Reservation(msgspec.Struct, frozen=True):
     """GPUs that this worker reserves for a job until it has all that it asks for."""
 
     job: str
+    wanted: int
+    """How many GPUs it asks for."""
+    gpus: tuple[str, ...]
+    """Uuids of all that are reserved."""
     ready: tuple[str, ...]
-    """Uuids of those that it could have now."""
+    """Those of them that it could have now."""
     starts_in: float
     """Seconds until it starts at the latest, by the time limits; infinite when nothing bounds it."""
-    affects_others: bool
+    affects_others: bool = False
     """Whether other jobs wait or stop for it. If not, other workers need not know."""
 
 
@@ -188,7 +192,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     start: tuple[Start, ...] = ()
     preempt: tuple[str, ...] = ()
     """What is stopped so that a waiting job has room; passed to `commit` once the reservations are agreed on."""
-    reserved: tuple[ReservedGpus, ...] = ()
+    reserved: tuple[Reservation, ...] = ()
     never: frozenset[str] = frozenset()
     """The waiting jobs that can never start here."""
     cpu_slots: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from stoker.engines.attempt import lease_clock
-from stoker.engines.engine import Decision, Engine, Log, ReservedGpus, Start, WorkerOptions
+from stoker.engines.engine import Decision, Engine, Log, Reservation, Start, WorkerOptions
 from stoker.engines.identity import WorkerIdentity
 from stoker.errors import BadInputError, StokerError
 from stoker.queue import Attempt, Job, Store
@@ -44,7 +44,7 @@ class Scheduler:
         self._never: frozenset[str] = frozenset()
         self._never_count = 0
         """How many of the jobs of the last complete decision can never start here."""
-        self._reserved: tuple[ReservedGpus, ...] = ()
+        self._reserved: tuple[Reservation, ...] = ()
         self._poll_at = 0.0
         self._wake_at = math.inf
         self._overlooked_at = -math.inf
@@ -117,7 +117,7 @@ class Scheduler:
 
     # Reservations are agreed on in the queue: one machine for each job
 
-    def _reserve(self, store: Store, reserved: tuple[ReservedGpus, ...], jobs: Mapping[str, Job]) -> bool:
+    def _reserve(self, store: Store, reserved: tuple[Reservation, ...], jobs: Mapping[str, Job]) -> bool:
         """Writes reservations that affect others. False when another machine has reserved GPUs meanwhile."""
         for one in reserved:
             known = jobs[one.job].kept
@@ -131,7 +131,7 @@ class Scheduler:
                 return False
         return True
 
-    def _is_written(self, reserved: ReservedGpus, known: KeptGpus, now: float) -> bool:
+    def _is_written(self, reserved: Reservation, known: KeptGpus, now: float) -> bool:
         """Whether the queue has this reservation, up to a few seconds of its start."""
         if known.worker != self._identity.worker or known.gpus != reserved.ready:
             return False
@@ -139,7 +139,7 @@ class Scheduler:
             return math.isinf(reserved.starts_in)
         return abs(max(now, known.until) - now - reserved.starts_in) < _SAME_TIME
 
-    def _release(self, store: Store, reserved: tuple[ReservedGpus, ...]) -> None:
+    def _release(self, store: Store, reserved: tuple[Reservation, ...]) -> None:
         """Removes the reservations from the queue that this worker no longer has."""
         jobs = {one.job for one in reserved}
         written = {job.id for job in self._waiting if job.kept is not None and job.kept.worker == self._identity.worker}

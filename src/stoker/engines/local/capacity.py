@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from stoker.engines.engine import Reservation
 from stoker.gpus.model import Maybe, Unknown
 
 # Stands for the id of a job on GPUs with a background program.
@@ -34,6 +35,11 @@ class ResourceRequest(msgspec.Struct, frozen=True):
     background: bool = False
     """Not a job, but a program that fills an idle GPU: it is preempted also for preemptible jobs."""
 
+    @property
+    def shape(self) -> "ResourceRequest":
+        """Without the job: jobs of one shape fit into the same places."""
+        return msgspec.structs.replace(self, job="", order=0)
+
 
 class Allocation(msgspec.Struct, frozen=True):
     """What a running job holds: all that it asked for, even while it is still loading."""
@@ -46,8 +52,6 @@ class Allocation(msgspec.Struct, frozen=True):
     """Bytes it really uses on each GPU it has begun to use; None when unknown."""
     stopping: bool = False
     """It was asked to end: its GPUs will be free soon."""
-    unsaved: float | None = None
-    """Seconds of work that a stop would lose, where a checkpoint tells; otherwise all since its start."""
 
     @property
     def ends(self) -> float:
@@ -89,32 +93,32 @@ class PlacementOptions(msgspec.Struct, frozen=True):
         return self.slots_per_gpu == 1 and not (request.shares and request.memory is not None)
 
 
-class UnreadableGpu(msgspec.Struct, frozen=True, tag="unreadable"):
+class UnreadableGpu(msgspec.Struct, frozen=True):
     reason: str
 
 
-class UsedByOthers(msgspec.Struct, frozen=True, tag="foreign"):
+class UsedByOthers(msgspec.Struct, frozen=True):
     processes: tuple[str, ...]
 
 
-class TooSmall(msgspec.Struct, frozen=True, tag="too-small"):
+class TooSmall(msgspec.Struct, frozen=True):
     usable: int
 
 
-class Busy(msgspec.Struct, frozen=True, tag="busy"):
+class Busy(msgspec.Struct, frozen=True):
     """It works although no process is seen on it."""
 
     peak: float
     free_below: float
 
 
-class MemoryTaken(msgspec.Struct, frozen=True, tag="memory-taken"):
+class MemoryTaken(msgspec.Struct, frozen=True):
     """Its memory is in use although no process is seen on it."""
 
     used: int
 
 
-class Held(msgspec.Struct, frozen=True, tag="held"):
+class Held(msgspec.Struct, frozen=True):
     jobs: tuple[str, ...]
     frees_in: float | None
     """Seconds until there is room at the latest, by the time limits; None when nothing bounds it."""
@@ -122,25 +126,16 @@ class Held(msgspec.Struct, frozen=True, tag="held"):
     """Bytes still free, for a job that would share."""
 
 
-class Stopping(msgspec.Struct, frozen=True, tag="stopping"):
+class Stopping(msgspec.Struct, frozen=True):
     jobs: tuple[str, ...]
 
 
-class ReservedFor(msgspec.Struct, frozen=True, tag="kept"):
-    """Free, but reserved for a job that comes first."""
-
-    job: str
-    gpus: int
-    """How many it asks for."""
-    has: int
-    """How many of them it could have now."""
-
-
-class Free(msgspec.Struct, frozen=True, tag="free"):
+class Free(msgspec.Struct, frozen=True):
     """Nothing keeps the job from this GPU: it needs more of them."""
 
 
-Obstacle = UnreadableGpu | UsedByOthers | TooSmall | Busy | MemoryTaken | Held | Stopping | ReservedFor | Free
+Obstacle = UnreadableGpu | UsedByOthers | TooSmall | Busy | MemoryTaken | Held | Stopping | Reservation | Free
+"""What keeps a job from a GPU. A reservation: the GPU is free, but for a job that comes first."""
 
 
 class GpuHolder(NamedTuple):
@@ -151,8 +146,6 @@ class GpuHolder(NamedTuple):
     reserved: int
     """What it asked for or really uses, whichever is more."""
     ends: float
-    preemptible: bool
-    stopping: bool
 
 
 class GpuReservation(NamedTuple):
@@ -161,7 +154,7 @@ class GpuReservation(NamedTuple):
     request: ResourceRequest
     until: float
     """When it can start at the latest, by the time limits; infinite when nothing bounds it."""
-    kept: ReservedFor
+    kept: Reservation
 
 
 class GpuCapacity:
@@ -171,7 +164,7 @@ class GpuCapacity:
         self.gpu = gpu
         self.rules = rules
         self.reservation: GpuReservation | None = None
-        self.promised_to: ReservedFor | None = None
+        self.promised_to: Reservation | None = None
         self.holders: list[GpuHolder] = []
         self._count_memory(gpu)
         attributed, everyone_told = 0, True
@@ -180,7 +173,7 @@ class GpuCapacity:
             asked = allocation.request.memory or 0
             used = asked if allocation.used is None else allocation.used.get(gpu.uuid, 0)
             attributed += used
-            self.add(allocation.request, allocation.ends, stopping=allocation.stopping, used=used)
+            self.add(allocation.request, allocation.ends, used)
         # The slack is for what the driver itself uses.
         unexplained = max(0, self.used - attributed)
         self.unexplained = unexplained if unexplained > self.slack else 0
@@ -197,10 +190,9 @@ class GpuCapacity:
         # largest, and at most a tenth of a tiny one.
         self.slack = min(max(512 * 2**20, self.total // 50), self.total // 10)
 
-    def add(self, request: ResourceRequest, ends: float, *, stopping: bool = False, used: int = 0) -> None:
+    def add(self, request: ResourceRequest, ends: float, used: int = 0) -> None:
         whole = self.rules.takes_whole_gpus(request)
-        reserved = max(request.memory or 0, used)
-        self.holders.append(GpuHolder(request.job, whole, reserved, ends, request.preemptible, stopping))
+        self.holders.append(GpuHolder(request.job, whole, max(request.memory or 0, used), ends))
 
     def remove(self, job: str) -> None:
         self.holders = [holder for holder in self.holders if holder.job != job]
@@ -295,7 +287,7 @@ class GpuCapacity:
             return Free()
         return self._held(request, stopping, now)
 
-    def _held(self, request: ResourceRequest, stopping: Collection[str], now: float) -> Held | Stopping | ReservedFor:
+    def _held(self, request: ResourceRequest, stopping: Collection[str], now: float) -> Held | Stopping | Reservation:
         ending = tuple(holder.job for holder in self.holders if holder.job in stopping)
         if self.promised_to is not None and self.will_have_room(request, {self.promised_to.job}):
             return self.promised_to

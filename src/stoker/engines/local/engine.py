@@ -11,18 +11,17 @@ from typing import Final
 import msgspec
 
 from stoker.engines.attempt import ATTEMPT_TAG
-from stoker.engines.engine import Decision, Found, Log, ReservedGpus, RunningAttempt, Start, Step, WorkerOptions
+from stoker.engines.engine import Decision, Found, Log, Reservation, RunningAttempt, Step, WorkerOptions
 from stoker.engines.identity import WorkerIdentity
 from stoker.engines.local.attempts import LocalAttempt, find_attempts, is_supervised
 from stoker.engines.local.background_fill import BackgroundFill
-from stoker.engines.local.capacity import PlacementOptions, ReservedFor, ResourceRequest
+from stoker.engines.local.capacity import PlacementOptions, ResourceRequest
 from stoker.engines.local.machine_view import MachineView
 from stoker.engines.local.placement import (
     CannotFit,
     CpuSlotsTaken,
     NoGpusSeen,
     Offer,
-    Reservation,
     WaitingReason,
     place,
 )
@@ -120,11 +119,9 @@ class LocalEngine:
         running = sum(1 for attempt in self._shims.running() if not attempt.spec.gpus)
         starting = sum(1 for start in placed.start if not start.gpus)
         return Decision(
-            start=tuple(Start(start.job, start.gpus) for start in placed.start),
+            start=placed.start,
             preempt=placed.preempt,
-            reserved=tuple(
-                ReservedGpus(one.job, one.ready, one.offer.starts_in, one.affects_others) for one in placed.reservations
-            ),
+            reserved=placed.reservations,
             never=frozenset(job for job, reason in placed.waiting.items() if self._is_final(reason)),
             cpu_slots=max(0, self._own.placement.cpu_jobs - running - starting),
             complete=fresh,
@@ -232,9 +229,7 @@ class LocalEngine:
     # Reports
 
     def report(self) -> View:
-        reserved = {
-            uuid: ReservedFor(one.job, one.wanted, len(one.ready)) for one in self._reservations for uuid in one.ready
-        }
+        reserved = {uuid: one for one in self._reservations for uuid in one.ready}
         absent = self._machine.is_without_gpus()
         view = View(
             gpus=self._machine.worker_gpus(reserved),

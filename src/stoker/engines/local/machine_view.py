@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from stoker.engines.engine import Log
+from stoker.engines.engine import Log, Reservation
 from stoker.engines.local.background_fill import BackgroundFill
-from stoker.engines.local.capacity import BACKGROUND, Allocation, GpuState, PlacementOptions, ReservedFor
+from stoker.engines.local.capacity import BACKGROUND, Allocation, GpuState, PlacementOptions
 from stoker.engines.local.gpu_tracker import GpuTracker
 from stoker.engines.local.gpu_usage import UsagePerMinute
 from stoker.engines.local.shims import ShimPool
@@ -115,7 +115,7 @@ class MachineView:
     def gpus(self) -> list[GpuState]:
         return self.tracker.gpus
 
-    def worker_gpus(self, reserved: Mapping[str, ReservedFor] = {}) -> tuple[WorkerGpu, ...]:
+    def worker_gpus(self, reserved: Mapping[str, Reservation] = {}) -> tuple[WorkerGpu, ...]:
         """The GPUs for the heartbeat. `reserved`: those that are reserved for a job, by uuid."""
         wall = time.time()
         return tuple(
@@ -179,7 +179,7 @@ class MachineView:
         return job
 
 
-def _with_reservation(gpu: WorkerGpu, reserved: Mapping[str, ReservedFor]) -> WorkerGpu:
+def _with_reservation(gpu: WorkerGpu, reserved: Mapping[str, Reservation]) -> WorkerGpu:
     """A GPU that is free, but not for other jobs."""
     if gpu.state != "free" or gpu.uuid not in reserved:
         return gpu

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from stoker.engines.engine import Reservation, Start
 from stoker.engines.local.capacity import (
     Allocation,
     Free,
@@ -24,7 +25,6 @@ from stoker.engines.local.capacity import (
     GpuState,
     Obstacle,
     PlacementOptions,
-    ReservedFor,
     ResourceRequest,
 )
 
@@ -35,12 +35,7 @@ _MOST_TRIES = 300
 _WORTH_MOVING = 10.0
 
 
-class Placed(NamedTuple):
-    job: str
-    gpus: tuple[str, ...]
-
-
-class CannotFit(msgspec.Struct, frozen=True, tag="cannot-fit"):
+class CannotFit(msgspec.Struct, frozen=True):
     """This machine never has what the job asks for."""
 
     gpus: int
@@ -52,7 +47,7 @@ class CannotFit(msgspec.Struct, frozen=True, tag="cannot-fit"):
     """The memory that it could have on the largest of them."""
 
 
-class NoGpusSeen(msgspec.Struct, frozen=True, tag="no-gpus-seen"):
+class NoGpusSeen(msgspec.Struct, frozen=True):
     """The machine could not be read, so its GPUs are not known."""
 
     gpus: int
@@ -60,13 +55,13 @@ class NoGpusSeen(msgspec.Struct, frozen=True, tag="no-gpus-seen"):
     problem: str
 
 
-class CpuSlotsTaken(msgspec.Struct, frozen=True, tag="no-place-without-gpu"):
+class CpuSlotsTaken(msgspec.Struct, frozen=True):
     """All slots for jobs without a GPU are taken."""
 
     at_once: int
 
 
-class NotEnoughGpus(msgspec.Struct, frozen=True, tag="not-enough-gpus"):
+class NotEnoughGpus(msgspec.Struct, frozen=True):
     """The machine has what the job asks for, but not now."""
 
     gpus: int
@@ -75,13 +70,7 @@ class NotEnoughGpus(msgspec.Struct, frozen=True, tag="not-enough-gpus"):
     """By the index of the GPU."""
 
 
-class CannotStart(msgspec.Struct, frozen=True, tag="cannot-start"):
-    """The machine is short of something that every job needs to start, and pauses before it tries again."""
-
-    problem: str
-
-
-WaitingReason = CannotFit | CannotStart | NoGpusSeen | CpuSlotsTaken | NotEnoughGpus
+WaitingReason = CannotFit | NoGpusSeen | CpuSlotsTaken | NotEnoughGpus
 
 
 class Offer(NamedTuple):
@@ -102,23 +91,8 @@ class Offer(NamedTuple):
         return self.missing < other.missing
 
 
-class Reservation(msgspec.Struct, frozen=True):
-    """GPUs that this machine reserves for a job until it has all that it asks for."""
-
-    job: str
-    wanted: int
-    """How many GPUs it asks for."""
-    gpus: tuple[str, ...]
-    """Uuids of all that are reserved."""
-    ready: tuple[str, ...]
-    """Those of them that it could have now."""
-    offer: Offer
-    affects_others: bool
-    """Whether other jobs stop or wait for it. If not, other machines need not agree."""
-
-
 class Placements(msgspec.Struct, frozen=True):
-    start: tuple[Placed, ...]
+    start: tuple[Start, ...]
     preempt: tuple[str, ...]
     """Preemptible jobs to stop, so that a waiting job has room."""
     waiting: dict[str, WaitingReason]
@@ -145,7 +119,7 @@ def place(
         starts = turn.run(queue)
         if not starts:
             return Placements(
-                start=tuple(Placed(allocation.request.job, allocation.gpus) for allocation in started),
+                start=tuple(Start(allocation.request.job, allocation.gpus) for allocation in started),
                 preempt=tuple(turn.victims),
                 waiting=turn.reasons,
                 reservations=turn.reservations(),
@@ -158,16 +132,6 @@ def place(
 def rank(request: ResourceRequest) -> tuple[bool, int, int, str]:
     """The order in which jobs are considered."""
     return (request.preemptible, -request.priority, request.order, request.job)
-
-
-class _Shape(NamedTuple):
-    """Waiting jobs of one shape fit into the same places."""
-
-    gpus: int
-    memory: int | None
-    shares: bool
-    preemptible: bool
-    time_limit: float | None
 
 
 class _Turn:
@@ -197,7 +161,7 @@ class _Turn:
         self._cpu_jobs = sum(1 for allocation in allocations if not allocation.gpus)
         self._cpu_slots_promised = 0
         self._reserved_for: str | None = None
-        self._failed_shapes: set[_Shape] = set()
+        self._failed_shapes: set[ResourceRequest] = set()
         self._reservations: dict[str, Reservation] = {}
         self._affecting: set[str] = set()
         """The jobs for which others stop or wait."""
@@ -233,15 +197,14 @@ class _Turn:
         self._failed_shapes.clear()
 
     def _consider(self, request: ResourceRequest) -> None:
-        shape = _shape(request)
-        if shape in self._failed_shapes:
+        if request.shape in self._failed_shapes:
             return
         if self._place_on_cpu(request) if request.gpus == 0 else self._start(request) or self._promise(request):
             return
         # Within a pass room only shrinks, so another job of this shape need not be tried, unless the only obstacle was
         # that another machine has this one.
         if request.job not in self._elsewhere:
-            self._failed_shapes.add(shape)
+            self._failed_shapes.add(request.shape)
         if self._reserved_for is None and request.gpus:
             self._reserve_for(request)
 
@@ -319,18 +282,17 @@ class _Turn:
 
     def _reserve(
         self, request: ResourceRequest, chosen: Sequence[GpuCapacity], ready: Sequence[GpuCapacity], starts_in: float
-    ) -> ReservedFor:
+    ) -> Reservation:
         if ready:
             self._affecting.add(request.job)
-        self._reservations[request.job] = Reservation(
+        reservation = self._reservations[request.job] = Reservation(
             job=request.job,
             wanted=request.gpus,
             gpus=tuple(capacity.gpu.uuid for capacity in chosen),
             ready=tuple(capacity.gpu.uuid for capacity in ready),
-            offer=Offer(starts_in, request.gpus - len(ready)),
-            affects_others=False,
+            starts_in=starts_in,
         )
-        return ReservedFor(request.job, request.gpus, len(ready))
+        return reservation
 
     def reservations(self) -> tuple[Reservation, ...]:
         """What each affects is known at the end of the pass."""
@@ -415,8 +377,8 @@ class _Turn:
         """Those that can be preempted, first what loses least."""
 
         def loss(allocation: Allocation) -> tuple[bool, int, float, int]:
-            unsaved = self._now - allocation.since if allocation.unsaved is None else allocation.unsaved
-            return (not allocation.request.background, allocation.request.priority, unsaved, -allocation.request.order)
+            request = allocation.request
+            return (not request.background, request.priority, self._now - allocation.since, -request.order)
 
         return [
             allocation.request.job
@@ -477,14 +439,14 @@ class _Turn:
 
     def _explain(self, queue: Sequence[ResourceRequest]) -> None:
         """Gives every waiting job its reason; jobs with a reservation already have theirs."""
-        by_shape: dict[_Shape, WaitingReason] = {}
-        obstacles: dict[_Shape, tuple[tuple[int, Obstacle], ...]] = {}
+        by_shape: dict[ResourceRequest, WaitingReason] = {}
+        obstacles: dict[ResourceRequest, tuple[tuple[int, Obstacle], ...]] = {}
         for request in queue:
             if request.job in self.reasons:
                 continue
-            shape = _shape(request)
+            shape = request.shape
             if shape not in by_shape:
-                of_any_count = shape._replace(gpus=1)
+                of_any_count = msgspec.structs.replace(shape, gpus=1)
                 if of_any_count not in obstacles:
                     obstacles[of_any_count] = self._obstacles(request)
                 by_shape[shape] = self._reason(request, obstacles[of_any_count])
@@ -512,10 +474,6 @@ class _Turn:
         if isinstance(obstacle, Free) and capacity.reservation is not None and not self._may_use(capacity, request):
             return capacity.reservation.kept
         return obstacle
-
-
-def _shape(request: ResourceRequest) -> _Shape:
-    return _Shape(request.gpus, request.memory, request.shares, request.preemptible, request.time_limit)
 
 
 def _preference(capacity: GpuCapacity, request: ResourceRequest) -> tuple[bool, int, int, int]:

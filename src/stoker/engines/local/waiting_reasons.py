@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias, assert_never
 
+from stoker.engines.engine import Reservation
 from stoker.engines.local.capacity import (
     Busy,
     Free,
     Held,
     MemoryTaken,
     Obstacle,
-    ReservedFor,
     Stopping,
     TooSmall,
     UnreadableGpu,
@@ -18,7 +18,6 @@ from stoker.engines.local.capacity import (
 )
 from stoker.engines.local.placement import (
     CannotFit,
-    CannotStart,
     CpuSlotsTaken,
     NoGpusSeen,
     NotEnoughGpus,
@@ -40,8 +39,6 @@ def why_waiting(reason: WaitingReason) -> str:
             amount = memory_formatter(memory or 0, (reason.largest,))
             there = _what_there_is(reason, amount)
             return f"can never start on this machine: it asks for {_wanted(gpus, memory, amount)}, {there}"
-        case CannotStart(problem=problem):
-            return f"waits until this machine can start jobs again: {problem}"
         case NoGpusSeen(gpus=gpus, memory=memory, problem=problem):
             return f"waits for {_wanted(gpus, memory)}: the GPUs of this machine cannot be read ({problem})"
         case CpuSlotsTaken(at_once=0):
@@ -105,8 +102,9 @@ def _predicate(obstacle: Obstacle, amount: Amount) -> _Predicate:
             said = _held(obstacle, amount)
         case Stopping(jobs=jobs):
             said = _being(f"being freed ({_jobs(jobs)} {'is' if len(jobs) == 1 else 'are'} stopping)")
-        case ReservedFor(job=job, gpus=gpus, has=has):
-            said = _being(f"reserved for job {job} ({'1 GPU' if gpus == 1 else f'{gpus} GPUs'}, has {has})")
+        case Reservation(job=job, wanted=wanted, ready=ready):
+            count = "1 GPU" if wanted == 1 else f"{wanted} GPUs"
+            said = _being(f"reserved for job {job} ({count}, has {len(ready)})")
         case Free():
             said = _being("free")
         case _:
