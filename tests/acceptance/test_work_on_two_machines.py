@@ -72,5 +72,5 @@ def _cpu_seconds(attempt: Path) -> float:
     """What its shim has used, which waits for the queue and for its lease."""
     attempt_spec = LocalAttemptRecord(attempt).attempt_spec()
     assert attempt_spec is not None
-    stat = read_stat(f"/proc/{attempt_spec.processes.shim_identity.pid}/stat")
+    stat = read_stat(f"/proc/{attempt_spec.processes.shim.pid}/stat")
     return stat.cpu_ticks / os.sysconf("SC_CLK_TCK")

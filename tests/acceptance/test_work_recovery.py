@@ -154,7 +154,7 @@ def test_job_of_a_killed_reaper_is_stopped_without_losing_output(
     if not with_worker:
         worker.kill()
     # What the job prints from now on stays in the pipe.
-    assert send(processes_of_attempt(site, job).reaper_identity, signal.SIGSTOP)
+    assert send(processes_of_attempt(site, job).reaper, signal.SIGSTOP)
     before = len(journal.printed(1))
     wait_for(lambda: len(journal.printed(1)) > before + 5)
     kill_reaper(processes_of_attempt(site, job))
@@ -217,7 +217,7 @@ def test_job_of_a_suspended_supervisor_can_be_cancelled(site: WorkSite, journal:
     job = site.submit(journal.command(LONG))
     worker = site.work()
     wait_for_start(journal, worker)
-    assert send(processes_of_attempt(site, job).shim_identity, signal.SIGSTOP)
+    assert send(processes_of_attempt(site, job).shim, signal.SIGSTOP)
     site.store.jobs.cancel([job])
     site.wait_until(job, "cancelled")
     assert processes_of(record_of(site, job)) == []
@@ -234,10 +234,10 @@ def test_job_that_ended_during_a_suspended_reaper_counts_when_its_supervisor_is_
     job = site.submit(journal.command(LONG))
     wait_for_start(journal, site.work())
     processes = processes_of_attempt(site, job)
-    assert send(processes.reaper_identity, signal.SIGSTOP)
+    assert send(processes.reaper, signal.SIGSTOP)
     journal.let_end()
     # Its last words come before its exit: the suspended reaper then has a zombie as its only child.
-    children = Path(f"/proc/{processes.reaper_identity.pid}/task/{processes.reaper_identity.pid}/children")
+    children = Path(f"/proc/{processes.reaper.pid}/task/{processes.reaper.pid}/children")
     wait_for(lambda: all(is_zombie(int(pid)) for pid in children.read_text().split()), named="the end of the job")
     kill_shim(processes)
     site.wait_until(job, "succeeded")

@@ -53,8 +53,8 @@ def test_full_disk_after_the_start_loses_the_record_but_not_the_job(site: WorkSi
     wait_for(lambda: site.output(job).exists() and "begun" in site.output(job).read_text(), named="the start")
     wait_for_failure(site)
     supervisors, record = processes_of_attempt(site, job), record_of(site, job)
-    assert is_alive(supervisors.shim_identity)
-    assert is_alive(supervisors.reaper_identity)
+    assert is_alive(supervisors.shim)
+    assert is_alive(supervisors.reaper)
     assert outcomes(site, job) == [None]
     end_trouble(site)
     wait_for((record.directory / "socket").exists, named="that the next worker finds the way")
@@ -77,7 +77,7 @@ def test_outcome_reaches_the_queue_although_the_disk_is_full(site: WorkSite) -> 
     worker.kill()
     site.create_flag("flag")
     site.wait_until(job, "succeeded")
-    wait_for(lambda: not is_alive(supervisors.shim_identity))
+    wait_for(lambda: not is_alive(supervisors.shim))
     assert outcomes(site, job) == ["succeeded"]
 
 
@@ -119,7 +119,10 @@ def test_start_on_a_full_disk_is_undone_and_loses_no_job(site: WorkSite) -> None
 
 def test_shim_that_cannot_read_its_attempt_reports_it_to_this_worker_and_the_next(site: WorkSite) -> None:
     job = site.submit(("true",), on_loss="hold")
-    work(site, "failing('stoker.engines.local.shim._read', errno.EMFILE)")
+    work(
+        site,
+        "failing('stoker.engines.local.record.LocalAttemptRecord.attempt_spec', errno.EMFILE, caller='run_attempts')",
+    )
     wait_for(lambda: outcomes(site, job)[:1] == ["requeued"], named="that it is given back")
     end_trouble(site)
     assert record_of(site, job).status().ending == "not started"

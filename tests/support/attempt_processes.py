@@ -22,23 +22,23 @@ def processes_of_attempt(site: WorkSite, job: str, number: int = 1) -> AttemptPr
 
 
 def kill_shim(processes: AttemptProcesses, how: signal.Signals = signal.SIGKILL) -> None:
-    who = processes.shim_identity
+    who = processes.shim
     assert Path(f"/proc/{who.pid}/comm").read_text() == "stoker-shim\n"
     assert send(who, how)
 
 
 def kill_reaper(processes: AttemptProcesses) -> None:
-    who = processes.reaper_identity
+    who = processes.reaper
     assert Path(f"/proc/{who.pid}/comm").read_text() == "stoker-reaper\n"
     assert send(who, signal.SIGKILL)
 
 
 def kill_both(processes: AttemptProcesses) -> None:
     """So that neither has the time to do anything about the other's death."""
-    assert send(processes.shim_identity, signal.SIGSTOP)
+    assert send(processes.shim, signal.SIGSTOP)
     kill_reaper(processes)
     kill_shim(processes)
-    wait_for(lambda: not is_alive(processes.shim_identity) and not is_alive(processes.reaper_identity))
+    wait_for(lambda: not is_alive(processes.shim) and not is_alive(processes.reaper))
 
 
 def processes_of(record: LocalAttemptRecord) -> list[int]:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from stoker.engines.local.record import undelivered
 from stoker.procfs import Identity, is_alive
 from stoker.queue import JobSpec, QueueAwayError, open_queue
 from stoker.queue.model import ENDED
@@ -299,7 +298,11 @@ class ChaosRun:
         for machine in self._machines:
             machine.keep()
         ready = all("at work for" in machine.worker.said for machine in self._machines if machine.worker is not None)
-        return ready and not any(True for machine in self._machines for _ in undelivered(machine.home))
+        return ready and not self._undelivered()
+
+    def _undelivered(self) -> list[str]:
+        found = [path for machine in self._machines for path in machine.home.glob("attempts/*/attempt.json")]
+        return [path.parent.name for path in found]
 
     def _is_delivered_within(self, seconds: float) -> bool:
         ends = time.monotonic() + seconds
@@ -336,7 +339,7 @@ class ChaosRun:
             unfinished = [
                 (job.id, job.state, job.reason) for job in store.jobs.find(limit=10000) if job.state not in ENDED
             ]
-        left = [record.directory.name for machine in self._machines for record, _ in undelivered(machine.home)]
+        left = self._undelivered()
         said = [machine.worker.said[-1000:] for machine in self._machines if machine.worker is not None]
         return f"{unfinished} undelivered: {left} processes: {self._site.processes()} {said}"
 

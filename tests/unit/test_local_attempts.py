@@ -31,7 +31,7 @@ from tests.unit.test_shim import attempt_spec_of
 
 # No database: attempts are found without it.
 AWAY = "postgresql://nobody@127.0.0.1:1/nothing"
-GONE = (os.getpid(), 1)
+GONE = Identity(os.getpid(), 1)
 """This pid, of a process that started with the machine."""
 
 
@@ -60,10 +60,10 @@ def sleeper(processes: list[subprocess.Popen[bytes]], **environment: str) -> Ide
     return who
 
 
-def myself() -> tuple[int, int]:
+def myself() -> Identity:
     who = identify(os.getpid())
     assert who is not None
-    return who.pid, who.started
+    return who
 
 
 def leave_behind(home: WorkerIdentity, processes: AttemptProcesses, status: Status | None = None) -> LocalAttemptRecord:
@@ -135,7 +135,7 @@ def test_attempt_is_not_concluded_while_its_processes_cannot_be_scanned(
 def test_unreadable_attempts_are_read_again_later(home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_behind(home, AttemptProcesses(GONE, GONE))
     with monkeypatch.context() as trouble:
-        trouble.setattr(LocalAttemptRecord, "checked_attempt_spec", failing(errno.EMFILE))
+        trouble.setattr(LocalAttemptRecord, "attempt_spec", failing(errno.EMFILE))
         assert find_attempts(home, AWAY) == ((), False)
     with monkeypatch.context() as trouble:
         trouble.setattr(attempts, "environments", failing(errno.EMFILE))

@@ -11,7 +11,7 @@ from stoker.engines.engine import WorkerOptions
 from stoker.engines.identity import WorkerIdentity
 from stoker.engines.local import engine as module
 from stoker.engines.local.engine import LocalEngine, LocalOptions
-from stoker.engines.local.messages import ShimChannel
+from stoker.engines.local.record import ShimChannel
 from stoker.engines.local.shims import ForkServer, ShimPool
 from stoker.errors import StokerError
 from stoker.gpus.model import Look

@@ -16,8 +16,16 @@ import pytest
 from stoker.engines.attempt import AttemptResult, lease_clock
 from stoker.engines.local import shim
 from stoker.engines.local.capacity import ResourceRequest
-from stoker.engines.local.messages import LeaseRenewed, ResultRecorded, ShimChannel, StopAttempt
-from stoker.engines.local.record import AttemptProcesses, LocalAttemptRecord, LocalAttemptSpec
+from stoker.engines.local.record import (
+    AttemptProcesses,
+    LeaseRenewed,
+    LocalAttemptRecord,
+    LocalAttemptSpec,
+    ResultRecorded,
+    ShimChannel,
+    StopAttempt,
+)
+from stoker.procfs import Identity
 from stoker.queue.model import Outcome
 from stoker.runs.plan import Plan
 from stoker.runs.processes.reaper import Reaper
@@ -37,7 +45,7 @@ def attempt_spec_of(**changes: Any) -> LocalAttemptSpec:
         queue="/nowhere/queue.db",
         host="here",
         boot="this",
-        processes=AttemptProcesses((1, 1), (1, 1)),
+        processes=AttemptProcesses(Identity(1, 1), Identity(1, 1)),
         request=ResourceRequest(job="j", gpus=0, order=0),
         plan=Plan(command=("true",), grace=30.0),
         environment={},

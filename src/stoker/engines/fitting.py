@@ -3,13 +3,12 @@
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.fit.model import FitSpec, Fitted, argv, smaller
+from stoker.fit.model import FitSpec, argv, smaller
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import has_host_memory
 from stoker.logs.reader import read_tail
@@ -23,7 +22,6 @@ from stoker.units import format_duration, format_memory
 
 if TYPE_CHECKING:
     from stoker.engines.attempt import AttemptRecord
-    from stoker.fit.cache import Key
 
 # A job that fails in its first minutes without saying why most likely met a larger batch than its probes did.
 _FIRST_MINUTES: Final = 600.0
@@ -43,79 +41,6 @@ class BatchSizeFit(msgspec.Struct, frozen=True, kw_only=True):
     """Of the attempt: its probes have other ids than those of other attempts."""
     most_memory: int | None = None
     """Bytes that it may use on each GPU that it shares."""
-
-    def find(
-        self,
-        plan: Plan,
-        gpus: tuple[str, ...],
-        environment: Mapping[str, str],
-        place: Path,
-        home: Path,
-        prober: Prober,
-        log: Callable[[str], None],
-        check: Callable[[], None],
-    ) -> "tuple[Fitted, Key]":
-        """Probes, unless a cached answer will do; and what that is cached by.
-
-        `check` raises when the job is to stop.
-        """
-        # Few jobs are fitted, and every shim would carry it.
-        from stoker.fit.cache import FitCache, key_of, learned
-        from stoker.fit.fitter import FitRequest, Fitter
-
-        private_directory(place)
-        spec = self.spec
-        request = FitRequest(
-            command=self.command,
-            search_options=spec.search_options,
-            overrides=spec.overrides,
-            limits=spec.limits,
-            rate=spec.rate,
-            environment=environment,
-            directory=plan.directory,
-            gpus=gpus,
-            outputs=place,
-            name=f"{self.job}-probe" if self.number == 1 else f"{self.job}-{self.number}-probe",
-            most_memory=self.most_memory,
-        )
-        fitter = Fitter(request, prober, log, check)
-        key = key_of(self.command, plan.directory or "/", fitter.gpus[0], spec.search_options, spec.overrides)
-        cached = FitCache(home).find(key)
-        is_young = spec.reuse is not None and cached is not None and cached.at >= time.time() - spec.reuse
-        if cached is not None and is_young and cached.fitted.predicted <= fitter.limit():
-            log(f"a batch of {cached.fitted.size} was found before, and is taken")
-            return cached.fitted, key
-        search_options = learned(cached, spec.search_options)
-        if search_options != spec.search_options:
-            log(f"a larger batch than {search_options.most} ran out of memory in a real run before: none is tried")
-            fitter = Fitter(msgspec.structs.replace(request, search_options=search_options), prober, log, check)
-        fitted = fitter.fit()
-        log(f"a batch of {fitted.size} takes {format_memory(fitted.predicted)} of {format_memory(fitted.limit)}")
-        self.remember(home, key, fitted, None, log)
-        return fitted, key
-
-    def remember(self, home: Path, key: "Key", fitted: Fitted, ran_out: int | None, log: Callable[[str], None]) -> None:
-        """Also with which size the real run ran out of memory, if it did."""
-        from stoker.fit.cache import FitCache
-
-        try:
-            FitCache(home).keep(key, fitted, ran_out)
-        except StokerError as error:
-            log(f"the answer is not cached: {error}")
-
-    def plan_at(self, plan: Plan, size: int, accumulate: int | None) -> Plan:
-        """The real run at this size."""
-        return msgspec.structs.replace(
-            plan, command=argv(self.spec.overrides.real(self.command, size, accumulate, self.job))
-        )
-
-    def accumulate_at(self, size: int) -> int | None:
-        """Steps that make up the effective batch, at a size that was not the answer."""
-        effective = self.spec.search_options.effective
-        return None if effective is None else -(-effective // size)
-
-    def environment_at(self, environment: Mapping[str, str], size: int) -> dict[str, str]:
-        return self.spec.overrides.environment(environment, size) | {"STOKER_BATCH_SIZE": str(size)}
 
 
 class FittedRun:
@@ -150,22 +75,62 @@ class FittedRun:
         prober: Prober,
         check: Callable[[], None],
     ) -> None:
-        """Finds the batch size. `check` raises when the job is to stop."""
+        """Finds the batch size: probes, unless a cached answer will do. `check` raises when the job is to stop."""
+        # Few jobs are fitted, and every shim would carry it.
+        from stoker.fit.cache import FitCache, key_of, learned
+        from stoker.fit.fitter import FitRequest, Fitter
+
+        fit, spec = self._fit, self._fit.spec
         probes = self._record.directory / "probes"
-        self._fitted, self._key = self._fit.find(plan, gpus, environment, probes, self._home, prober, self._log, check)
+        private_directory(probes)
+        request = FitRequest(
+            command=fit.command,
+            search_options=spec.search_options,
+            overrides=spec.overrides,
+            limits=spec.limits,
+            rate=spec.rate,
+            environment=environment,
+            directory=plan.directory,
+            gpus=gpus,
+            outputs=probes,
+            name=f"{fit.job}-probe" if fit.number == 1 else f"{fit.job}-{fit.number}-probe",
+            most_memory=fit.most_memory,
+        )
+        fitter = Fitter(request, prober, self._log, check)
+        self._key = key_of(fit.command, plan.directory or "/", fitter.gpus[0], spec.search_options, spec.overrides)
+        cached = FitCache(self._home).find(self._key)
+        is_young = spec.reuse is not None and cached is not None and cached.at >= time.time() - spec.reuse
+        if cached is not None and is_young and cached.fitted.predicted <= fitter.limit():
+            self._log(f"a batch of {cached.fitted.size} was found before, and is taken")
+            self._fitted = cached.fitted
+        else:
+            search_options = learned(cached, spec.search_options)
+            if search_options != spec.search_options:
+                self._log(
+                    f"a larger batch than {search_options.most} ran out of memory in a real run before: none is tried"
+                )
+                request = msgspec.structs.replace(request, search_options=search_options)
+                fitter = Fitter(request, prober, self._log, check)
+            self._fitted = found = fitter.fit()
+            self._log(f"a batch of {found.size} takes {format_memory(found.predicted)} of {format_memory(found.limit)}")
+            self._cache(None)
         self._write_fit()
 
     def run(self, plan: Plan, environment: dict[str, str], run: Callable[[Plan, dict[str, str]], bool]) -> None:
         """Runs the job at the size that was found, then smaller. `run`: one run; whether another could follow."""
         from stoker.fit.oom import host_kills
 
+        spec = self._fit.spec
         size: int | None = self._fitted.size
         while size is not None:
             self._size, self._ran_out = size, False
             self._started_at, self._kills = lease_clock(), host_kills()
-            accumulate = self._fitted.accumulate if size == self._fitted.size else self._fit.accumulate_at(size)
-            may_follow = run(self._fit.plan_at(plan, size, accumulate), self._fit.environment_at(environment, size))
-            size = smaller(size, self._fit.spec.search_options) if self._ran_out and may_follow else None
+            command = argv(spec.overrides.real(self._fit.command, size, self._fitted.accumulate, self._fit.job))
+            may_follow = run(
+                msgspec.structs.replace(plan, command=command),
+                spec.overrides.environment(environment, size) | {"STOKER_BATCH_SIZE": str(size)},
+            )
+            size = smaller(size, spec.search_options) if self._ran_out and may_follow else None
             if size is not None:
                 self._restart_with(size)
 
@@ -176,11 +141,12 @@ class FittedRun:
         lasted = format_duration(round(lease_clock() - self._started_at))
         again = f"a batch of {failed} {self._failure} after {lasted}, and was started again smaller"
         note = "; ".join(filter(None, [self._fitted.note, again]))
-        accumulate = self._fit.accumulate_at(size)
+        effective = self._fit.spec.search_options.effective
+        accumulate = None if effective is None else -(-effective // size)
         self._fitted = msgspec.structs.replace(self._fitted, size=size, accumulate=accumulate, note=note)
         self._write_fit()
         # The next job like this one starts smaller.
-        self._fit.remember(self._home, self._key, self._fitted, failed, self._log)
+        self._cache(failed)
 
     def restarts_after(self, status: Status) -> bool:
         """Whether this end means that it ran out of memory and is started again smaller."""
@@ -210,6 +176,15 @@ class FittedRun:
             return True
         # It ran as a probe and now fails early and silently: validation and long sequences come later.
         return lease_clock() - self._started_at < _FIRST_MINUTES and is_silent(output)
+
+    def _cache(self, ran_out: int | None) -> None:
+        """For other jobs like this one. `ran_out`: the size with which the real run ran out of memory, if it did."""
+        from stoker.fit.cache import FitCache
+
+        try:
+            FitCache(self._home).keep(self._key, self._fitted, ran_out)
+        except StokerError as error:
+            self._log(f"the answer is not cached: {error}")
 
     def _write_fit(self) -> None:
         with contextlib.suppress(OSError):

@@ -15,8 +15,16 @@ from stoker.engines.attempt import ATTEMPT_TAG, AttemptResult, StopCause, result
 from stoker.engines.engine import CannotTellError, Found, RunningAttempt
 from stoker.engines.identity import WorkerIdentity
 from stoker.engines.local.capacity import Allocation
-from stoker.engines.local.messages import LeaseRenewed, ResultRecorded, ShimChannel, StopAttempt
-from stoker.engines.local.record import SHIM_NAME, LocalAttemptRecord, LocalAttemptSpec, has_shim
+from stoker.engines.local.record import (
+    SHIM_NAME,
+    LeaseRenewed,
+    LocalAttemptRecord,
+    LocalAttemptSpec,
+    ResultRecorded,
+    ShimChannel,
+    StopAttempt,
+    has_shim,
+)
 from stoker.procfs import Identity, boot_id, is_gone, stat
 from stoker.queue import Attempt, queue_address
 from stoker.runs.processes.cgroup import Cgroup
@@ -70,7 +78,7 @@ class LocalAttempt(RunningAttempt):
         """Whether this process belongs to the job."""
         processes = self.spec.processes
         # Probes of its batch size descend from the shim, the job itself from the reaper.
-        if descends(pid, processes.reaper_identity.pid) or descends(pid, processes.shim_identity.pid):
+        if descends(pid, processes.reaper.pid) or descends(pid, processes.shim.pid):
             return True
         return processes.cgroup is not None and pid in Cgroup(Path(processes.cgroup)).pids()
 
@@ -94,7 +102,7 @@ class LocalAttempt(RunningAttempt):
         """
         if self.result is not None or self.channel is None:
             return
-        shim, moment = self.spec.processes.shim_identity, time.monotonic()
+        shim, moment = self.spec.processes.shim, time.monotonic()
         found = stat(shim.pid)
         if found is not None and found.identity == shim and found.state in "Tt":
             send(shim, signal.SIGCONT)
@@ -126,20 +134,20 @@ class LocalAttempt(RunningAttempt):
             refused = isinstance(error, (ConnectionRefusedError, FileNotFoundError))
             if refused and self.record.status().state == "ended":
                 self.conclude()  # its shim is done with it, and may have another attempt by now
-            elif not is_gone(processes.shim_identity):
+            elif not is_gone(processes.shim):
                 self._try_later()
-            elif is_gone(processes.reaper_identity):
+            elif is_gone(processes.reaper):
                 self.conclude()
             else:
                 self._watch_reaper()
 
     def _watch_reaper(self) -> None:
         try:
-            self.reaper_exit = os.pidfd_open(self.spec.processes.reaper_identity.pid)
+            self.reaper_exit = os.pidfd_open(self.spec.processes.reaper.pid)
         except OSError:
             self._try_later()
             return
-        if is_gone(self.spec.processes.reaper_identity):
+        if is_gone(self.spec.processes.reaper):
             self.conclude()  # the pidfd is of another process, which has the pid now
 
     def _try_later(self) -> None:
@@ -216,7 +224,7 @@ def find_attempts(identity: WorkerIdentity, queue: str | None, known: Collection
     for name in names:
         record = LocalAttemptRecord(identity.directory / "attempts" / name)
         try:
-            attempt_spec = record.checked_attempt_spec()
+            attempt_spec = record.attempt_spec()
         except OSError:
             complete = False
             continue
@@ -291,12 +299,11 @@ def unsupervised(home: Path, names: Collection[str]) -> set[str]:
     found = set()
     for name in names:
         record = LocalAttemptRecord(home / "attempts" / name)
-        attempt_spec = record.checked_attempt_spec()
+        attempt_spec = record.attempt_spec()
         if attempt_spec is None or attempt_spec.host != socket.gethostname() or attempt_spec.boot != boot_id():
             found.add(name)  # delivered, or of another machine that shares the home
             continue
-        shim, reaper = attempt_spec.processes.shim_identity, attempt_spec.processes.reaper_identity
-        is_alone = is_gone(shim) and is_gone(reaper)
+        is_alone = is_gone(attempt_spec.processes.shim) and is_gone(attempt_spec.processes.reaper)
         if is_alone and (record.checked_status().state == "ended" or kill_leftovers(record, attempt_spec)):
             found.add(name)
     return found

@@ -1,37 +1,31 @@
-"""An attempt of the local engine on disk: which processes supervise it, and the socket of its shim."""
+"""What a worker and the shim of an attempt share: the attempt on disk, the shim's socket, and the messages over it."""
 
 import contextlib
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
-from stoker.engines.attempt import UNDELIVERED, AttemptRecord, AttemptSpec
+from stoker.engines.attempt import UNDELIVERED, AttemptRecord, AttemptResult, AttemptSpec, StopCause
 from stoker.engines.local.capacity import ResourceRequest
 from stoker.procfs import Identity
 
 # The name of a shim's process.
 SHIM_NAME: Final = "stoker-shim"
+# Far more than any message needs; the attempt spec goes through a file.
+_LONGEST: Final = 65536
 
 
 class AttemptProcesses(msgspec.Struct, frozen=True):
     """The processes that supervise a job, each by pid and start time."""
 
-    shim: tuple[int, int]
-    reaper: tuple[int, int]
+    shim: Identity
+    reaper: Identity
     cgroup: str | None = None
     """The job's cgroup, if it has one."""
-
-    @property
-    def shim_identity(self) -> Identity:
-        return Identity(*self.shim)
-
-    @property
-    def reaper_identity(self) -> Identity:
-        return Identity(*self.reaper)
 
 
 class LocalAttemptSpec(AttemptSpec, frozen=True, kw_only=True):
@@ -48,19 +42,11 @@ class LocalAttemptRecord(AttemptRecord):
     """The directory of one attempt of the local engine."""
 
     def attempt_spec(self) -> LocalAttemptSpec | None:
-        """None when its outcome was delivered, or it is not readable."""
+        """None when its outcome was delivered, or the file is damaged. Raises OSError when it cannot be read."""
         try:
             return msgspec.json.decode((self.directory / UNDELIVERED).read_bytes(), type=LocalAttemptSpec)
-        except (OSError, ValueError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
-
-    def checked_attempt_spec(self) -> LocalAttemptSpec | None:
-        """Like `attempt_spec`, but raises OSError when it is there and cannot be read."""
-        try:
-            os.close(os.open(self.directory / UNDELIVERED, os.O_RDONLY | os.O_CLOEXEC))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return self.attempt_spec()
 
     def hold_open(self) -> int:
         """A descriptor by which `has_shim` finds the shim, even after the directory was deleted."""
@@ -108,19 +94,6 @@ def _socket_path(directory: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def undelivered(home: Path) -> Iterator[tuple[LocalAttemptRecord, LocalAttemptSpec]]:
-    """The attempts whose outcomes the queue does not have yet, as far as can be read."""
-    try:
-        names = sorted(os.listdir(home / "attempts"))  # noqa: PTH208 - thousands of names, one call
-    except OSError:
-        return
-    for name in names:
-        record = LocalAttemptRecord(home / "attempts" / name)
-        attempt_spec = record.attempt_spec()
-        if attempt_spec is not None:
-            yield record, attempt_spec
-
-
 def has_shim(directory: Path) -> bool:
     """Whether a shim runs the attempt of this directory, deleted or not. Raises OSError when that is unknown."""
     path = os.path.realpath(directory)
@@ -141,3 +114,82 @@ def _leads_to(link: str, path: str) -> bool:
         return os.readlink(link) in {path, f"{path} (deleted)"}  # noqa: PTH115 - also what is no path
     except OSError:
         return False
+
+
+# Messages: each in one packet of the socket
+
+
+class ShimReady(msgspec.Struct, frozen=True, tag="ready"):
+    """From a shim without an attempt."""
+
+    processes: AttemptProcesses
+
+
+class StartAttempt(msgspec.Struct, frozen=True, tag="start"):
+    """From the worker: run the attempt of this directory."""
+
+    directory: str
+
+
+class LeaseRenewed(msgspec.Struct, frozen=True, tag="renewed"):
+    """From the worker: the queue holds the lease until then, on `lease_clock()`."""
+
+    until: float
+
+
+class StopAttempt(msgspec.Struct, frozen=True, tag="stop"):
+    """From the worker: stop the job."""
+
+    ending: StopCause
+    reason: str
+
+
+class ResultRecorded(msgspec.Struct, frozen=True, tag="recorded"):
+    """From the worker: the queue has the result, which a shim sends as AttemptResult."""
+
+
+ShimMessage: TypeAlias = ShimReady | StartAttempt | LeaseRenewed | StopAttempt | AttemptResult | ResultRecorded
+
+_DECODER: Final = msgspec.msgpack.Decoder[ShimMessage](ShimMessage)
+
+
+class ShimChannel:
+    """One end of the connection between a worker and a shim."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.open = True
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def send(self, message: ShimMessage) -> bool:
+        """False when the other end is gone."""
+        try:
+            # A peer that is stopped must not block this end.
+            self._connection.send(msgspec.msgpack.encode(message), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> ShimMessage | None:
+        """The next message, if there is one; `open` is false once the other end is gone."""
+        try:
+            packet = self._connection.recv(_LONGEST, socket.MSG_DONTWAIT)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError:
+            packet = b""
+        if not packet:
+            self.open = False
+            return None
+        try:
+            message: ShimMessage = _DECODER.decode(packet)
+        except msgspec.DecodeError:
+            return None  # from another version of Stoker
+        return message
+
+    def close(self) -> None:
+        self.open = False
+        with contextlib.suppress(OSError):
+            self._connection.close()

@@ -26,9 +26,12 @@ from stoker.actions.perform import perform_detached
 from stoker.engines.attempt import AttemptResult, lease_clock, result_of
 from stoker.engines.delivery import DetachedDelivery
 from stoker.engines.fitting import FittedRun
-from stoker.engines.local.messages import (
-    AttemptRunning,
+from stoker.engines.local.record import (
+    SHIM_NAME,
+    AttemptProcesses,
     LeaseRenewed,
+    LocalAttemptRecord,
+    LocalAttemptSpec,
     ResultRecorded,
     ShimChannel,
     ShimMessage,
@@ -36,7 +39,6 @@ from stoker.engines.local.messages import (
     StartAttempt,
     StopAttempt,
 )
-from stoker.engines.local.record import SHIM_NAME, AttemptProcesses, LocalAttemptRecord, LocalAttemptSpec
 from stoker.errors import StokerError
 from stoker.gpus.prober import Prober
 from stoker.gpus.spawn import forked
@@ -55,9 +57,6 @@ from stoker.runs.supervisor import StopRequest, Supervisor
 
 # Between two tries to listen for a worker, if that failed when the job started.
 _LISTEN_EVERY: Final = 1.0
-# The worker has just written the attempt spec: a failure to read it does not last.
-_READS: Final = 10
-_READ_EVERY: Final = 0.1
 # Between two tries to fork, on a machine that is short of processes or memory.
 _FORK_EVERY: Final = 0.5
 # As a shell reports a command that ended by SIGTERM.
@@ -98,7 +97,9 @@ def run_attempts(connection: socket.socket) -> None:
     while channel is not None and (directory := _next_directory(channel, signals, processes)) is not None:
         record = LocalAttemptRecord(Path(directory))
         try:
-            supervision = _Supervision(record, _read(record), channel, signals, reaper, timer)
+            if (attempt_spec := record.attempt_spec()) is None:
+                raise OSError(errno.EIO, "its attempt spec cannot be read")
+            supervision = _Supervision(record, attempt_spec, channel, signals, reaper, timer)
         except OSError as error:
             _report_not_started(record, channel, error)
             break
@@ -106,15 +107,6 @@ def run_attempts(connection: socket.socket) -> None:
         if not reaper.reusable:
             break
     reaper.close()
-
-
-def _read(record: LocalAttemptRecord) -> LocalAttemptSpec:
-    """The attempt spec. Raises OSError when it cannot be read after several tries."""
-    for _ in range(_READS):
-        if (attempt_spec := record.attempt_spec()) is not None:
-            return attempt_spec
-        time.sleep(_READ_EVERY)
-    raise OSError(errno.EIO, "its attempt spec cannot be read")
 
 
 def _report_not_started(record: LocalAttemptRecord, channel: ShimChannel, error: OSError) -> None:
@@ -146,9 +138,7 @@ def _processes(reaper: Reaper) -> AttemptProcesses:
     me, its = identify(os.getpid()), identify(reaper.pid)
     if me is None or its is None:
         raise StokerError("the reaper was killed before there was a job")
-    return AttemptProcesses(
-        (me.pid, me.started), (its.pid, its.started), str(reaper.cgroup.path) if reaper.cgroup else None
-    )
+    return AttemptProcesses(me, its, str(reaper.cgroup.path) if reaper.cgroup else None)
 
 
 def _redirect_stderr(reaper: Reaper) -> None:
@@ -478,7 +468,8 @@ class _Supervision:
         self._lose_worker()
         self._channel = ShimChannel(connection)
         self._epoll.register(connection.fileno(), select.EPOLLIN)
-        self._channel.send(AttemptRunning() if self._result is None else self._result)
+        if self._result is not None:
+            self._channel.send(self._result)
 
     def _lose_worker(self) -> None:
         if self._channel is not None:

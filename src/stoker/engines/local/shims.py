@@ -20,10 +20,9 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final
 
-from stoker.engines.attempt import AttemptResult
+from stoker.engines.attempt import UNDELIVERED, AttemptResult
 from stoker.engines.local.attempts import LocalAttempt
-from stoker.engines.local.messages import ShimChannel, ShimReady, StartAttempt
-from stoker.engines.local.record import AttemptProcesses, undelivered
+from stoker.engines.local.record import AttemptProcesses, ShimChannel, ShimReady, StartAttempt
 from stoker.engines.local.shim import run_and_leave
 from stoker.errors import StokerError
 from stoker.queue import warm_up
@@ -166,7 +165,7 @@ def _watch_over(home: Path) -> None:
     """The worker was killed: stays until nothing of its jobs is left unsupervised."""
     from stoker.engines.local.attempts import unsupervised
 
-    watched = {record.id for record, _ in undelivered(home)}
+    watched = {path.parent.name for path in home.glob(f"attempts/*/{UNDELIVERED}")}
     while watched:
         with contextlib.suppress(OSError):
             watched -= unsupervised(home, watched)
