@@ -78,7 +78,6 @@ class WorkerLoop:
         """Whether all claims of earlier workers that never started were found."""
         self._search_at = math.inf
         """When to search again for attempts of an earlier worker: not all of them could be looked at."""
-        self._unacknowledged: list[tuple[RunningAttempt, bool]] = []
 
     def run(self) -> int:
         """Runs until a signal asks for its end, or nothing is left to do."""
@@ -180,7 +179,6 @@ class WorkerLoop:
             self._handle_requests(store)
             if self._search_at == math.inf:
                 self._scheduler.place(store)
-            self._acknowledge()
             # Before anything that may be large or slow: a lease that ends costs the job.
             self._renew_leases(store)
             self._deliver_last_logs(store)
@@ -191,10 +189,8 @@ class WorkerLoop:
             store.flush()
             self._note_queue_works()
         except StokerError as error:
-            self._acknowledge()
             self._lose_queue(error)
         except OSError as error:
-            self._acknowledge()
             self._lose_queue(QueueAwayError(f"the queue cannot be served: {error}"))
 
     def _open_queue(self) -> Store:
@@ -285,24 +281,14 @@ class WorkerLoop:
                 accepted = known is not None and result.outcome != "lost" and known.outcome == result.outcome
             attempt.recorded = True
             self._scheduler.stale = True
-            self._unacknowledged.append((attempt, accepted))
-
-    def _acknowledge(self) -> None:
-        """After the next job was started, which is more urgent."""
-        for attempt, accepted in self._unacknowledged:
             attempt.acknowledge()
-            self._log_end(attempt, accepted)
-        self._unacknowledged.clear()
-
-    def _log_end(self, attempt: RunningAttempt, accepted: bool) -> None:
-        result = attempt.result
-        # One that could not be started is logged as trouble of the machine, once.
-        if result is not None and result.outcome != "requeued":
-            lasted = format_duration(round(time.monotonic() - attempt.since))
-            how = f" with code {result.exit_code}" if result.exit_code else ""
-            how += f": {result.reason}" if result.reason else ""
-            late = "" if accepted else " (too late: the queue had given the job up)"
-            self._log(f"{attempt.job}: {result.outcome} after {lasted}{how}{late}")
+            # One that could not be started is logged as trouble of the machine, once.
+            if result.outcome != "requeued":
+                lasted = format_duration(round(time.monotonic() - attempt.since))
+                how = f" with code {result.exit_code}" if result.exit_code else ""
+                how += f": {result.reason}" if result.reason else ""
+                late = "" if accepted else " (too late: the queue had given the job up)"
+                self._log(f"{attempt.job}: {result.outcome} after {lasted}{how}{late}")
 
     def _deliver_last_logs(self, store: Store) -> None:
         for attempt in list(self._engine.attempts.values()):

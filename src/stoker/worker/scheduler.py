@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from stoker.engines.attempt import lease_clock
-from stoker.engines.engine import Decision, Engine, Log, Reservation, Start, WorkerOptions
+from stoker.engines.engine import Engine, Log, Reservation, WorkerOptions
 from stoker.engines.identity import WorkerIdentity
 from stoker.errors import BadInputError, StokerError
 from stoker.queue import Attempt, Job, Store
@@ -91,8 +91,14 @@ class Scheduler:
             self._poll_at = min(self._poll_at, self._no_starts_until)
         else:
             waiting = list(self._waiting)
+            jobs = {job.id: job for job in waiting}
             decision = self._engine.decide(waiting, store.attempts.ready_at)
-            preempt = self._carry_out(store, decision)
+            for start in decision.start:
+                self._start(store, jobs[start.job], start.gpus)
+            if self._reserve(store, decision.reserved, jobs):
+                preempt = decision.preempt
+            else:
+                self.stale = True  # another machine was faster: nothing is stopped for a job that it has
             if decision.complete:
                 self._release(store, decision.reserved)
                 # Jobs that are for other machines must not hide those behind them.
@@ -104,16 +110,6 @@ class Scheduler:
         wake = store.jobs.next_wake()
         self._wake_at = math.inf if wake is None else moment + max(0.0, wake - store.clock())
         self._engine.commit(preempt)
-
-    def _carry_out(self, store: Store, decision: Decision) -> tuple[str, ...]:
-        """Starts jobs, and agrees on reservations with other workers; what may be preempted then."""
-        jobs = {job.id: job for job in self._waiting}
-        for start in decision.start:
-            self._start(store, jobs[start.job], start)
-        if not self._reserve(store, decision.reserved, jobs):
-            self.stale = True  # another machine was faster: nothing is stopped for a job that it has
-            return ()
-        return decision.preempt
 
     # Reservations are agreed on in the queue: one machine for each job
 
@@ -149,14 +145,14 @@ class Scheduler:
 
     # Starts
 
-    def _start(self, store: Store, job: Job, start: Start) -> None:
+    def _start(self, store: Store, job: Job, gpus: tuple[str, ...]) -> None:
         if time.monotonic() < self._no_starts_until:
             return  # the one before it could not be started
         # Any job that asks for the same fits as well: then many workers do not compete for one job.
         equal = {other.id: other for other in self._waiting if _shape(other) == _shape(job)}
         before = lease_clock()
         candidates = list(equal)[:_MOST_EQUAL]
-        attempt = store.attempts.claim_any(candidates, self._identity.worker, start.gpus, self._options.lease)
+        attempt = store.attempts.claim_any(candidates, self._identity.worker, gpus, self._options.lease)
         if attempt is None:
             self.stale = True  # other workers were faster
             return
@@ -216,6 +212,5 @@ def _shape(job: Job) -> tuple[object, ...]:
 
 
 def _shortened(job: Job) -> str:
-    text = shell_text(job.command)
-    line = " ".join(text.split())
+    line = " ".join(shell_text(job.command).split())
     return line if len(line) <= _LONGEST_COMMAND else f"{line[: _LONGEST_COMMAND - 1]}…"

@@ -32,18 +32,10 @@ OPTIONS: Final = (
 
 
 def create(options: "WorkerOptions", own: Mapping[str, Any], log: "Log") -> "LocalEngine":
-    from stoker.engines.local.capacity import PlacementOptions
     from stoker.engines.local.engine import LocalEngine, LocalOptions
     from stoker.settings import load_settings
 
     settings = load_settings()
-    local = LocalOptions(
-        gpus=own["gpus"],
-        placement=PlacementOptions(
-            free_below=own["free_below"], slots_per_gpu=own["slots_per_gpu"], cpu_jobs=own["cpu_jobs"]
-        ),
-        source=own["source"] or settings.gpus,
-        deadline=own["deadline"] or parse_positive_duration(settings.deadline),
-        fill=own["fill"],
-    )
-    return LocalEngine(options, local, log)
+    source = own["source"] or settings.gpus
+    deadline = own["deadline"] or parse_positive_duration(settings.deadline)
+    return LocalEngine(options, LocalOptions(**{**own, "source": source, "deadline": deadline}), log)

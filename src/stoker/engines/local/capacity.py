@@ -75,7 +75,7 @@ class GpuState(msgspec.Struct, frozen=True):
     """Since when something other than our jobs keeps it from being free; None when nothing does."""
 
 
-class PlacementOptions(msgspec.Struct, frozen=True):
+class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How this machine's GPUs are given to jobs."""
 
     free_below: float = 0.5

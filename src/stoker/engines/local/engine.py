@@ -8,8 +8,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
-import msgspec
-
 from stoker.engines.attempt import ATTEMPT_TAG
 from stoker.engines.engine import Decision, Found, Log, Reservation, RunningAttempt, Step, WorkerOptions
 from stoker.engines.identity import WorkerIdentity
@@ -43,11 +41,10 @@ _CHECK_SHIMS_EVERY: Final = 2.0
 _MOST_REASONS: Final = 200
 
 
-class LocalOptions(msgspec.Struct, frozen=True, kw_only=True):
+class LocalOptions(PlacementOptions, frozen=True, kw_only=True):
     """The engine's own options."""
 
     gpus: str = "all"
-    placement: PlacementOptions = PlacementOptions()
     source: str = "auto"
     deadline: float = DEFAULT_DEADLINE
     fill: str | None = None
@@ -78,9 +75,8 @@ class LocalEngine:
     def open(self, identity: WorkerIdentity) -> None:
         self._identity = identity
         self._reserved_file = ReservedGpusFile(identity.directory, identity.host)
-        own = self._own
         self._machine = MachineView(
-            own.gpus, own.placement, identity.host, self._shims, self._prober, self._fill, self._log
+            self._own.gpus, self._own, identity.host, self._shims, self._prober, self._fill, self._log
         )
         self._shims.replenish()
 
@@ -105,10 +101,10 @@ class LocalEngine:
         # Jobs without a GPU at any time; the others when the GPUs were just looked at.
         fresh = not self._waiting_for_gpus or self._machine.is_fresh(moment)
         placed = place(
-            self._machine.gpus() if fresh else [],
+            self._machine.tracker.gpus if fresh else [],
             self._machine.allocations(),
             requests if fresh else [request for request in requests if not request.gpus],
-            self._own.placement,
+            self._own,
             moment,
             self._machine.tracker.problem,
             {job.id: offer for job in waiting if (offer := self._offer_elsewhere(job, queue_time)) is not None},
@@ -123,7 +119,7 @@ class LocalEngine:
             preempt=placed.preempt,
             reserved=placed.reservations,
             never=frozenset(job for job, reason in placed.waiting.items() if self._is_final(reason)),
-            cpu_slots=max(0, self._own.placement.cpu_jobs - running - starting),
+            cpu_slots=max(0, self._own.cpu_jobs - running - starting),
             complete=fresh,
         )
 
@@ -163,7 +159,7 @@ class LocalEngine:
             name: value for name, value in prepared.environment.items() if identity.environment.get(name) != value
         }
         environment[ATTEMPT_TAG] = attempt.id
-        fit = batch_size_fit(job, attempt.number, prepared.command, self._own.placement.slots_per_gpu)
+        fit = batch_size_fit(job, attempt.number, prepared.command, self._own.slots_per_gpu)
         channel, processes = self._shims.take()
         record = LocalAttemptRecord(identity.create_directory(attempt))
         attempt_spec = LocalAttemptSpec(

@@ -9,7 +9,7 @@ import msgspec
 
 from stoker.engines.engine import Log, Reservation
 from stoker.engines.local.background_fill import BackgroundFill
-from stoker.engines.local.capacity import BACKGROUND, Allocation, GpuState, PlacementOptions
+from stoker.engines.local.capacity import BACKGROUND, Allocation, PlacementOptions
 from stoker.engines.local.gpu_tracker import GpuTracker
 from stoker.engines.local.gpu_usage import UsagePerMinute
 from stoker.engines.local.shims import ShimPool
@@ -111,9 +111,6 @@ class MachineView:
     def is_without_gpus(self) -> bool:
         """Whether this machine never had a GPU: one whose GPUs are gone has a problem."""
         return self.no_gpus and not self.tracker.known
-
-    def gpus(self) -> list[GpuState]:
-        return self.tracker.gpus
 
     def worker_gpus(self, reserved: Mapping[str, Reservation] = {}) -> tuple[WorkerGpu, ...]:
         """The GPUs for the heartbeat. `reserved`: those that are reserved for a job, by uuid."""
