@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from stoker.engines.engine import Reservation
 from stoker.engines.local.capacity import BACKGROUND
 from stoker.engines.local.gpu_tracker import GpuTracker
-from stoker.engines.local.machine_view import Occupancy
 from stoker.gpus.model import Look, Maybe, Process, Unknown
 from stoker.queue.model import GpuUse, WorkerGpu
 from tests.support.looks import GIB, a_gpu, a_look, a_process, a_reading
@@ -33,7 +33,7 @@ def reported(seen: Look, *holders: str, ended: float | None = None) -> WorkerGpu
         machine.ended(UUID, ended)
     ours = {UUID: set(holders)} if holders else {}
     machine.observe(seen, {100: "a"}.get, ours)
-    return machine.worker_gpus(ours)[0]
+    return machine.worker_gpus(ours, NOON)[0]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_leftovers_of_a_job_do_not_count_as_another_user() -> None:
 def test_gpu_assigned_since_the_last_look_belongs_to_the_job() -> None:
     machine = GpuTracker("all")
     machine.observe(look(), lambda _pid: None, {})
-    assert machine.worker_gpus({})[0].state == "free"
-    assert machine.worker_gpus({UUID: {"a"}})[0].state == "job"
+    assert machine.worker_gpus({}, NOON)[0].state == "free"
+    assert machine.worker_gpus({UUID: {"a"}}, NOON)[0].state == "job"
 
 
 def test_unreadable_since_is_reported_with_and_without_a_holder() -> None:
@@ -80,7 +80,7 @@ def test_unreadable_since_is_reported_with_and_without_a_holder() -> None:
     def unread_since(seen: Look, *holders: str) -> float | None:
         ours = {UUID: set(holders)} if holders else {}
         machine.observe(seen, {100: "a"}.get, ours)
-        return machine.worker_gpus(ours)[0].unread_since
+        return machine.worker_gpus(ours, NOON)[0].unread_since
 
     assert unread_since(look(at=1.0)) is None
     assert unread_since(look(at=2.0, processes=Unknown("not reported")), "a") == NOON + 2.0
@@ -102,23 +102,32 @@ def test_simulated_gpus_are_reported_as_simulated() -> None:
     assert is_simulated(a_look(source="", problem=Unknown("the driver hangs")))
 
 
-def a_worker_gpu(doing: GpuUse, whom: str = "", uuid: str = UUID, **changes: Any) -> WorkerGpu:
-    return WorkerGpu(uuid=uuid, index=0, name="Test GPU", state=doing, user=whom, **changes)
+def test_since_is_kept_while_state_user_and_jobs_stay_the_same() -> None:
+    machine = GpuTracker("all")
+
+    def since(wall: float, seen: Look, *holders: str, program: str = "") -> float | None:
+        ours = {UUID: set(holders)} if holders else {}
+        machine.observe(seen, {100: "a"}.get, ours)
+        return machine.worker_gpus(ours, wall, {UUID: program})[0].since
+
+    assert since(1.0, look(ALICE)) == 1.0
+    assert since(2.0, look(ALICE, peak=0.7)) == 1.0
+    assert since(3.0, look(BOB)) == 3.0
+    assert since(4.0, look(processes=Unknown("not reported"))) == 4.0
+    assert since(5.0, look(OURS), "a") == 5.0
+    assert since(6.0, look(OURS, peak=1.0), "a") == 5.0
+    assert since(7.0, look(OURS), "b") == 7.0
+    assert since(8.0, look(), BACKGROUND, program="folding") == 8.0
+    assert since(9.0, look(), BACKGROUND, program="folding") == 8.0
+    assert since(10.0, look(), BACKGROUND, program="mining") == 10.0
+    assert since(5.0, look(BOB)) == 5.0
 
 
-def test_since_is_kept_while_state_and_user_stay_the_same() -> None:
-    occupancy = Occupancy()
-
-    def since(wall: float, doing: GpuUse, whom: str = "", **changes: Any) -> float | None:
-        return occupancy.dated(a_worker_gpu(doing, whom, **changes), wall).since
-
-    assert since(1.0, "somebody", "alice") == 1.0
-    assert since(2.0, "somebody", "alice", utilization=0.7) == 1.0
-    assert since(2.5, "free", uuid="another") == 2.5
-    assert since(3.0, "somebody", "bob") == 3.0
-    assert since(4.0, "unknown") == 4.0
-    assert since(5.0, "job", jobs=("a",)) == 5.0
-    assert since(6.0, "job", jobs=("a",)) == 5.0
-    assert since(7.0, "job", jobs=("b",)) == 7.0
-    assert since(5.0, "somebody", "bob") == 5.0
-    assert since(6.0, "free", uuid="another") == 2.5
+def test_reservation_is_reported_of_a_free_gpu_only() -> None:
+    machine = GpuTracker("all")
+    reserved = {UUID: Reservation("big", 2, (UUID, "another"), (UUID,), 60.0)}
+    machine.observe(look(), lambda _pid: None, {})
+    gpu = machine.worker_gpus({}, NOON, reserved=reserved)[0]
+    assert (gpu.state, gpu.kept_for, gpu.note) == ("free", "big", "is reserved for job big (2 GPUs, has 1)")
+    gpu = machine.worker_gpus({UUID: {"a"}}, NOON, reserved=reserved)[0]
+    assert (gpu.state, gpu.kept_for) == ("job", "")

@@ -63,7 +63,7 @@ class World:
 
     @property
     def note(self) -> str:
-        return self.machine.worker_gpus(self.holders)[0].note
+        return self.machine.worker_gpus(self.holders, 0.0)[0].note
 
     def is_free(self) -> bool:
         """Whether a job that requests one GPU starts."""
@@ -319,12 +319,12 @@ class TestObstructedSince:
 
 def test_report_has_the_last_look_and_the_current_holders() -> None:
     world = World().see(look(1.0, peak=0.2, used=3 * GIB))
-    (reported,) = world.machine.worker_gpus({UUID: {"b", "a"}})
+    (reported,) = world.machine.worker_gpus({UUID: {"b", "a"}}, 0.0)
     assert (reported.uuid, reported.index, reported.name) == (UUID, 0, "Test GPU")
     assert (reported.memory_total, reported.memory_used, reported.utilization) == (80 * GIB, 3 * GIB, 0.2)
     assert reported.jobs == ("a", "b")
     world.see(looked(2.0, {}))
-    (reported,) = world.machine.worker_gpus({})
+    (reported,) = world.machine.worker_gpus({}, 0.0)
     assert (reported.memory_total, reported.memory_used, reported.utilization, reported.jobs) == (
         80 * GIB,
         None,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.engines.engine import Reservation
 from stoker.engines.local.capacity import (
+    SETTLES_WITHIN,
     Allocation,
     GpuState,
     Held,
@@ -624,7 +625,7 @@ def after_leaving(world: World, gpu: GpuState, gone: set[str]) -> GpuState:
     freed = sum((allocation.used or {}).get(gpu.uuid, 0) for allocation in holders if allocation.request.job in gone)
     still_used = gpu.memory_used - freed
     if all(allocation.request.job in gone for allocation in holders):
-        new = gpu.obstructed_since is None or NOW - gpu.obstructed_since <= world.rules.settles_within
+        new = gpu.obstructed_since is None or NOW - gpu.obstructed_since <= SETTLES_WITHIN
         peak = 0.0 if holders or new else gpu.peak
         return msgspec.structs.replace(gpu, memory_used=0 if new else still_used, peak=peak)
     return msgspec.structs.replace(gpu, memory_used=still_used)

@@ -57,8 +57,8 @@ class BackgroundFill:
             _fill(its, held, claims, config, Prober(source, deadline=deadline), home, log)
         its.close()
         self._connection = mine
-        self._since: dict[str, float] = {}
-        self._programs: dict[str, str] = {}
+        self.programs: dict[str, str] = {}
+        """The name of the background program on each GPU, by its uuid."""
         self._granted: frozenset[str] | None = None
         self._grants = Grants()
         self._dead = False
@@ -68,14 +68,9 @@ class BackgroundFill:
         return -1 if self._dead else self._connection.fileno()
 
     @property
-    def occupied(self) -> frozenset[str]:
-        """The uuids of the GPUs on which a background program runs."""
-        return frozenset(self._since)
-
-    @property
     def reach(self) -> frozenset[str]:
-        """The same, with those on which one may be starting: a revoked GPU is free when the filler has confirmed it."""
-        return self.occupied | self._grants.possible
+        """The GPUs on which a program runs or may start: a revoked one is free when the filler has confirmed it."""
+        return self._grants.possible.union(self.programs)
 
     def receive(self) -> bool:
         """Handles what the filler sent; whether that changed anything."""
@@ -90,22 +85,16 @@ class BackgroundFill:
             changed = True
             if not packet:
                 self._dead = True
-                self._since.clear()
-                self._programs.clear()
+                self.programs = {}
                 self._grants.clear()
                 self._log("the background filler has ended: idle GPUs stay idle until the next `stoker work --fill`")
                 break
-            number, self._programs = msgspec.msgpack.decode(packet, type=tuple[int, dict[str, str]])
+            number, self.programs = msgspec.msgpack.decode(packet, type=tuple[int, dict[str, str]])
             self._grants.confirm(number)
-            self._since = {uuid: self._since.get(uuid, time.monotonic()) for uuid in self._programs}
         return changed
 
     def owns(self, pid: int) -> bool:
         return not self._dead and descends(pid, self._pid)
-
-    def program_on(self, uuid: str) -> str:
-        """The name of the program on this GPU; empty when there is none."""
-        return self._programs.get(uuid, "")
 
     def name_on(self, uuid: str) -> str:
         """The name of this GPU's program in placement."""
@@ -116,12 +105,12 @@ class BackgroundFill:
 
         `used`: the bytes that background programs really use on each GPU; None when unknown.
         """
-        granted, moment = self._granted or frozenset(), time.monotonic()
+        granted = self._granted or frozenset()
         return [
             Allocation(
                 ResourceRequest(self.name_on(uuid), 1, _LAST, priority=-_LAST, preemptible=True, background=True),
                 (uuid,),
-                self._since.get(uuid, moment),
+                time.monotonic(),
                 used=used,
                 stopping=uuid not in granted,
             )

@@ -14,6 +14,10 @@ from stoker.gpus.model import Maybe, Unknown
 
 # Stands for the id of a job on GPUs with a background program.
 BACKGROUND: Final = "background"
+# Memory and utilization fall within seconds of a job's end; after a minute an unseen process uses the GPU.
+SETTLES_WITHIN: Final = 60.0
+# Others who are there for ten minutes stay: no GPUs are reserved for a job that would need theirs as well.
+_STAYS_AFTER: Final = 600.0
 
 
 class ResourceRequest(msgspec.Struct, frozen=True):
@@ -84,10 +88,6 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     """More than 1: this many jobs share one GPU, whether or not they asked to."""
     cpu_jobs: int = 4
     """How many jobs without a GPU run at a time."""
-    settles_within: float = 60.0
-    """Memory and utilization fall within seconds of a job's end; after a minute an unseen process uses the GPU."""
-    stays_after: float = 600.0
-    """Others who are there for ten minutes stay: no GPUs are reserved for a job that would need theirs as well."""
 
     def takes_whole_gpus(self, request: ResourceRequest) -> bool:
         return self.slots_per_gpu == 1 and not (request.shares and request.memory is not None)
@@ -180,8 +180,8 @@ class GpuCapacity:
         self._is_unexplained = self.unexplained > 0 and everyone_told
         age = now - gpu.obstructed_since if gpu.obstructed_since is not None else 0.0
         self.outside = _outside(gpu)
-        self.settles_soon = age <= rules.settles_within
-        self._stays = age > rules.stays_after
+        self.settles_soon = age <= SETTLES_WITHIN
+        self._stays = age > _STAYS_AFTER
 
     def _count_memory(self, gpu: GpuState) -> None:
         self.total = 0 if isinstance(gpu.memory_total, Unknown) else gpu.memory_total

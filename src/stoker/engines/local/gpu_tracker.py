@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from stoker.engines.engine import Reservation
 from stoker.engines.local.capacity import (
     BACKGROUND,
     Allocation,
@@ -105,9 +106,21 @@ class GpuTracker:
         if watched is not None:
             watched.ended = max(at, watched.ended)
 
-    def worker_gpus(self, holders: Mapping[str, Collection[str]]) -> tuple[WorkerGpu, ...]:
-        """The GPUs for the heartbeat: the last look, with the jobs that hold each GPU now."""
-        return tuple(watched.report(holders.get(uuid, ())) for uuid, watched in self._watched.items())
+    def worker_gpus(
+        self,
+        holders: Mapping[str, Collection[str]],
+        wall: float,
+        programs: Mapping[str, str] = {},
+        reserved: Mapping[str, Reservation] = {},
+    ) -> tuple[WorkerGpu, ...]:
+        """The GPUs for the heartbeat: the last look, with what holds each GPU now, by its uuid.
+
+        `wall`: seconds since the epoch; `programs`: the names of background programs.
+        """
+        return tuple(
+            watched.report(holders.get(uuid, ()), wall, programs.get(uuid, ""), reserved.get(uuid))
+            for uuid, watched in self._watched.items()
+        )
 
     def _add_up(self, holders: Mapping[str, Collection[str]]) -> None:
         self.used = {job: {} for jobs in holders.values() for job in jobs}
@@ -139,6 +152,10 @@ class _Watched:
         self._note = ""
         self._unread_since: float | None = None
         """Seconds since the epoch."""
+        self._reported: tuple[GpuUse, str, tuple[str, ...]] | None = None
+        """The state, user and jobs of the last report."""
+        self._since = 0.0
+        """Since when it is in that state, in seconds since the epoch."""
 
     def observe(self, look: Look, reading: Reading, owner: Owner, holders: Collection[str]) -> None:
         """Takes in one look; `judge` says since when."""
@@ -219,10 +236,10 @@ class _Watched:
         else:
             self._obstacle, self._note = obstacle, "" if isinstance(obstacle, Free) else describe_obstacle(obstacle)
 
-    def _state(self, holders: Collection[str]) -> tuple[GpuUse, str]:
+    def _state(self, holders: Collection[str], program: str) -> tuple[GpuUse, str]:
         """Its state, and its user if that is not a job. Jobs are known even when the GPU cannot be read."""
         if holders:
-            return "background" if set(holders) == {BACKGROUND} else "job", ""
+            return ("background", program) if set(holders) == {BACKGROUND} else ("job", "")
         match self._obstacle:
             case Free():
                 return "free", ""
@@ -247,9 +264,14 @@ class _Watched:
         everyone_told = None not in self.used.values()
         return MemoryTaken(capacity.unexplained) if capacity.unexplained and everyone_told else Free()
 
-    def report(self, holders: Collection[str]) -> WorkerGpu:
+    def report(self, holders: Collection[str], wall: float, program: str, reservation: Reservation | None) -> WorkerGpu:
         total, used = self.seen.memory_total, self.seen.memory_used
-        state, user = self._state(holders)
+        state, user = self._state(holders, program)
+        jobs = tuple(sorted(set(holders) - {BACKGROUND}))
+        if self._reported != (state, user, jobs):
+            self._reported, self._since = (state, user, jobs), wall
+        if state != "free":
+            reservation = None
         return WorkerGpu(
             uuid=self.gpu.uuid,
             index=self._index,
@@ -257,11 +279,13 @@ class _Watched:
             memory_total=total if known(total) else None,
             memory_used=used if known(used) else None,
             utilization=self._utilization,
-            jobs=tuple(sorted(set(holders) - {BACKGROUND})),
-            note=self._note,
+            jobs=jobs,
+            note=self._note if reservation is None else describe_obstacle(reservation),
             state=state,
             user=user,
+            since=self._since,
             unread_since=self._unread_since,
+            kept_for="" if reservation is None else reservation.job,
         )
 
 

@@ -3,9 +3,7 @@
 import math
 import time
 from collections.abc import Mapping
-from typing import Final, NamedTuple
-
-import msgspec
+from typing import Final
 
 from stoker.engines.engine import Log, Reservation
 from stoker.engines.local.background_fill import BackgroundFill
@@ -13,7 +11,6 @@ from stoker.engines.local.capacity import BACKGROUND, Allocation, PlacementOptio
 from stoker.engines.local.gpu_tracker import GpuTracker
 from stoker.engines.local.gpu_usage import UsagePerMinute
 from stoker.engines.local.shims import ShimPool
-from stoker.engines.local.waiting_reasons import describe_obstacle
 from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import Prober, Sampler
 from stoker.gpus.source import AbsentError, is_simulated_source
@@ -51,7 +48,6 @@ class MachineView:
         """Whether there is nothing to look at."""
         self.usage = UsagePerMinute(host)
         self._fill = fill
-        self._occupancy = Occupancy()
         self._shims = shims
         self._log = log
         self._absence_logged = False
@@ -114,11 +110,8 @@ class MachineView:
 
     def worker_gpus(self, reserved: Mapping[str, Reservation] = {}) -> tuple[WorkerGpu, ...]:
         """The GPUs for the heartbeat. `reserved`: those that are reserved for a job, by uuid."""
-        wall = time.time()
-        return tuple(
-            self._occupancy.dated(_with_reservation(self._with_program(gpu), reserved), wall)
-            for gpu in self.tracker.worker_gpus(self.holders())
-        )
+        programs = {} if self._fill is None else self._fill.programs
+        return self.tracker.worker_gpus(self.holders(), time.time(), programs, reserved)
 
     def holders(self) -> dict[str, set[str]]:
         """The jobs that hold each GPU, by its uuid."""
@@ -127,7 +120,7 @@ class MachineView:
             for uuid in attempt.spec.gpus:
                 holders.setdefault(uuid, set()).add(attempt.job)
         if self._fill is not None:
-            for uuid in self._fill.occupied:
+            for uuid in self._fill.programs:
                 holders.setdefault(uuid, set()).add(BACKGROUND)
         return holders
 
@@ -144,9 +137,9 @@ class MachineView:
     def _receive_from_fill(self) -> bool:
         if self._fill is None:
             return False
-        before = self._fill.occupied
+        before = self._fill.programs
         changed = self._fill.receive()
-        self.freed(tuple(before - self._fill.occupied), "background")
+        self.freed(tuple(before.keys() - self._fill.programs), "background")
         return changed
 
     def _note_absence(self, absent: AbsentError) -> None:
@@ -163,42 +156,8 @@ class MachineView:
         for gpu in self.worker_gpus():
             self.usage.saw(gpu.uuid, gpu.state, look.at, look.wall, gpu.utilization, gpu.memory_used)
 
-    def _with_program(self, gpu: WorkerGpu) -> WorkerGpu:
-        """Only the filler knows which program runs there."""
-        if gpu.state != "background" or self._fill is None:
-            return gpu
-        return msgspec.structs.replace(gpu, user=self._fill.program_on(gpu.uuid))
-
     def _owner(self, pid: int) -> str | None:
         job = next((one.job for one in self._shims.attempts.values() if one.owns(pid)), None)
         if job is None and self._fill is not None and self._fill.owns(pid):
             return BACKGROUND
         return job
-
-
-def _with_reservation(gpu: WorkerGpu, reserved: Mapping[str, Reservation]) -> WorkerGpu:
-    """A GPU that is free, but not for other jobs."""
-    if gpu.state != "free" or gpu.uuid not in reserved:
-        return gpu
-    return msgspec.structs.replace(gpu, kept_for=reserved[gpu.uuid].job, note=describe_obstacle(reserved[gpu.uuid]))
-
-
-class _Stay(NamedTuple):
-    state: GpuUse
-    user: str
-    jobs: tuple[str, ...]
-    since: float
-
-
-class Occupancy:
-    """Since when each GPU is in its state."""
-
-    def __init__(self) -> None:
-        self._stays: dict[str, _Stay] = {}
-
-    def dated(self, gpu: WorkerGpu, wall: float) -> WorkerGpu:
-        """The GPU with its `since`. `wall`: seconds since the epoch."""
-        stay = self._stays.get(gpu.uuid)
-        if stay is None or stay[:3] != (gpu.state, gpu.user, gpu.jobs):
-            stay = self._stays[gpu.uuid] = _Stay(gpu.state, gpu.user, gpu.jobs, wall)
-        return msgspec.structs.replace(gpu, since=stay.since)
