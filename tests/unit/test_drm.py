@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.gpus.drm import open_source
-from stoker.gpus.model import NOT_SUPPORTED, Look, Utilization, known
+from stoker.gpus.model import NOT_REPORTED, NOT_SUPPORTED, Look, Utilization, known
 from stoker.gpus.source import AbsentError
 from tests.support.deep import examples
 from tests.support.fake_drm import (
@@ -160,13 +160,17 @@ def test_amd_values_are_read_in_driver_units(machine: FakeMachine, clock: Clock)
     card.write("hwmon/hwmon4/power1_average", 215_500_000)
     card.write("hwmon/hwmon4/power1_cap", 339_000_000)
     card.write("hwmon/hwmon4/temp1_input", 61_250)
+    card.write("hwmon/hwmon4/freq1_input", 2_105_000_000)
+    card.write("mem_busy_percent", 12)
     look = source_of(machine, clock).look()
     reading = look.readings[0]
     assert reading.utilization == Utilization(0.37, 0.37, 1)
     assert (reading.memory_used, reading.memory_total, look.gpus[0].memory) == (5 * GIB, 24 * GIB, 24 * GIB)
     assert (reading.power, reading.power_limit, reading.temperature) == (215.5, 339.0, 61.25)
+    assert (reading.memory_activity, reading.sm_clock) == (Utilization(0.12, 0.12, 1), 2105.0)
     assert reason(reading.energy) == NOT_SUPPORTED
     assert reason(reading.pipes) == NOT_SUPPORTED
+    assert reason(reading.health) == NOT_REPORTED.reason
 
 
 def test_unused_gpu_reads_zero_not_unknown(machine: FakeMachine, clock: Clock) -> None:

@@ -80,7 +80,7 @@ def test_process_has_its_name_user_and_start_time(cache: ProcessCache, sleepers:
     pid = sleeper(sleepers)
     started = int(Path(f"/proc/{pid}/stat").read_text().split()[21])
     me = pwd.getpwuid(os.geteuid()).pw_name
-    assert cache.process(pid, 7, 0.5) == Process(pid, started, "sleep", me, 7, 0.5)
+    assert cache.process(pid, 7, 0.5, 0.25) == Process(pid, started, "sleep", me, 7, 0.5, 0.25)
 
 
 def test_driver_values_are_refreshed_each_time(cache: ProcessCache) -> None:

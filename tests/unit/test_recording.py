@@ -26,6 +26,7 @@ def maybe(values: st.SearchStrategy[float]) -> st.SearchStrategy[Maybe[float]]:
 
 WATTS = st.floats(0, 900).map(lambda value: round(value, 1))
 SHARES = st.floats(0, 1).map(lambda value: round(value, 4))
+# Bytes per second are as good as watts here: a float that a recording can hold.
 READINGS = st.builds(
     Reading,
     uuid=st.just(a_gpu().uuid),
@@ -43,7 +44,9 @@ READINGS = st.builds(
         st.lists(st.builds(a_process, st.integers(1, 99999)), max_size=3).map(tuple),
         st.builds(Unknown, st.text(min_size=1)),
     ),
-    pipes=st.one_of(st.builds(Pipes, SHARES, SHARES, SHARES, SHARES), st.builds(Unknown, st.text(min_size=1))),
+    pipes=st.one_of(
+        st.builds(Pipes, SHARES, SHARES, SHARES, SHARES, WATTS, WATTS), st.builds(Unknown, st.text(min_size=1))
+    ),
     memory_activity=st.one_of(
         st.builds(Utilization, SHARES, SHARES, st.integers(1, 100)), st.builds(Unknown, st.text(min_size=1))
     ),

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import BadInputError
-from stoker.gpus.model import NOT_SUPPORTED, Look, Maybe, Reading, Unknown, known
+from stoker.gpus.model import NOT_SUPPORTED, DeviceHealth, Look, Maybe, Reading, Unknown, known
 from stoker.gpus.sim.faults import FIELDS, FaultField, add_fault, clear_faults, parse_fault, read_faults
 from stoker.gpus.sim.load import busy
+from stoker.gpus.sim.source import HEALTHY
 from tests.support.sim_world import GIB, SimWorld
 
 
@@ -40,6 +41,27 @@ def test_lost_gpu_is_unknown_and_the_others_are_read(world: SimWorld) -> None:
     why = Unknown("GPU is lost")
     assert (lost.utilization, lost.memory_used, lost.power, lost.processes) == (why, why, why, why)
     assert known(fine.utilization)
+
+
+def test_lost_gpu_has_the_xid_of_its_loss(world: SimWorld) -> None:
+    break_it(world, "xid", "48", gpu=0)
+    break_it(world, "lost", gpu=0)
+    lost, fine = look(world).readings
+    why = Unknown("GPU is lost")
+    assert lost.health == DeviceHealth((48, 79), why, why, why)
+    assert fine.health == HEALTHY
+
+
+def test_xids_and_memory_errors_are_in_the_health(world: SimWorld) -> None:
+    for number in ("31", "13", "31"):
+        break_it(world, "xid", number, gpu=0)
+    break_it(world, "ecc", "2", gpu=1)
+    first, second = look(world).readings
+    assert first.health == HEALTHY._replace(xids=(13, 31))
+    assert second.health == HEALTHY._replace(uncorrected=2, needs_reset=True)
+    assert known(first.utilization)
+    clear_faults(world.machine)
+    assert [reading.health for reading in look(world).readings] == [HEALTHY, HEALTHY]
 
 
 def test_fault_without_a_gpu_affects_all(world: SimWorld) -> None:

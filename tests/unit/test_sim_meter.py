@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.gpus.sim.load import Phase, Script, Use, burst, busy, idle, spin
+from stoker.gpus.sim.load import SPIN_POWER, Phase, Script, Use, burst, busy, idle, spin
 from stoker.gpus.sim.source import (
     COOL,
     HOT,
@@ -73,7 +73,8 @@ def test_total_use_of_several_processes_is_capped_at_the_whole_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "share"), [(idle(), 0.0), (busy(1.0), 1.0), (busy(0.5), 0.5), (spin(), 0.2), (busy(1.0, power=0.3), 0.3)]
+    ("phase", "share"),
+    [(idle(), 0.0), (busy(1.0), 1.0), (busy(0.5), 0.5), (spin(), SPIN_POWER), (busy(1.0, power=0.3), 0.3)],
 )
 def test_power_lies_between_the_idle_draw_and_the_limit(phase: Phase, share: float) -> None:
     drawn = watts(shares(uses(using(phase)), BOOT, BOOT + 1))

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.gpus.model import Look, Process, Reading, Unknown, Utilization, known
-from stoker.gpus.sim.load import Use, burst, busy, idle, spin
-from stoker.gpus.sim.source import IDLE_WATTS, LIMIT_WATTS
+from stoker.gpus.model import DeviceHealth, Look, Process, Reading, Unknown, Utilization, known
+from stoker.gpus.sim.load import TRAFFIC, Use, burst, busy, idle, spin
+from stoker.gpus.sim.source import BOOST_MHZ, IDLE_MHZ, IDLE_WATTS, LIMIT_WATTS
 from tests.support.sim_world import GIB, SimWorld
 
 # A valid load except for the inserted part.
@@ -51,7 +51,20 @@ def test_load_is_seen_on_its_gpu_with_memory_power_and_process(world: SimWorld) 
     (process,) = processes_of(second)
     assert (process.pid, process.started, process.memory) == (7, 50, 8 * GIB)
     assert process.utilization == pytest.approx(0.9)
+    assert process.memory_activity == pytest.approx(0.9 * TRAFFIC)
     assert process.name == "a (strange) name"
+
+
+def test_load_moves_memory_and_raises_the_clock(world: SimWorld) -> None:
+    world.run(7, [burst(0.8, 0.5, 10.0)], gpu=1)
+    world.now += 10.4
+    resting, working = world.source().look().readings
+    assert known(resting.memory_activity)
+    assert (resting.memory_activity.peak, resting.sm_clock, resting.throttling) == (0.0, IDLE_MHZ, ("idle",))
+    assert known(working.memory_activity)
+    assert working.memory_activity.peak == pytest.approx(0.8 * TRAFFIC)
+    assert (working.sm_clock, working.throttling) == (BOOST_MHZ, ())
+    assert working.health == resting.health == DeviceHealth((), 0, needs_reset=False, remapping_failed=False)
 
 
 def test_first_look_spans_a_second_and_later_ones_the_time_since(world: SimWorld) -> None:

@@ -24,6 +24,7 @@ from stoker.gpus.fdinfo import (
     survey,
 )
 from stoker.gpus.model import (
+    NOT_REPORTED,
     NOT_SUPPORTED,
     Gpu,
     Look,
@@ -35,6 +36,7 @@ from stoker.gpus.model import (
     known,
     plausible_celsius,
     plausible_fraction,
+    plausible_megahertz,
     plausible_memory_total,
     plausible_memory_used,
     plausible_watts,
@@ -183,6 +185,13 @@ def busy_now(card: Card) -> Maybe[float]:
     return plausible_fraction(percent) if known(percent) else percent
 
 
+def memory_activity_now(card: Card) -> Maybe[Utilization]:
+    """The same of the memory controller."""
+    percent = number(card.device, "mem_busy_percent")
+    share = plausible_fraction(percent) if known(percent) else percent
+    return Utilization(share, share, 1) if known(share) else share
+
+
 def first_number(directories: list[Path], *names: str) -> Maybe[int]:
     """The first number in these files; else why the first existing file has none."""
     why = Unknown(NOT_SUPPORTED)
@@ -227,6 +236,7 @@ class _Sensors(NamedTuple):
     limit: Maybe[float]
     energy: Maybe[float]
     temperature: Maybe[float]
+    clock: Maybe[float]
 
 
 class _Used(NamedTuple):
@@ -303,6 +313,10 @@ class DrmSource:
             sensors.temperature,
             used.processes,
             Unknown(NOT_SUPPORTED),
+            memory_activity_now(card),
+            sensors.clock,
+            NOT_REPORTED,
+            NOT_REPORTED,
         )
 
     def _used(self, card: Card, gpu: Gpu, open_devices: list[OpenDevice], seen: Survey, span: float) -> _Used:
@@ -337,11 +351,13 @@ class DrmSource:
         # amdgpu calls the limit a cap, i915 and xe a maximum; xe has no temperature number one.
         limit = first_number(monitors, "power1_cap", "power1_max")
         heat = first_number(monitors, "temp1_input", "temp2_input")
+        hertz = first_number(monitors, "freq1_input")
         return _Sensors(
             self._power(card, monitors, energy, at),
             plausible_watts(limit / 1e6) if known(limit) else limit,
             energy,
             plausible_celsius(heat / 1e3) if known(heat) else heat,
+            plausible_megahertz(hertz / 1e6) if known(hertz) else hertz,
         )
 
     def _power(self, card: Card, monitors: list[Path], energy: Maybe[float], at: float) -> Maybe[float]:
@@ -381,7 +397,23 @@ def _sleeping(card: Card, gpu: Gpu, span: float) -> Reading:
     total = memory_total(card)
     used = memory_used(card, total)
     idle = Utilization(0.0, 0.0, 1)
-    return Reading(gpu.uuid, span, idle, used, total, why, why, why, why, (), Unknown(NOT_SUPPORTED))
+    return Reading(
+        gpu.uuid,
+        span,
+        idle,
+        used,
+        total,
+        why,
+        why,
+        why,
+        why,
+        (),
+        Unknown(NOT_SUPPORTED),
+        memory_activity=idle,
+        sm_clock=why,
+        throttling=NOT_REPORTED,
+        health=NOT_REPORTED,
+    )
 
 
 def _by_card(open_devices: Iterable[OpenDevice], nodes: dict[str, str]) -> dict[str, list[OpenDevice]]:

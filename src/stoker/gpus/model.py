@@ -187,6 +187,7 @@ class SourceChoice(msgspec.Struct, frozen=True, array_like=True):
 
 
 NOT_SUPPORTED: Final = "not supported by this GPU"
+NOT_REPORTED: Final = Unknown("this source of readings does not report it")
 
 
 # Plausibility of driver values. Above every board sold, below the blank values that drivers have returned
@@ -195,6 +196,7 @@ MOST_WATTS = 10_000.0
 # Driver reports include reserved memory in "used" in some versions and not in "total": allow rounding, no more.
 MEMORY_SLACK = 1.02
 COLDEST, HOTTEST = -40.0, 200.0
+MOST_MEGAHERTZ = 10_000.0
 
 
 def plausible_fraction(percent: float) -> Maybe[float]:
@@ -226,3 +228,9 @@ def plausible_celsius(value: float) -> Maybe[float]:
     if COLDEST <= value <= HOTTEST:
         return value
     return Unknown(f"the driver reported {value:g} °C, which is impossible")
+
+
+def plausible_megahertz(value: float) -> Maybe[float]:
+    if 0 <= value <= MOST_MEGAHERTZ:
+        return value
+    return Unknown(f"the driver reported a clock of {value:g} MHz, which is impossible")

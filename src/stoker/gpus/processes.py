@@ -5,7 +5,7 @@ import select
 from pathlib import Path
 from typing import Final, Literal
 
-from stoker.gpus.model import Maybe, Process, Unknown
+from stoker.gpus.model import NOT_REPORTED, Maybe, Process, Unknown
 from stoker.procfs import inside_pid_namespace, read_stat, user_name
 
 # Far above what holds GPUs at one time, far below the usual limit of 1024 open files.
@@ -79,13 +79,19 @@ class ProcessCache:
             self._evict()
         self._round += 1
 
-    def process(self, pid: int, memory: Maybe[int], utilization: Maybe[float]) -> Process:
+    def process(
+        self,
+        pid: int,
+        memory: Maybe[int],
+        utilization: Maybe[float],
+        memory_activity: Maybe[float] = NOT_REPORTED,
+    ) -> Process:
         """The process with this pid and the driver's values."""
         known = self._known.get(pid)
         if known is None:
             known = self._add(pid)
         known.asked = self._round
-        return Process(pid, known.started, known.name, known.user, memory, utilization)
+        return Process(pid, known.started, known.name, known.user, memory, utilization, memory_activity)
 
     def name(self, pid: int) -> Maybe[str]:
         """The name alone."""

@@ -63,7 +63,7 @@ class ResidentMemory:
             unreported,
             unreported,
             processes,
-            unreported,
+            *(unreported,) * 5,
         )
         return Look(self.name, now, time.time(), (self._gpu,), (reading,))
 

@@ -148,7 +148,7 @@ def _occupy(
 
 @sim_command.command("fault")
 @click.argument("kind", required=False)
-@click.argument("argument", metavar="[FIELD|SECONDS]", required=False)
+@click.argument("argument", metavar="[FIELD|NUMBER|SECONDS]", required=False)
 @click.option("--gpu", type=click.IntRange(min=0), metavar="N", help="Only this GPU of the machine [all].")
 @click.option("--for", "lasts", type=DURATION, metavar="DURATION", help="How long, such as 30s [until it is cleared].")
 @click.option("--clear", is_flag=True, help="Remove all faults, or those of KIND or of --gpu.")
@@ -162,10 +162,12 @@ def fault(
     lost                 the GPU is lost: nothing can be read
     unsupported FIELD    it does not report FIELD
     absurd FIELD         it reports an impossible value of FIELD
+    xid NUMBER           the driver reports this XID error
+    ecc [COUNT]          memory errors that could not be corrected; the GPU needs a reset
     hang [SECONDS]       every look blocks this long, or until the fault is removed
     absent               the whole machine cannot be read
 
-    FIELD is utilization, memory, power, processes or temperature.
+    FIELD is utilization, memory, power, processes, temperature or memory_activity.
     """
     from stoker.gpus.sim.faults import add_fault, clear_faults, parse_fault
 
@@ -179,7 +181,7 @@ def fault(
         click.echo("\n".join(f"removed: {one}" for one in removed) or "there was no fault to remove")
         return
     if kind is None:
-        raise BadInputError("which fault? Write lost, unsupported, hang, absurd or absent, or --clear")
+        raise BadInputError("which fault? Write lost, unsupported, absurd, xid, ecc, hang or absent, or --clear")
     added = parse_fault(kind, argument, gpu, machine.clock(), lasts)
     add_fault(machine, added)
     click.echo(f"{added}, " + (f"for {format_duration(lasts)}" if lasts else "until 'stoker sim fault --clear'"))
@@ -259,6 +261,7 @@ def _status_json(
                 "gpu": fault.gpu,
                 "field": fault.field,
                 "seconds": fault.seconds,
+                "number": fault.number,
                 "left": None if fault.until is None else round(fault.until - now, 3),
             }
             for fault in faults

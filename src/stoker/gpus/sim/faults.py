@@ -8,6 +8,7 @@ import msgspec
 from stoker.errors import BadInputError
 from stoker.gpus.model import (
     NOT_SUPPORTED,
+    DeviceHealth,
     Gpu,
     Maybe,
     Process,
@@ -22,13 +23,15 @@ from stoker.gpus.model import (
 from stoker.gpus.sim.machine import SimMachine
 from stoker.units import format_duration, parse_duration
 
-FaultKind = Literal["lost", "unsupported", "hang", "absurd", "absent"]
-FaultField = Literal["utilization", "memory", "power", "processes", "temperature"]
+FaultKind = Literal["lost", "unsupported", "hang", "absurd", "absent", "xid", "ecc"]
+FaultField = Literal["utilization", "memory", "power", "processes", "temperature", "memory_activity"]
 
 KINDS: Final[tuple[FaultKind, ...]] = get_args(FaultKind)
 FIELDS: Final[tuple[FaultField, ...]] = get_args(FaultField)
 
 LOST: Final = "GPU is lost"
+# The XID of a GPU that fell off the bus.
+XID_OF_LOST: Final = 79
 ABSENT: Final = "the simulated machine has a fault: its GPUs are absent"
 UNREADABLE: Final = "the simulated machine's faults.json cannot be read"
 # What a driver leaves in a field that it did not fill: all bits set.
@@ -48,12 +51,19 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     """Only of `unsupported` and `absurd`."""
     seconds: float | None = None
     """Only of `hang`: how long every look blocks; None: until the fault is over."""
+    number: int | None = None
+    """Only of `xid` and `ecc`: which error, how many."""
     until: float | None = None
     """When it ends by itself."""
 
     def active(self, now: float) -> bool:
         # One that seems to begin in the future is from before a reboot, when the clock restarted.
         return self.since <= now < (math.inf if self.until is None else self.until)
+
+    @property
+    def what(self) -> tuple[object, ...]:
+        """What is wrong with what: a machine has each fault at most once. XIDs are events: each number is one."""
+        return self.kind, self.gpu, self.field, self.number if self.kind == "xid" else None
 
     def touches(self, gpu: int) -> bool:
         return self.gpu is None or self.gpu == gpu
@@ -65,30 +75,35 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
             "hang": "every look hangs" + (f" for {format_duration(self.seconds)}" if self.seconds else ""),
             "absurd": f"{self.field} absurd",
             "absent": "absent",
+            "xid": f"XID {self.number}",
+            "ecc": f"{self.number} uncorrectable memory errors",
         }[self.kind]
         return f"{'every GPU' if self.gpu is None else f'GPU {self.gpu}'}: {what}"
 
 
 def parse_fault(kind: str, argument: str | None, gpu: int | None, now: float, lasts: float | None) -> Fault:
-    """A fault as people ask for it: `lost`, `unsupported power`, `absurd memory`, `hang 30s`, `absent`."""
-    until = None if lasts is None else now + lasts
+    """A fault as people ask for it: `lost`, `unsupported power`, `absurd memory`, `hang 30s`, `xid 31`, `absent`."""
+    field: FaultField | None = None
+    seconds: float | None = None
+    number: int | None = None
     match kind:
         case "lost":
             _no_argument(kind, argument)
-            return Fault("lost", now, gpu, until=until)
         case "absent":
             _no_argument(kind, argument)
             if gpu is not None:
                 raise BadInputError("absent is a fault of the whole machine: leave --gpu out, or use lost")
-            return Fault("absent", now, until=until)
         case "hang":
             seconds = None if argument is None else parse_duration(argument)
-            return Fault("hang", now, gpu, seconds=seconds, until=until)
-        case "unsupported":
-            return Fault("unsupported", now, gpu, _field(kind, argument), until=until)
-        case "absurd":
-            return Fault("absurd", now, gpu, _field(kind, argument), until=until)
-    raise BadInputError(f"{kind!r} is not a fault: choose {', '.join(KINDS)}")
+        case "unsupported" | "absurd":
+            field = _field(kind, argument)
+        case "xid":
+            number = _number("which XID? Write it like xid 79", argument)
+        case "ecc":
+            number = _number("how many errors? Write it like ecc 2", argument or "1")
+        case _:
+            raise BadInputError(f"{kind!r} is not a fault: choose {', '.join(KINDS)}")
+    return Fault(kind, now, gpu, field, seconds, number, None if lasts is None else now + lasts)
 
 
 def _no_argument(kind: str, argument: str | None) -> None:
@@ -101,6 +116,12 @@ def _field(kind: str, argument: str | None) -> FaultField:
         if argument == field:
             return field
     raise BadInputError(f"say which field is {kind}: {', '.join(FIELDS)}")
+
+
+def _number(question: str, argument: str | None) -> int:
+    if argument is None or not argument.isascii() or not argument.isdigit():
+        raise BadInputError(question)
+    return int(argument)
 
 
 def read_faults(machine: SimMachine, now: float) -> tuple[Fault, ...] | Unknown:
@@ -122,8 +143,7 @@ def add_fault(machine: SimMachine, fault: Fault) -> None:
     """Breaks the machine in one more way; the same fault again replaces the one before."""
     with machine.locked():
         there = _readable(machine)
-        others = [one for one in there if (one.kind, one.gpu, one.field) != (fault.kind, fault.gpu, fault.field)]
-        _write(machine, (*others, fault))
+        _write(machine, (*(one for one in there if one.what != fault.what), fault))
 
 
 def clear_faults(machine: SimMachine, kind: str | None = None, gpu: int | None = None) -> tuple[Fault, ...]:
@@ -159,12 +179,34 @@ def faulty_reading(gpu: Gpu, reading: Reading, faults: tuple[Fault, ...]) -> Rea
         if not fault.touches(gpu.index):
             continue
         if fault.kind == "lost":
-            return Reading.unknown(reading.uuid, LOST, span=reading.span)
-        if fault.kind == "unsupported" and fault.field is not None:
+            return _lost(reading)
+        if fault.kind in ("xid", "ecc"):
+            reading = _unhealthy(reading, fault)
+        elif fault.kind == "unsupported" and fault.field is not None:
             reading = _without(reading, fault.field)
         elif fault.kind == "absurd" and fault.field is not None:
             reading = _absurd(reading, fault.field)
     return reading
+
+
+def _lost(reading: Reading) -> Reading:
+    """Nothing can be read any more, but the driver reported the loss."""
+    why = Unknown(LOST)
+    before = reading.health.xids if known(reading.health) else ()
+    health = DeviceHealth((*before, XID_OF_LOST), why, why, why)
+    return msgspec.structs.replace(Reading.unknown(reading.uuid, LOST, span=reading.span), health=health)
+
+
+def _unhealthy(reading: Reading, fault: Fault) -> Reading:
+    if not known(reading.health) or fault.number is None:
+        return reading
+    health = reading.health
+    if fault.kind == "xid":
+        health = health._replace(xids=(*health.xids, fault.number))
+    else:
+        # A row of the memory with such an error is replaced by a spare one at the next reset.
+        health = health._replace(uncorrected=fault.number, needs_reset=True)
+    return msgspec.structs.replace(reading, health=health)
 
 
 def _without(reading: Reading, field: FaultField) -> Reading:
@@ -182,6 +224,8 @@ def _without(reading: Reading, field: FaultField) -> Reading:
             return replace(reading, temperature=why)
         case "processes":
             return replace(reading, processes=why)
+        case "memory_activity":
+            return replace(reading, memory_activity=why, processes=_each(reading.processes, memory_activity=why))
 
 
 def _absurd(reading: Reading, field: FaultField) -> Reading:
@@ -201,6 +245,8 @@ def _absurd(reading: Reading, field: FaultField) -> Reading:
             return replace(reading, temperature=plausible_celsius(_BLANK_32))
         case "processes":
             return replace(reading, processes=_each(reading.processes, memory=used, utilization=percent))
+        case "memory_activity":
+            return replace(reading, memory_activity=_never(percent))
 
 
 def _never(value: Maybe[float]) -> Unknown:

@@ -1,6 +1,6 @@
 """What a process does on simulated GPUs: phases, scripts made of them, and sums over time. No clock, no I/O.
 
-Everything a reader wants is a difference of two running totals (`work`, `effort`), so that a look after a
+Everything a reader wants is a difference of two running totals (`work`, `effort`, `traffic`), so that a look after a
 second and a look after a day cost the same and neither misses a burst.
 """
 
@@ -28,9 +28,11 @@ _Bytes = Annotated[int, msgspec.Meta(ge=0)]
 
 # A training at full load; also the default of `stoker sim load`.
 DEFAULT_UTILIZATION: Final = 0.9
-# A deadlocked collective spins on every SM and computes nothing: boards seen in that state drew about a fifth
-# of the way from idle to their limit while reporting 100 %.
-SPIN_POWER: Final = 0.2
+# What training does to the memory controller for every percent of utilization: 30 to 60 % was seen at full load.
+TRAFFIC: Final = 0.5
+# A deadlocked collective spins on a few SMs, computes nothing and leaves the memory alone: boards seen in that state
+# drew 5 to 15 % of the way from idle to their limit while reporting 100 %.
+SPIN_POWER: Final = 0.12
 # A reader may look back as far as a driver's buffer reaches (100 samples at 6 Hz); what ended before that is
 # folded into the running totals.
 HISTORY: Final = 20.0
@@ -58,6 +60,8 @@ class Phase(msgspec.Struct, frozen=True, omit_defaults=True):
     utilization: _Fraction = 0.0
     power: _Fraction = 0.0
     """The share of the way from the board's idle draw to its limit."""
+    traffic: _Fraction = 0.0
+    """The share of the time in which the device memory is read or written."""
     memory: _Bytes | None = None
     """What the process holds from the start of the phase; None: what it held before."""
     memory_end: _Bytes | None = None
@@ -112,21 +116,21 @@ def busy(
 ) -> Phase:
     """Steady work; power is proportional unless given."""
     share = utilization if power is None else power
-    return Phase("busy", seconds, _fraction(utilization), _fraction(share), memory)
+    return Phase("busy", seconds, _fraction(utilization), _fraction(share), utilization * TRAFFIC, memory)
 
 
 def idle(seconds: float | None = None, *, memory: int | None = None) -> Phase:
     return Phase("idle", seconds, memory=memory)
 
 
-def spin(seconds: float | None = None, *, memory: int | None = None) -> Phase:
-    """100 % that computes nothing: the signature of a deadlocked collective."""
-    return Phase("spin", seconds, 1.0, SPIN_POWER, memory)
+def spin(seconds: float | None = None, *, power: float = SPIN_POWER, memory: int | None = None) -> Phase:
+    """100 % that computes nothing and leaves the memory still: the signature of a deadlocked collective."""
+    return Phase("spin", seconds, 1.0, _fraction(power), memory=memory)
 
 
 def grow(memory: int, memory_end: int, seconds: float, *, utilization: float = DEFAULT_UTILIZATION) -> Phase:
     """Work whose memory grows, or shrinks, steadily."""
-    return Phase("grow", seconds, _fraction(utilization), utilization, memory, memory_end)
+    return Phase("grow", seconds, _fraction(utilization), utilization, utilization * TRAFFIC, memory, memory_end)
 
 
 def burst(
@@ -143,7 +147,16 @@ def burst(
             f"a burst of {format_duration(active)} does not fit into every {format_duration(period)}: "
             "write it like 0.5s/10s"
         )
-    return Phase("burst", seconds, _fraction(utilization), utilization, memory, burst=active, period=period)
+    return Phase(
+        "burst",
+        seconds,
+        _fraction(utilization),
+        utilization,
+        utilization * TRAFFIC,
+        memory,
+        burst=active,
+        period=period,
+    )
 
 
 def _fraction(value: float) -> float:
@@ -237,15 +250,17 @@ class Totals(msgspec.Struct, frozen=True):
     """What the driver would count as utilization."""
     effort: float = 0.0
     """What the board would draw power for."""
+    traffic: float = 0.0
+    """What the driver would count as utilization of the memory controller."""
 
     def __add__(self, other: "Totals") -> "Totals":
-        return Totals(self.work + other.work, self.effort + other.effort)
+        return Totals(self.work + other.work, self.effort + other.effort, self.traffic + other.traffic)
 
     def __sub__(self, other: "Totals") -> "Totals":
-        return Totals(self.work - other.work, self.effort - other.effort)
+        return Totals(self.work - other.work, self.effort - other.effort, self.traffic - other.traffic)
 
     def __mul__(self, times: float) -> "Totals":
-        return Totals(self.work * times, self.effort * times)
+        return Totals(self.work * times, self.effort * times, self.traffic * times)
 
 
 class Script(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -281,15 +296,14 @@ class Script(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def _within(self, elapsed: float) -> Totals:
         """Totals of the first `elapsed` seconds of one cycle."""
-        work = effort = 0.0
+        total = Totals()
         for phase in self.phases:
             if elapsed <= 0:
                 break
             active = phase.active(min(elapsed, phase.length))
-            work += phase.utilization * active
-            effort += phase.power * active
+            total += Totals(phase.utilization, phase.power, phase.traffic) * active
             elapsed -= phase.length
-        return Totals(work, effort)
+        return total
 
     def phase_at(self, at: float) -> tuple[Phase, float] | None:
         """The phase that runs at a moment and how long it has; None before the start and after the end."""

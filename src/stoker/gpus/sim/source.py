@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from stoker.gpus.model import NOT_SUPPORTED, Gpu, Look, Process, Reading, Unknown, Utilization
+from stoker.gpus.model import (
+    NOT_SUPPORTED,
+    DeviceHealth,
+    Gpu,
+    Look,
+    Process,
+    Reading,
+    Unknown,
+    Utilization,
+)
 from stoker.gpus.processes import ProcessCache
 from stoker.gpus.sim.faults import ABSENT, Fault, faulty_gpu, faulty_reading, read_faults
 from stoker.gpus.sim.load import Totals, Use
@@ -20,6 +29,10 @@ LONGEST_SPAN: Final = MOST_SAMPLES * SAMPLE
 # A mid-sized board: at rest, and at its limit.
 IDLE_WATTS: Final = 20.0
 LIMIT_WATTS: Final = 350.0
+# Its SM clock at rest and at work; a board that is asked for nothing drops to the first within a second.
+IDLE_MHZ: Final = 210.0
+BOOST_MHZ: Final = 1740.0
+HEALTHY: Final = DeviceHealth((), uncorrected=0, needs_reset=False, remapping_failed=False)
 # The same board's degrees, and the seconds in which it goes most of the way: what air-cooled ones do.
 COOL: Final = 30.0
 HOT: Final = 80.0
@@ -49,7 +62,10 @@ def shares(uses: Uses, start: float, end: float) -> list[Totals]:
             sample + (after - before) for sample, before, after in zip(samples, totals[:-1], totals[1:], strict=True)
         ]
     width = length / count
-    return [Totals(_share(sample.work / width), _share(sample.effort / width)) for sample in samples]
+    return [
+        Totals(_share(sample.work / width), _share(sample.effort / width), _share(sample.traffic / width))
+        for sample in samples
+    ]
 
 
 def _share(value: float) -> float:
@@ -58,8 +74,15 @@ def _share(value: float) -> float:
 
 
 def utilization(samples: list[Totals]) -> Utilization:
-    works = [sample.work for sample in samples]
-    return Utilization(max(works), round(math.fsum(works) / len(works), 6), len(works))
+    return _summary([sample.work for sample in samples])
+
+
+def memory_activity(samples: list[Totals]) -> Utilization:
+    return _summary([sample.traffic for sample in samples])
+
+
+def _summary(values: list[float]) -> Utilization:
+    return Utilization(max(values), round(math.fsum(values) / len(values), 6), len(values))
 
 
 def watts(samples: list[Totals]) -> float:
@@ -230,6 +253,7 @@ class SimulatedSource:
     ) -> Reading:
         samples = shares(uses, now - span, now)
         total = self.machine.shape.memory
+        resting = samples[-1].work == 0
         return Reading(
             uuid=gpu.uuid,
             span=span,
@@ -242,6 +266,10 @@ class SimulatedSource:
             temperature=float(round(COOL if meter.celsius is None else meter.celsius)),
             processes=self._processes(gpu, loads, uses, now, span),
             pipes=Unknown(NOT_SUPPORTED),
+            memory_activity=memory_activity(samples),
+            sm_clock=IDLE_MHZ if resting else BOOST_MHZ,
+            throttling=("idle",) if resting else (),
+            health=HEALTHY,
         )
 
     def _processes(
@@ -252,8 +280,13 @@ class SimulatedSource:
             present = [use for use in found.present_uses() if use.gpu == gpu.index]
             if present:
                 own = {key: use for key, use in uses.items() if key[:2] == found.identity}
-                share = utilization(shares(own, now - span, now)).mean
+                samples = shares(own, now - span, now)
                 processes.append(
-                    self._process_cache.process(found.identity[0], sum(use.held() for use in present), share)
+                    self._process_cache.process(
+                        found.identity[0],
+                        sum(use.held() for use in present),
+                        utilization(samples).mean,
+                        memory_activity(samples).mean,
+                    )
                 )
         return tuple(processes)
