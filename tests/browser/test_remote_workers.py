@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from stoker.fit.model import Fitted, ProbeOutcome
-from stoker.logs.model import LogChunk
+from stoker.logs.reader import LogChunk
 from stoker.queue import JobSpec, Store, init_queue
 from stoker.queue.model import AttemptDetails, Usage, View, WorkerGpu
 from tests.support.browser import screen

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker.logs.follow import RemoteLog
 from stoker.logs.reader import LogFileReader
-from stoker.logs.remote import RemoteLog
 from stoker.queue import Store, open_queue
 from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite

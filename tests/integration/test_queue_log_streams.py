@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from stoker.logs.model import LogChunk
+from stoker.logs.reader import LogChunk
 from stoker.queue import Store, open_queue
 from stoker.queue.driver import CollisionError, Parameters, Row
 from stoker.queue.model import LogRequest

@@ -15,8 +15,7 @@ import pytest
 
 from stoker.errors import QueueAwayError
 from stoker.logs import follow
-from stoker.logs.model import LoggedAttempt, LogUpdate
-from stoker.logs.reader import STEP, LogFileReader, log_directory
+from stoker.logs.reader import STEP, LogFileReader, LoggedAttempt, LogUpdate, log_directory
 from stoker.queue import AttemptDetails, init_queue
 from stoker.web import logs
 from stoker.web.app import create_app

@@ -12,8 +12,8 @@ import pytest
 
 from stoker.errors import StokerError
 from stoker.logs import follow
-from stoker.logs.model import LogChunk
-from stoker.logs.remote import RemoteLog
+from stoker.logs.follow import RemoteLog
+from stoker.logs.reader import LogChunk
 from stoker.queue import Store, init_queue
 from stoker.web.sse.log_channels import LogChannels
 from tests.support.attempts import WORKER, be_there

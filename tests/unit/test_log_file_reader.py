@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.logs.model import LogUpdate
-from stoker.logs.reader import LogFileReader, TailReader, has_log, last_lines, overlap
+from stoker.logs.reader import LogFileReader, LogUpdate, TailReader, has_log, last_lines, overlap
 from stoker.logs.writer import LogWriter
 
 

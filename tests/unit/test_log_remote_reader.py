@@ -10,12 +10,11 @@ from typing import cast
 import pytest
 
 from stoker.cli.options.queue import Listener
-from stoker.cli.tables.log import JobFollower, PipeScreen
+from stoker.cli.verbs.logs import JobFollower, PipeScreen
 from stoker.errors import StokerError
 from stoker.logs import follow as follow_module
 from stoker.logs.follow import STREAM_STARTS_WITHIN, LogFollower
-from stoker.logs.model import LogChunk, LogUpdate
-from stoker.logs.reader import attempt_directory
+from stoker.logs.reader import LogChunk, LogUpdate, attempt_directory
 from stoker.logs.writer import LogWriter
 from stoker.queue import Attempt, Store, init_queue
 from tests.support.attempts import WORKER, be_there, start, submit

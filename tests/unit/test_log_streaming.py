@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from stoker.engines.identity import WorkerIdentity
 from stoker.errors import QueueAwayError, StokerError
-from stoker.logs.model import LogChunk
-from stoker.logs.reader import LogFileReader
-from stoker.logs.remote import RemoteLog
+from stoker.logs.follow import RemoteLog
+from stoker.logs.reader import LogChunk, LogFileReader
 from stoker.logs.writer import LogWriter
 from stoker.queue import Store, init_queue
 from stoker.worker import log_streaming as module

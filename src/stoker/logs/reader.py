@@ -11,12 +11,11 @@ import stat
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.logs.model import LoggedAttempt, LogUpdate
 
 # One step of reading: a few milliseconds of work.
 STEP: Final = 256 * 1024
@@ -32,7 +31,64 @@ _PROBE: Final = 256
 _MISSING: Final = b"[stoker: lines are missing here: they came faster than the queue gets them]\n"
 
 
+class LogUpdate(NamedTuple):
+    """What is new: whole lines, and the unfinished line after them, which replaces the previous one."""
+
+    finished: bytes
+    unfinished: bytes
+
+
+class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a log that a worker streams through the queue."""
+
+    edition: str
+    """Identifies one stream. Another edition starts from the beginning and may have other lines."""
+    start: int
+    """Offset among all finished lines, in bytes."""
+    finished: bytes = b""
+    unfinished: bytes = b""
+    """The line after them, as it is now."""
+    is_behind: bool = False
+    """Whether more is available at once."""
+    is_complete: bool = False
+    """Whether the attempt has ended and this is the last chunk."""
+
+    @property
+    def size(self) -> int:
+        return self.start + len(self.finished)
+
+
+class LogReader(Protocol):
+    """Reads one log from its beginning."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last call left something for the next."""
+
+    def read(self, limit: int | None = None) -> LogUpdate:
+        """What is new since the last call: all of it, or about `limit` bytes but at least one line."""
+
+    def close(self) -> None: ...
+
+
 # Where a log is
+
+
+class LoggedAttempt(Protocol):
+    """The fields of an attempt that locate its log."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def job(self) -> str: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def worker(self) -> str: ...
+    @property
+    def outcome(self) -> str | None: ...
+    @property
+    def ended(self) -> float | None: ...
 
 
 def attempt_directory(home: Path, attempt: LoggedAttempt) -> Path:
@@ -333,26 +389,35 @@ def last_lines(update: LogUpdate, count: int | None) -> LogUpdate:
     return LogUpdate(b"".join(line + b"\n" for line in kept), update.unfinished if count else b"")
 
 
-def skip_to_last(step: Callable[[], tuple[LogUpdate, bool]], count: int) -> tuple[int, LogUpdate]:
-    """Reads to the end and keeps the last `count` finished lines; also returns the number of lines skipped.
+class LastLines:
+    """Keeps the last `count` finished lines of a log that is read in steps, and of very long lines the last 4 MiB."""
 
-    `step` returns what is new and whether more is available at once.
-    """
-    blocks: deque[bytes] = deque()
-    skipped = lines = size = 0
-    is_behind, unfinished = True, b""
-    while is_behind:
-        (block, unfinished), is_behind = step()
-        blocks.append(block)
-        lines += block.count(b"\n")
-        size += len(block)
-        while len(blocks) > 1 and (size > _MAX_TAIL or lines - blocks[0].count(b"\n") >= count):
-            dropped = blocks.popleft()
-            lines -= dropped.count(b"\n")
-            size -= len(dropped)
-            skipped += dropped.count(b"\n")
-    data, surplus = b"".join(blocks), max(0, lines - count)
-    return skipped + surplus, LogUpdate(data.split(b"\n", surplus)[-1] if surplus else data, unfinished)
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._blocks: deque[bytes] = deque()
+        self._lines = self._size = self._dropped = 0
+        self._unfinished = b""
+
+    def add(self, update: LogUpdate) -> None:
+        block, self._unfinished = update
+        self._blocks.append(block)
+        self._lines += block.count(b"\n")
+        self._size += len(block)
+        while len(self._blocks) > 1:
+            lines, size = self._blocks[0].count(b"\n"), len(self._blocks[0])
+            if self._lines - lines < self._count and self._size <= _MAX_TAIL:
+                break
+            self._blocks.popleft()
+            self._lines, self._size, self._dropped = self._lines - lines, self._size - size, self._dropped + lines
+
+    @property
+    def skipped(self) -> int:
+        """The number of lines before them."""
+        return self._dropped + max(0, self._lines - self._count)
+
+    def update(self) -> LogUpdate:
+        data, surplus = b"".join(self._blocks), max(0, self._lines - self._count)
+        return LogUpdate(data.split(b"\n", surplus)[-1] if surplus else data, self._unfinished)
 
 
 def stored_lines(tail: str, count: int) -> LogUpdate | None:

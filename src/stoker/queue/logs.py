@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from stoker.logs.model import LogChunk
+from stoker.logs.reader import LogChunk
 from stoker.queue.driver import CollisionError, Parameters
 from stoker.queue.model import HEARD_WITHIN, LogRequest
 from stoker.queue.table import Table, json_text, tail_of

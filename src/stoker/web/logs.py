@@ -17,7 +17,7 @@ from fastapi import APIRouter, FastAPI, Header, HTTPException, Query, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from stoker.errors import BadInputError
-from stoker.logs.lines import HtmlLine
+from stoker.logs.terminal import HtmlLine
 from stoker.queue.fields import ID
 from stoker.queue.model import ENDED, Attempt, Job
 from stoker.web.app_state import AppState, app_state_of, user_of

@@ -9,8 +9,7 @@ from typing import Final
 from stoker.engines.attempt import AttemptRecord
 from stoker.engines.identity import WorkerIdentity
 from stoker.errors import StokerError
-from stoker.logs.model import LogChunk
-from stoker.logs.reader import LogFileReader, is_log_of
+from stoker.logs.reader import LogChunk, LogFileReader, is_log_of
 from stoker.queue import QueueAwayError, Store
 from stoker.queue.driver import CollisionError
 from stoker.queue.logs import KEPT

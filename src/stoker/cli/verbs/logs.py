@@ -1,23 +1,28 @@
 """`stoker logs`: what a job printed, so far or as it comes."""
 
+import shutil
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from stoker.cli.options.queue import opened, queue_option
+from stoker.cli.options.queue import SLOW_POLL, Listener, opened, patiently, queue_option
 from stoker.cli.options.selection import JobName
 from stoker.cli.output import json_option, note, print_json
 from stoker.errors import BadInputError
+from stoker.logs.follow import LogFollower
+from stoker.logs.reader import LastLines, LogUpdate, attempt_directory, has_log, last_lines, stored_lines
+from stoker.paths import state_home
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stoker.cli.tables.log import LogScreen
-    from stoker.logs.model import LogUpdate
     from stoker.queue import Attempt, Job, Store
+
+_CLEAR_LINE: Final = "\r\x1b[K"
+_POLL_JOB: Final = 0.3
 
 
 @click.command("logs")
@@ -36,28 +41,36 @@ def logs_command(
 
     The whole log, also from another machine while its worker is alive; otherwise its end, which the queue keeps.
     """
-    _leave_nothing_behind()
+    _remove_copies_on_signals()
     with opened(queue_url) as store:
         found = store.jobs.get(job)
         attempt = _attempt(store, found, number)
         if follow:
-            _follow(store, found, attempt if number is not None else None, lines, as_json)
+            with Listener(store) as listener:
+                screen = JsonScreen(found.id) if as_json else _screen()
+                follower = JobFollower(store, listener, screen, lines)
+                if number is not None and attempt is not None:
+                    follower.follow_attempt(attempt)
+                else:
+                    follower.follow_job(found)
         elif attempt is None:
-            _nothing_yet(store, found, as_json)
+            note(f"job {found.id} has printed nothing: {_why(store, found)[1]}")
+            if as_json:
+                print_json({"job": found.id, "attempt": None, "whole": True, "text": ""})
         else:
             _print(store, attempt, lines, as_json)
     return 0
 
 
-def _leave_nothing_behind() -> None:
-    """What is kept here of another machine's output goes also when the terminal is closed: as after Ctrl-C."""
+def _remove_copies_on_signals() -> None:
+    """A copy of another machine's log is also removed when the terminal is closed: as after Ctrl-C."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
 
 
 def _attempt(store: "Store", job: "Job", number: int | None) -> "Attempt | None":
-    """The one that is meant; None when there has been none and none was asked for."""
+    """The attempt with this number, or the last one; None when there is none yet."""
     attempts = store.attempts.of(job.id)
     if number is None:
         return attempts[-1] if attempts else None
@@ -68,57 +81,109 @@ def _attempt(store: "Store", job: "Job", number: int | None) -> "Attempt | None"
     return chosen
 
 
-def _follow(store: "Store", job: "Job", attempt: "Attempt | None", lines: int | None, as_json: bool) -> None:
-    from stoker.cli.options.queue import Listener
-    from stoker.cli.tables.log import JobFollower
-
-    with Listener(store) as listener:
-        follower = JobFollower(store, listener, _screen(job, as_json), lines)
-        if attempt is None:
-            follower.follow_job(job)
-        else:
-            follower.follow_attempt(attempt)
+# Screens
 
 
-def _screen(job: "Job", as_json: bool) -> "LogScreen":
-    from stoker.cli.tables.log import JsonScreen, PipeScreen, TerminalScreen
+class PipeScreen:
+    """Shows a log in whole lines, as they were printed."""
 
-    if as_json:
-        return JsonScreen(job.id)
+    def begin(self, attempt: int) -> None:
+        """What follows is of this attempt."""
+
+    def show(self, update: LogUpdate) -> None:
+        if update.finished:
+            sys.stdout.buffer.write(update.finished)
+            sys.stdout.buffer.flush()
+
+    def pause(self) -> None:
+        """Makes room for a note, or for the shell."""
+
+
+class TerminalScreen(PipeScreen):
+    """Rewrites the unfinished line in place, cut to the width: a line that wraps cannot be rewritten."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+
+    def show(self, update: LogUpdate) -> None:
+        from stoker.logs.terminal import for_terminal
+
+        preview = self._preview(update.unfinished)
+        if not update.finished and preview == self._shown:
+            return
+        clear = _CLEAR_LINE if self._shown else ""
+        sys.stdout.buffer.write(clear.encode() + for_terminal(update.finished) + preview.encode())
+        sys.stdout.buffer.flush()
+        self._shown = preview
+
+    def pause(self) -> None:
+        if self._shown:
+            sys.stdout.buffer.write(b"\n")
+            sys.stdout.buffer.flush()
+            self._shown = ""
+
+    def _preview(self, line: bytes) -> str:
+        if not line:
+            return ""
+        from rich.cells import cell_len, set_cell_size
+
+        from stoker.logs.terminal import plain_text
+
+        width = shutil.get_terminal_size().columns - 1
+        # Only the beginning is visible, and an unfinished line may be long.
+        plain = plain_text(line[: 16 * width].decode(errors="replace")).partition("\n")[0]
+        return plain if cell_len(plain) <= width else set_cell_size(plain, width)
+
+
+class JsonScreen(PipeScreen):
+    """One object per line."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._attempt = 0
+
+    def begin(self, attempt: int) -> None:
+        self._attempt = attempt
+
+    def show(self, update: LogUpdate) -> None:
+        import msgspec
+
+        for line in update.finished.split(b"\n")[:-1]:
+            shown = {"job": self._job, "attempt": self._attempt, "line": line.decode(errors="replace")}
+            sys.stdout.write(msgspec.json.encode(shown).decode() + "\n")
+        if update.finished:
+            sys.stdout.flush()
+
+
+def _screen() -> PipeScreen:
     return TerminalScreen() if sys.stdout.isatty() else PipeScreen()
 
 
-def _print(store: "Store", attempt: "Attempt", lines: int | None, as_json: bool) -> None:
-    from stoker.cli.tables.log import PipeScreen, TerminalScreen, end_line, note_tail
-    from stoker.logs.model import LogUpdate
+# What there is now
 
+
+def _print(store: "Store", attempt: "Attempt", lines: int | None, as_json: bool) -> None:
     collected: list[bytes] = []
-    unfinished = b""
-    screen = None if as_json else TerminalScreen() if sys.stdout.isatty() else PipeScreen()
-    is_whole = True
+    screen, unfinished, is_whole = _screen(), b"", True
     for update, is_tail in _updates(store, attempt, lines):
         if is_tail and is_whole:
-            note_tail(store, attempt)
+            _note_tail(store, attempt)
             is_whole = False
         unfinished = update.unfinished
-        if screen is None:
+        if as_json:
             collected.append(update.finished)
         else:
             screen.show(LogUpdate(update.finished, b""))
-    if screen is not None:
-        screen.show(end_line(LogUpdate(b"", unfinished)))
-        return
-    text = b"".join([*collected, unfinished]).decode(errors="replace")
-    whole = is_whole and lines is None
-    print_json({"job": attempt.job, "attempt": attempt.number, "whole": whole, "text": text})
+    if as_json:
+        text = b"".join([*collected, unfinished]).decode(errors="replace")
+        whole = is_whole and lines is None
+        print_json({"job": attempt.job, "attempt": attempt.number, "whole": whole, "text": text})
+    else:
+        screen.show(_ended(LogUpdate(b"", unfinished)))
 
 
 def _updates(store: "Store", attempt: "Attempt", lines: int | None) -> "Iterator[tuple[LogUpdate, bool]]":
     """What there is now, in steps, and whether it is only the tail."""
-    from stoker.cli.tables.log import last_of
-    from stoker.logs.follow import LogFollower
-    from stoker.logs.reader import attempt_directory, has_log, stored_lines
-    from stoker.paths import state_home
     from stoker.queue.logs import LAST_WITHIN
 
     if has_log(attempt_directory(state_home(), attempt)):
@@ -134,7 +199,7 @@ def _updates(store: "Store", attempt: "Attempt", lines: int | None) -> "Iterator
         while True:
             update = follower.read(store)
             if lines is not None and any(update):
-                update = last_of(follower, store, lines, update)
+                update = _last_of(follower, store, lines, update)
             yield update, follower.source == "tail" and any(update)
             if follower.is_caught_up:
                 return
@@ -143,9 +208,102 @@ def _updates(store: "Store", attempt: "Attempt", lines: int | None) -> "Iterator
         follower.close()
 
 
-def _nothing_yet(store: "Store", job: "Job", as_json: bool) -> None:
+def _last_of(follower: LogFollower, store: "Store", count: int, first: LogUpdate) -> LogUpdate:
+    """The last lines of what there is now; `first` was read already."""
+    last = LastLines(count)
+    last.add(first)
+    while follower.is_behind:
+        last.add(patiently(lambda: follower.read(store)))
+    return last_lines(last.update(), count)
+
+
+def _ended(update: LogUpdate) -> LogUpdate:
+    """The last update of a log: its unfinished line is finished."""
+    return LogUpdate(update.finished + (update.unfinished + b"\n" if update.unfinished else b""), b"")
+
+
+def _note_tail(store: "Store", attempt: "Attempt") -> None:
+    host = next(
+        (worker.host for worker in store.workers.all() if worker.id == attempt.worker), "the machine that ran it"
+    )
+    note(f"this is the end of the log, as the queue keeps it; the whole log is on {host}")
+
+
+# What comes
+
+
+class JobFollower:
+    """Shows the log of a job as it comes, through its retries."""
+
+    def __init__(self, store: "Store", listener: Listener, screen: PipeScreen, lines: int | None) -> None:
+        """`lines`: how many of the first attempt's lines to begin with; None for all."""
+        self._store = store
+        self._listener = listener
+        self._screen = screen
+        self._lines = lines
+        self._noted = ""
+
+    def follow_job(self, job: "Job") -> None:
+        """From its current attempt until the job has ended."""
+        number = max(1, job.attempts)
+        while (attempt := self._next_attempt(job.id, number)) is not None:
+            self.follow_attempt(attempt)
+            number = attempt.number + 1
+
+    def follow_attempt(self, attempt: "Attempt") -> None:
+        self._screen.begin(attempt.number)
+        self._noted = ""
+        follower = LogFollower(attempt, state_home(), continuous=True)
+        is_tail_noted = False
+        try:
+            while True:
+                update = patiently(lambda: follower.read(self._store))
+                if self._lines is not None and any(update):
+                    update, self._lines = _last_of(follower, self._store, self._lines, update), None
+                if any(update) and follower.source == "tail" and not is_tail_noted:
+                    self._screen.pause()
+                    patiently(lambda: _note_tail(self._store, attempt))
+                    is_tail_noted = True
+                if follower.is_complete:
+                    self._screen.show(_ended(update))
+                    return
+                self._screen.show(update)
+                self._listener.wait(follower.pause())
+        finally:
+            follower.close()
+            self._screen.pause()
+
+    def _next_attempt(self, name: str, number: int) -> "Attempt | None":
+        """The attempt with this number or a later one, once there is one; None when the job ended without."""
+        from stoker.queue.model import ENDED
+
+        noted = -SLOW_POLL
+        while True:
+            # In this order: a job that has ended after its attempts were read has no other.
+            attempts = patiently(lambda: self._store.attempts.of(name))
+            job = patiently(lambda: self._store.jobs.get(name))
+            if found := [attempt for attempt in attempts if attempt.number >= number]:
+                return found[0]
+            if job.state in ENDED:
+                if number == 1:
+                    note(f"job {name} has printed nothing: {_why(self._store, job)[1]}")
+                return None
+            if time.monotonic() - noted >= SLOW_POLL:
+                self._note_why(job)
+                noted = time.monotonic()
+            if self._listener.wait(_POLL_JOB):
+                noted = -SLOW_POLL
+
+    def _note_why(self, job: "Job") -> None:
+        """Once for each kind of reason: the seconds in it change all the time."""
+        kind, reason = patiently(lambda: _why(self._store, job))
+        if kind != self._noted:
+            self._noted = kind
+            note(f"job {job.id}: {reason}")
+
+
+def _why(store: "Store", job: "Job") -> tuple[str, str]:
     from stoker.queue.explanation import why
 
-    note(f"job {job.id} has printed nothing: {why(store, job).reason}")
-    if as_json:
-        print_json({"job": job.id, "attempt": None, "whole": True, "text": ""})
+    reason = why(store, job)
+    return reason.kind, reason.reason

@@ -11,8 +11,7 @@ from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from stoker.logs.model import LogUpdate
-from stoker.logs.reader import TailReader, last_lines, stored_lines
+from stoker.logs.reader import LogUpdate, TailReader, last_lines, stored_lines
 from stoker.queue.logs import LAST_WITHIN, SECONDS_BETWEEN_LOOKS
 from stoker.queue.model import Attempt, EndCause
 from stoker.queue.store import Store

@@ -19,9 +19,8 @@ import msgspec
 
 from stoker.errors import StokerError
 from stoker.logs.follow import POLL_QUEUE, LogFollower
-from stoker.logs.lines import HtmlLine, LogLines, lines_from
-from stoker.logs.model import LogChunk, LogUpdate
-from stoker.logs.reader import STEP, LogFileReader, log_directory, skip_to_last
+from stoker.logs.reader import STEP, LastLines, LogChunk, LogFileReader, LogUpdate, log_directory
+from stoker.logs.terminal import HtmlLine, LogLines, lines_from
 from stoker.queue import Store
 from stoker.queue.model import ENDED, Attempt, Worker
 from stoker.web.app_state import AppState, ConnectionPool
@@ -229,14 +228,12 @@ class LogChannel:
         update = follower.read(self._store)
         if follower.epoch == epoch:
             return self._lines.feed(update)
-        first = [update]
-
-        def step() -> tuple[LogUpdate, bool]:
-            return first.pop() if first else follower.read(self._store), follower.is_behind
-
-        skipped, update = skip_to_last(step, FIRST_LINES)
-        self._lines = LogLines(skipped)
-        return self._lines.feed(update)
+        last = LastLines(FIRST_LINES)
+        last.add(update)
+        while follower.is_behind:
+            last.add(follower.read(self._store))
+        self._lines = LogLines(last.skipped)
+        return self._lines.feed(last.update())
 
     def _find_end(self, store: Store) -> LogEnd:
         found = store.attempts.get(self._attempt.id)
