@@ -46,7 +46,7 @@ def test_age_and_state_are_selectable(queue: Store) -> None:
         aged(queue, job, 2)
     assert stoker("clean", "--older-than", "3d", "--json").json()["forgotten"] == 0
     done = stoker("clean", "--older-than", "1d", "--state", "failed", "--state", "cancelled")
-    assert done.out == "2 jobs that failed or were cancelled more than 1d ago deleted; 0 kept\n"
+    assert done.out == "2 failed or cancelled jobs that ended more than 1d ago deleted; 0 kept\n"
     assert names(queue) == {"well"}
 
 

@@ -240,7 +240,7 @@ def test_failing_editor_changes_nothing(queue: Store, tmp_path: Path) -> None:
     editor = tmp_path / "editor.py"
     editor.write_text("import sys; sys.exit(3)")
     code, screen = in_terminal(editor, "a")
-    assert (code, "ended with code 3" in screen, left(tmp_path)) == (1, True, [])
+    assert (code, "Editing failed" in screen, left(tmp_path)) == (1, True, [])
     editor.write_text("import sys; open(sys.argv[1], 'a').write('# mine'); sys.exit(3)")
     code, screen = in_terminal(editor, "a")
     (kept,) = left(tmp_path)

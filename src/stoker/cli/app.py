@@ -73,7 +73,6 @@ GROUPS: Final = {
     },
     "Tools": {
         "sim": VerbModule("verbs.sim", "Control simulated GPUs."),
-        "demo": VerbModule("verbs.up", "Show Stoker at work on simulated GPUs."),
         "completion": VerbModule("app", "Print a shell completion script."),
     },
 }

@@ -1,8 +1,6 @@
 """`stoker edit`: change what jobs ask for, by options or in an editor."""
 
 import os
-import shlex
-import subprocess
 import sys
 import tempfile
 import tomllib
@@ -66,7 +64,11 @@ def edit_command(context: click.Context, /, request: Request, file: str | None, 
     JOB is an id, the beginning of an id, or the name of a job or sweep. Fields without an option keep their value.
     COMMAND replaces the command, as in `stoker submit`: one word is text for the shell.
     """
-    typed = {name: options[name] for name in options if _was_typed(context, name)}
+    typed = {
+        name: value
+        for name, value in options.items()
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }
     rule = {f"{_RULE}{name}": typed.pop(name) for name in setting_keys() if name in typed}
     given = without_none(job_values(typed)) | typed | rule
     if (words := context.meta.get(_WORDS)) is not None:
@@ -84,36 +86,25 @@ def edit_command(context: click.Context, /, request: Request, file: str | None, 
     return print_job_changes(report, "edited", request, AMONG)
 
 
-def _was_typed(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-
-
 def _edited(
     store: "Store", jobs: list["Job"], changes: Mapping[str, Mapping[str, object]], request: Request
 ) -> ChangeReport:
     """All at once: an error in one leaves all as they are."""
+    from stoker.queue.jobs import check_changes
+
     wanted = {job.id: changes[job.id] for job in jobs if changes.get(job.id)}
     for job in jobs:
         if job.id in wanted:
-            _check(job, wanted[job.id])
+            check_changes(job, wanted[job.id])
     done = set(wanted if request.dry_run else store.jobs.edit_many(wanted))
-    changed = [Changed(job.id, job.name, f"edited ({_fields(wanted[job.id])})") for job in jobs if job.id in done]
+    fields = {name: ", ".join(changed).replace("_", " ") for name, changed in wanted.items()}
+    edited = [Changed(job.id, job.name, f"edited ({fields[job.id]})") for job in jobs if job.id in done]
     unchanged = [
         Unchanged(job.id, job.name, SAME_ALREADY if changes.get(job.id) == {} else RUNNING)
         for job in jobs
         if job.id not in done
     ]
-    return ChangeReport("edit", store.place, request.dry_run, changed, unchanged)
-
-
-def _fields(changes: Mapping[str, object]) -> str:
-    return ", ".join(field.replace("_", " ") for field in changes)
-
-
-def _check(job: "Job", wanted: Mapping[str, Any]) -> None:
-    from stoker.queue.jobs import check_changes
-
-    check_changes(job, wanted)
+    return ChangeReport("edit", store.place, request.dry_run, edited, unchanged)
 
 
 def _changes(store: "Store", job: "Job", given: Mapping[str, Any]) -> dict[str, object]:
@@ -153,17 +144,34 @@ def _as_text(store: "Store", jobs: list["Job"], request: Request, file: str | No
     (job,) = jobs
     if job.state == "running":
         report = _edited(store, jobs, {}, request)
-        return print_job_changes(report, "edited", request, AMONG)
-    text = text_of(file) if file is not None else edited_text(job)
-    try:
-        report = _edited(store, jobs, {job.id: changes_in(text, job)}, request)
-    except BadInputError as error:
-        where = file or keep_text(job, text)
-        raise BadInputError(
-            f"{error}; nothing was changed, and your text is in {where}: "
-            f"correct it and run `stoker edit {job.id} --from {where}`"
-        ) from None
+    elif file is not None:
+        report = _edited(store, jobs, {job.id: changes_in(_text_of(file), job)}, request)
+    else:
+        report = _edited_in_editor(store, job, request)
     return print_job_changes(report, "edited", request, AMONG)
+
+
+def _edited_in_editor(store: "Store", job: "Job", request: Request) -> ChangeReport:
+    """A text that cannot be used is kept for the next try."""
+    number, name = tempfile.mkstemp(prefix=f"stoker-{job.id}-", suffix=".toml")
+    path = Path(name)
+    with os.fdopen(number, "w", encoding="utf-8") as stream:
+        stream.write(written(job))
+    try:
+        click.edit(filename=name)
+        report = _edited(store, [job], {job.id: changes_in(_text_of(path), job)}, request)
+    except (click.ClickException, StokerError) as error:
+        problem = error.message if isinstance(error, click.ClickException) else str(error)
+        if path.read_bytes() != written(job).encode():
+            problem += (
+                f"; nothing was changed, and your text is in {path}: "
+                f"correct it and run `stoker edit {job.id} --from {path}`"
+            )
+        else:
+            path.unlink()
+        raise StokerError(problem, exit_code=error.exit_code) from None
+    path.unlink()
+    return report
 
 
 # `fit` is nested: `submit --fit-with` sets it, and `batch_size` replaces it.
@@ -179,9 +187,9 @@ def written(job: "Job") -> str:
     for field in _as_text_fields():
         value = field.value(job)
         if isinstance(value, dict):
-            tables += ["", f"[{field.name}]", *(f"{_string(key)} = {_scalar(each)}" for key, each in value.items())]
+            tables += ["", f"[{field.name}]", *(f"{_toml(key)} = {_toml(each)}" for key, each in value.items())]
         elif value is None:
-            lines.append(f"# {field.name} = {_scalar(field.example or '...')}")
+            lines.append(f"# {field.name} = {_toml(field.example or '...')}")
         else:
             lines.append(f"{field.name} = {_in_toml(field, value)}")
     return "\n".join([*lines, *tables]) + "\n"
@@ -217,80 +225,24 @@ def _plain(field: JobField, value: object) -> object:
 
 
 def _in_toml(field: JobField, value: Any) -> str:
-    """With its unit where that is exact."""
-    if field.kind.has_unit:
-        written = field.kind.write(value)
-        return _string(written) if field.kind.read(written) == value else repr(value)
+    """With its unit where that is exact; a command of several lines as such, where TOML allows it."""
+    if field.kind.has_unit and field.kind.read(text := field.kind.write(value)) == value:
+        return _toml(text)
     if field.name == "command" and isinstance(value, str) and "\n" in value:
-        return _several_lines(value)
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_string, value))}]"
-    return _scalar(value)
+        literal = value.replace("\n", "").replace("\t", "").isprintable() and "'''" not in value
+        return f"'''\n{value}'''" if literal and not value.endswith("'") else _toml(value)
+    return _toml(value)
 
 
-def _scalar(value: str | float | bool | None) -> str:
-    match value:
-        case str():
-            return _string(value)
-        case bool():
-            return "true" if value else "false"
-        case None:
-            return _string(OFF)
-    return repr(value)
+def _toml(value: object) -> str:
+    """JSON is TOML, except for null, and for DEL, which JSON does not escape."""
+    return msgspec.json.encode(OFF if value is None else value).decode().replace("\x7f", "\\u007f")
 
 
-def _several_lines(text: str) -> str:
-    """As a literal multi-line string, or in one line where TOML does not allow that."""
-    odd = any((ord(letter) < 32 and letter not in "\n\t") or ord(letter) == 127 for letter in text)
-    return _string(text) if odd or "'''" in text or text.endswith("'") else f"'''\n{text}'''"
-
-
-def _string(text: str) -> str:
-    """A JSON string is a TOML string, except for DEL, which JSON does not escape."""
-    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")
-
-
-def edited_text(job: "Job") -> str:
-    """The text after the editor was closed."""
-    path = _file(job, written(job))
-    try:
-        _open(path)
-        text = text_of(str(path))
-    except StokerError as error:
-        if path.read_bytes() == written(job).encode():
-            path.unlink()
-            raise
-        raise StokerError(f"{error}; nothing was changed, and your text is in {path}") from None
-    path.unlink()
-    return text
-
-
-def keep_text(job: "Job", text: str) -> str:
-    """Keeps the text in a file; its path."""
-    return str(_file(job, text))
-
-
-def text_of(file: str) -> str:
+def _text_of(file: str | Path) -> str:
     try:
         return Path(file).read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise BadInputError(f"{file} is not text in UTF-8") from None
     except OSError as error:
         raise BadInputError(f"{file} cannot be read: {error.strerror}") from None
-
-
-def _file(job: "Job", text: str) -> Path:
-    number, name = tempfile.mkstemp(prefix=f"stoker-{job.id}-", suffix=".toml")
-    with os.fdopen(number, "w", encoding="utf-8") as stream:
-        stream.write(text)
-    return Path(name)
-
-
-def _open(path: Path) -> None:
-    chosen = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
-    try:
-        ended = subprocess.run([*shlex.split(chosen), str(path)], check=False)
-    except (OSError, ValueError):
-        raise StokerError(f"the editor {chosen!r} cannot be started: set EDITOR to an installed editor") from None
-    if ended.returncode != 0:
-        raise StokerError(f"the editor {chosen!r} ended with code {ended.returncode}")

@@ -127,7 +127,9 @@ def snooze_command(words: tuple[str, ...], end: bool, queue_url: str | None) -> 
     RUN is the id of a run on this machine, or a running job of the queue: its id, the beginning of its id, or its
     name. Inside a run or job it may be left out: Stoker sets STOKER_RUN.
     """
-    seconds, named = (0.0, words) if end else (_duration(words), words[1:])
+    if not words and not end:
+        raise BadInputError("for how long? Write it like `stoker snooze 30m`")
+    seconds, named = (0.0, words) if end else (DURATION.convert(words[0], None, None), words[1:])
     if len(named) > 1:
         raise BadInputError(f"one run at a time: {' '.join(named)!r} names {len(named)}")
     name = named[0] if named else os.environ.get("STOKER_RUN")
@@ -136,81 +138,50 @@ def snooze_command(words: tuple[str, ...], end: bool, queue_url: str | None) -> 
         raise BadInputError(f"which run? Write its id after {after}: `stoker runs` and `stoker list` show them")
     # With --queue a job of that queue is meant, unless it is this very run.
     record = _here(name) if queue_url is None or name == os.environ.get("STOKER_RUN") else None
-    if record is not None:
-        _snooze_here(record, seconds)
-    else:
-        _snooze_named(name, seconds, queue_url)
-    return 0
-
-
-def _duration(words: tuple[str, ...]) -> float:
-    if not words:
-        raise BadInputError("for how long? Write it like `stoker snooze 30m`")
-    seconds: float = DURATION.convert(words[0], None, None)
-    return seconds
-
-
-def _snooze_here(record: "Record", seconds: float) -> None:
-    from stoker.queue.provenance import login_name
-    from stoker.runs.record import Snooze
-
-    if seconds > 0:
-        record.write_snooze(Snooze(time.monotonic() + seconds, time.time() + seconds, login_name()))
-    else:
-        record.write_snooze(None)
-    _print_snooze(f"run {record.id}", seconds)
-
-
-def _snooze_named(name: str, seconds: float, queue_url: str | None) -> None:
-    """A job of the queue; only then a run of this machine whose id begins with the name."""
-    from stoker.queue.model import NoSuchJobError
-
-    with contextlib.ExitStack() as stack:
-        try:
-            store = stack.enter_context(opened(queue_url))
-            job = _job(store, name)
-        except StokerError as error:
-            is_clear = isinstance(error, BadInputError) and not isinstance(error, NoSuchJobError)
-            if is_clear or queue_url is not None:
-                raise
-            _snooze_here(_begins_here(name, error), seconds)
-        else:
-            _snooze_job(store, job, seconds)
-
-
-def _job(store: "Store", name: str) -> "Job":
-    from stoker.queue.model import NoSuchJobError
-
-    job = store.jobs.get(name)
-    if job.state != "running" and name not in (job.id, job.name):
-        # The beginning of an ended job's id may be meant for a run.
-        raise NoSuchJobError(_not_running(job))
-    return job
-
-
-def _snooze_job(store: "Store", job: "Job", seconds: float) -> None:
-    """In its record if it runs here, otherwise through the queue, which its worker reads."""
-    here = None if job.attempt is None else _here(f"{job.id}-{job.attempts}")
-    if here is not None:
-        _snooze_here(here, seconds)
-        return
-    from stoker.queue.provenance import login_name
-
-    if job.state != "running" or job.attempt is None or not store.attempts.snooze(job.attempt, seconds, login_name()):
-        raise BadInputError(_not_running(job))
-    _print_snooze(f"job {job.id}", seconds)
-
-
-def _not_running(job: "Job") -> str:
-    return f"job {job.id} is not running: there is nothing to snooze"
-
-
-def _print_snooze(what: str, seconds: float) -> None:
+    what = _snooze_here(record, seconds) if record is not None else _snooze_named(name, seconds, queue_url)
     if seconds > 0:
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
         sys.stdout.write(f"{what} is left alone for {format_duration(seconds)}, until {until}\n")
     else:
         sys.stdout.write(f"{what} is watched again\n")
+    return 0
+
+
+def _snooze_here(record: "Record", seconds: float) -> str:
+    """Snoozes a run of this machine; its name."""
+    from stoker.queue.provenance import login_name
+    from stoker.runs.record import Snooze
+
+    until = Snooze(time.monotonic() + seconds, time.time() + seconds, login_name()) if seconds > 0 else None
+    record.write_snooze(until)
+    return f"run {record.id}"
+
+
+def _snooze_named(name: str, seconds: float, queue_url: str | None) -> str:
+    """Snoozes a job of the queue; only without one, the run of this machine whose id begins with the name."""
+    from stoker.queue.model import NoSuchJobError
+
+    with contextlib.ExitStack() as stack:
+        try:
+            store = stack.enter_context(opened(queue_url))
+            job = store.jobs.get(name)
+        except StokerError as error:
+            is_clear = isinstance(error, BadInputError) and not isinstance(error, NoSuchJobError)
+            if is_clear or queue_url is not None:
+                raise
+            return _snooze_here(_begins_here(name, error), seconds)
+        return _snooze_job(store, job, seconds)
+
+
+def _snooze_job(store: "Store", job: "Job", seconds: float) -> str:
+    """In its record if it runs here, otherwise through the queue, which its worker reads."""
+    from stoker.queue.provenance import login_name
+
+    if job.attempt is not None and (here := _here(f"{job.id}-{job.attempts}")) is not None:
+        return _snooze_here(here, seconds)
+    if job.state != "running" or job.attempt is None or not store.attempts.snooze(job.attempt, seconds, login_name()):
+        raise BadInputError(f"job {job.id} is not running: there is nothing to snooze")
+    return f"job {job.id}"
 
 
 def _here(name: str) -> "Record | None":
@@ -222,21 +193,11 @@ def _begins_here(name: str, no_job: StokerError) -> "Record":
     """The only run of this machine whose id begins with the name."""
     found = list(_running_here(lambda own: own.partition("-")[0].startswith(name)))
     if not found:
-        raise BadInputError(f"{_why_not_here(name)}; {no_job}")
+        raise BadInputError(f"there is no run {name!r} here that has not ended; {no_job}")
     if len(found) > 1:
         some = ", ".join(record.id for record in found[:4])
         raise BadInputError(f"{name!r} fits {len(found)} runs ({some}): write more of it")
     return found[0]
-
-
-def _why_not_here(name: str) -> str:
-    from stoker.runs.record import Records
-
-    try:
-        record = Records(state_home()).find(name)
-    except BadInputError as error:
-        return str(error)
-    return f"run {record.id} has ended: there is nothing to snooze"
 
 
 def _running_here(fits: Callable[[str], bool]) -> "Iterator[Record]":
@@ -244,8 +205,6 @@ def _running_here(fits: Callable[[str], bool]) -> "Iterator[Record]":
     from stoker.runs.record import Records
 
     for records in (Records(state_home(), "attempts"), Records(state_home())):
-        yield from (record for record in records.newest_first() if fits(record.id) and _is_running(record))
-
-
-def _is_running(record: "Record") -> bool:
-    return record.status().state != "ended" and record.is_alive(record.spec())
+        for record in records.newest_first():
+            if fits(record.id) and record.status().state != "ended" and record.is_alive(record.spec()):
+                yield record

@@ -1,51 +1,19 @@
-"""`stoker queue`: create the queue, or check it."""
+"""`stoker queue` and `stoker clean`: create the queue, check it, delete old jobs."""
 
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
-import msgspec
 
 from stoker.cli.options.common import Typed
 from stoker.cli.options.queue import opened, queue_option, queue_url_of
-from stoker.cli.options.selection import STATES
 from stoker.cli.output import count_of, dry_run_option, json_option, print_json
+from stoker.queue.fields import State
+from stoker.queue.model import ENDED
 from stoker.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
-    from stoker.queue import State, Store
-
-
-class QueueReady(msgspec.Struct, frozen=True):
-    """A queue that can be used, as `--json` prints it."""
-
-    queue: str
-    kind: str
-    version: int
-
-
-class QueueWorker(msgspec.Struct, frozen=True):
-    id: str
-    host: str
-    gpus: int
-    paused: bool
-    there: bool
-    """Whether its heartbeat is recent."""
-    silent: float
-    """Seconds since its last heartbeat."""
-    problem: str | None
-
-
-class QueueHealth(msgspec.Struct, frozen=True):
-    """What `stoker queue check` found, as `--json` prints it."""
-
-    queue: str
-    kind: str
-    version: int
-    paused: bool
-    counts: dict[str, int]
-    workers: list[QueueWorker]
-    problems: list[str]
+    from stoker.queue import Store, Worker
 
 
 @click.group("queue")
@@ -64,11 +32,11 @@ def init(as_json: bool, queue_url: str | None) -> int:
     from stoker.queue import init_queue
 
     with init_queue(queue_url_of(queue_url)) as store:
-        ready = _ready(store)
+        ready = _identity(store)
     if as_json:
         print_json(ready)
     else:
-        sys.stdout.write(f"the queue {ready.queue} is ready ({ready.kind}, version {ready.version})\n")
+        sys.stdout.write(f"the queue {ready['queue']} is ready ({ready['kind']}, version {ready['version']})\n")
     return 0
 
 
@@ -78,90 +46,54 @@ def init(as_json: bool, queue_url: str | None) -> int:
 def check(as_json: bool, queue_url: str | None) -> int:
     """Show the queue's jobs and workers, and look for damage; the exit code is 1 when something is wrong."""
     with opened(queue_url) as store:
-        health = _health(store)
+        counts, now = store.jobs.counts(), store.clock()
+        health = {
+            **_identity(store),
+            "paused": store.paused(),
+            "counts": {state: counts[state] for state in get_args(State) if state in counts},
+            "workers": [_worker(worker, now) for worker in store.workers.all()],
+            "problems": store.check(),
+        }
     if as_json:
         print_json(health)
     else:
         sys.stdout.write(_text(health))
-    return 1 if health.problems else 0
+    return 1 if health["problems"] else 0
 
 
-def _ready(store: "Store") -> QueueReady:
+def _identity(store: "Store") -> dict[str, Any]:
     from stoker.queue.driver import VERSION, queue_address
 
-    return QueueReady(store.place, queue_address(store.place).database.name, VERSION)
+    return {"queue": store.place, "kind": queue_address(store.place).database.name, "version": VERSION}
 
 
-def _health(store: "Store") -> QueueHealth:
-    ready = _ready(store)
-    counts = {str(state): count for state, count in store.jobs.counts().items()}
-    return QueueHealth(
-        queue=ready.queue,
-        kind=ready.kind,
-        version=ready.version,
-        paused=store.paused(),
-        counts={state: counts[state] for state in STATES if state in counts},
-        workers=_workers(store),
-        problems=store.check(),
-    )
+def _worker(worker: "Worker", now: float) -> dict[str, Any]:
+    return {
+        "id": worker.id,
+        "host": worker.host,
+        "gpus": len(worker.view.gpus),
+        "paused": worker.paused,
+        "there": worker.is_there(now),
+        "silent": max(now - worker.seen, 0.0),
+        "problem": worker.view.problem,
+    }
 
 
-def _workers(store: "Store") -> list[QueueWorker]:
-    now = store.clock()
-    return [
-        QueueWorker(
-            id=worker.id,
-            host=worker.host,
-            gpus=len(worker.view.gpus),
-            paused=worker.paused,
-            there=worker.is_there(now),
-            silent=max(now - worker.seen, 0.0),
-            problem=worker.view.problem,
-        )
-        for worker in store.workers.all()
+def _text(health: dict[str, Any]) -> str:
+    paused = ", paused" if health["paused"] else ""
+    jobs = ", ".join(f"{count} {state}" for state, count in health["counts"].items()) or "none"
+    lines = [("queue", f"{health['queue']} ({health['kind']}, version {health['version']}){paused}"), ("jobs", jobs)]
+    lines += [("worker", _worker_line(worker)) for worker in health["workers"]] or [
+        ("workers", "none: `stoker work` starts one")
     ]
-
-
-def _text(health: QueueHealth) -> str:
-    jobs = ", ".join(f"{count} {state}" for state, count in health.counts.items()) or "none"
-    lines = [
-        ("queue", f"{health.queue} ({health.kind}, version {health.version})" + (", paused" if health.paused else "")),
-        ("jobs", jobs),
-        *(("worker", _worker_line(worker)) for worker in health.workers),
-        *([] if health.workers else [("workers", "none: `stoker work` starts one")]),
-        *(("problem", problem) for problem in health.problems),
-        *([] if health.problems else [("problems", "none")]),
-    ]
+    lines += [("problem", problem) for problem in health["problems"]] or [("problems", "none")]
     return "".join(f"{name:13}{value}\n" for name, value in lines)
 
 
-def _worker_line(worker: QueueWorker) -> str:
-    seen = "alive" if worker.there else f"last seen {format_duration(round(worker.silent))} ago"
-    notes = [
-        count_of(worker.gpus, "GPU"),
-        seen,
-        *(["paused"] if worker.paused else []),
-        *([worker.problem] if worker.problem else []),
-    ]
-    return f"{worker.id} on {worker.host}: {', '.join(notes)}"
-
-
-ENDED: Final[tuple["State", ...]] = ("succeeded", "failed", "cancelled")
-
-PAST: Final = {"succeeded": "succeeded", "failed": "failed", "cancelled": "were cancelled"}
-
-
-class Cleaning(msgspec.Struct, frozen=True):
-    """What was deleted, as `--json` prints it."""
-
-    verb: str
-    queue: str
-    dry_run: bool
-    older_than: float
-    states: tuple["State", ...]
-    forgotten: int
-    kept: int
-    """Ended jobs in these states that are too recent, or that an unfinished job depends on."""
+def _worker_line(worker: dict[str, Any]) -> str:
+    seen = "alive" if worker["there"] else f"last seen {format_duration(round(worker['silent']))} ago"
+    notes = [count_of(worker["gpus"], "GPU"), seen, "paused" if worker["paused"] else "", worker["problem"]]
+    return f"{worker['id']} on {worker['host']}: {', '.join(filter(None, notes))}"
 
 
 @click.command("clean")
@@ -188,21 +120,17 @@ def clean_command(
     meant = states or ENDED
     with opened(queue_url) as store:
         counts = store.jobs.counts()
-        forgotten = store.jobs.forgettable(older_than, meant) if dry_run else store.jobs.clean(older_than, meant)
-        left = max(sum(counts.get(state, 0) for state in meant) - forgotten, 0)
-        done = Cleaning("clean", store.place, dry_run, older_than, meant, forgotten, left)
+        deleted = store.jobs.forgettable(older_than, meant) if dry_run else store.jobs.clean(older_than, meant)
+        kept = max(sum(counts.get(state, 0) for state in meant) - deleted, 0)
+        place = store.place
     if as_json:
-        print_json(done)
+        done = {"verb": "clean", "queue": place, "dry_run": dry_run, "older_than": older_than, "states": meant}
+        print_json({**done, "forgotten": deleted, "kept": kept})
+    elif not deleted:
+        recent = f"; {kept} that ended are more recent, or other jobs depend on them" if kept else ""
+        sys.stdout.write(f"nothing to delete{recent}\n")
     else:
-        sys.stdout.write(_clean_text(done))
+        would = "would be deleted" if dry_run else "deleted"
+        jobs = count_of(deleted, f"{' or '.join(states)} job".lstrip())
+        sys.stdout.write(f"{jobs} that ended more than {format_duration(older_than)} ago {would}; {kept} kept\n")
     return 0
-
-
-def _clean_text(done: Cleaning) -> str:
-    if not done.forgotten:
-        kept = f"; {done.kept} that ended are more recent, or other jobs depend on them" if done.kept else ""
-        return f"nothing to delete{kept}\n"
-    would = "would be deleted" if done.dry_run else "deleted"
-    how = "ended" if done.states == ENDED else " or ".join(PAST[state] for state in done.states)
-    jobs = count_of(done.forgotten, "job")
-    return f"{jobs} that {how} more than {format_duration(done.older_than)} ago {would}; {done.kept} kept\n"

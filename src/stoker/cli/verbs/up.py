@@ -1,4 +1,4 @@
-"""`stoker up` and `stoker demo`: page, worker and queue in one command; simulated GPUs at simulated work."""
+"""`stoker up`: page, worker and queue in one command; with simulated GPUs and jobs where there is no GPU."""
 
 import contextlib
 import os
@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,22 +16,21 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 
-from stoker.cli.options.common import DURATION, SteadyRhythm
+from stoker.backoff import Backoff
+from stoker.cli.options.common import open_prober
 from stoker.cli.options.queue import opened_or_created, queue_option, queue_url_of
-from stoker.cli.output import log, note
-from stoker.cli.verbs.gpus import looks_of
+from stoker.cli.output import log
 from stoker.cli.verbs.serve import notifying, page_config, page_options, run_page, until_signalled
 from stoker.errors import BadInputError, StokerError
-from stoker.gpus.prober import Prober
 from stoker.paths import open_privately, private_directory, state_home
 from stoker.runs.processes.syscalls import set_parent_death_signal
-from stoker.settings import load_settings
 from stoker.streams import OUTPUT, emit
-from stoker.units import parse_duration
 
 if TYPE_CHECKING:
     from stoker.queue import JobSpec, Store
     from stoker.web.config import Config
+
+_NOTHING: Final = nullcontext()
 
 
 @click.command("up")
@@ -87,38 +85,31 @@ def _serve(
     options: list[str],
     environment: Mapping[str, str],
     *,
-    around: AbstractContextManager[None] | None = None,
-    meanwhile: AbstractContextManager[None] | None = None,
+    around: AbstractContextManager[None] = _NOTHING,
+    meanwhile: AbstractContextManager[None] = _NOTHING,
 ) -> None:
     """Runs page and worker; `around` starts before the worker, `meanwhile` ends before it."""
     from stoker.web.config import listening_socket
 
     listener = listening_socket(config)
     log_file = config.home / "work.log"
-    with around or nullcontext(), WorkerProcess(options, environment, log_file), meanwhile or nullcontext():
+    with around, WorkerProcess(options, environment, log_file), meanwhile:
         emit(OUTPUT, f"The worker has started; the page and {log_file} show what it does\n")
         run_page(config, listener)
 
 
 def _has_gpus() -> bool:
     """Whether there is a GPU. A driver that does not answer counts as one: it is no reason to show a demo."""
-    from stoker.gpus.prober import Prober
     from stoker.gpus.source import AbsentError
 
-    settings = load_settings()
-    with Prober(settings.gpus, deadline=parse_duration(settings.deadline)) as prober:
-        try:
-            prober.look()
-        except AbsentError:
-            return False
-    return True
+    with open_prober(None, None) as prober, contextlib.suppress(AbsentError):
+        prober.look()
+        return True
+    return False
 
 
 # A worker that ended sooner than this could not start; its last line says why.
 _SHORT_LIFE: Final = 10.0
-# The pause doubles with every start that fails.
-_FIRST_PAUSE: Final = 5.0
-_LAST_PAUSE: Final = 60.0
 # A worker stops within a second or two, unless its database hangs.
 _WORKER_STOPS_WITHIN: Final = 15.0
 _LONGEST_LOG: Final = 8 * 2**20
@@ -162,7 +153,7 @@ class WorkerProcess:
             )
 
     def _keep(self) -> None:
-        pause, reported = _FIRST_PAUSE, False
+        backoff, reported = Backoff(5.0, 60.0), False
         while True:
             began = time.monotonic()
             if self._ending.is_set():
@@ -171,14 +162,14 @@ class WorkerProcess:
             if self._ending.is_set():
                 return
             if time.monotonic() - began >= _SHORT_LIFE:
-                pause, reported = _FIRST_PAUSE, False
+                reported = False
+                backoff.reset()
                 log(f"the worker ended with code {code}{self._last_line()}; starting it again")
             elif not reported:
                 reported = True
                 log(f"the worker ended with code {code} right after its start{self._last_line()}; trying again")
-            if self._ending.wait(pause):
+            if self._ending.wait(backoff.next()):
                 return
-            pause = min(pause * 2, _LAST_PAUSE)
             self._process = self._started()
 
     def _last_line(self) -> str:
@@ -211,50 +202,6 @@ def _die_with(parent: int) -> None:
     set_parent_death_signal(signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(0)
-
-
-# One of each behaviour: training with a pause for validation, a job that hangs and holds its memory, a deadlock that
-# spins, and a free GPU.
-_LOADS: Final = (
-    ("--gpu", "0", "--memory", "18GiB", "--repeat", "--phase", "busy 96% 20s", "--phase", "idle 4s"),
-    ("--gpu", "1", "--memory", "11GiB", "--repeat", "--phase", "busy 88% 15s", "--phase", "idle 30s"),
-    ("--gpu", "2", "--memory", "20GiB", "--repeat", "--phase", "busy 97% 12s", "--phase", "spin 30s"),
-)
-
-
-@click.command("demo")
-@click.option("--every", type=DURATION, default="1s", metavar="DURATION", help="Time between looks [1s].")
-@click.option("--for", "duration", type=DURATION, metavar="DURATION", help="End by itself after this long.")
-def demo_command(every: float, duration: float | None) -> int:
-    """Watch four simulated GPUs at simulated work: no GPU is needed, and none is touched."""
-    from stoker.cli.tables.gpus import show_live
-
-    note("these GPUs are simulated; `stoker gpus` reads real ones")
-    with until_signalled(), tempfile.TemporaryDirectory(prefix="stoker-demo-") as directory:
-        machine = f"sim:4@{directory}"
-        with _loads(machine), Prober(machine) as prober:
-            rhythm = SteadyRhythm(every, duration)
-            show_live(looks_of(prober, prober.look(), "all", rhythm), every)
-    return 0
-
-
-@contextlib.contextmanager
-def _loads(machine: str) -> Iterator[None]:
-    """Simulated programs that end with the demo."""
-    program = [sys.executable, "-P", "-m", "stoker.cli", "sim", "load"]
-    environment = {**os.environ, "STOKER_GPUS": machine}
-    environment.pop("CUDA_VISIBLE_DEVICES", None)
-    started = [
-        subprocess.Popen([*program, *load], env=environment, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
-        for load in _LOADS
-    ]
-    try:
-        yield
-    finally:
-        for process in started:
-            process.terminate()
-        for process in started:
-            process.wait()
 
 
 # With fewer jobs waiting the next sweep is submitted, so that the GPUs are still at work in an hour.

@@ -21,32 +21,27 @@ from stoker.actions.catalogue import (
 from stoker.actions.notify import Notify
 from stoker.actions.systemd import ServiceManager, unit_text
 from stoker.actions.watcher import ACTED, Watched, Watcher, WatchOptions
-from stoker.cli.options.common import FRACTION, Typed, open_prober, source_options
+from stoker.cli.options.common import open_prober, source_options
 from stoker.cli.options.policy import LENGTH, policy_options, then_option, with_joined_actions
 from stoker.cli.output import dry_run_option
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.source import AbsentError
 from stoker.rules.registry import in_words, policies_of
 from stoker.rules.rule import Policy
-from stoker.settings import Settings, load_settings
+from stoker.settings_path import config_path
 from stoker.units import format_duration
 
-# Variables that a service would not have; the settings of the rule become options.
+# Beside the variables of options.
 _CARRIED: Final = ("STOKER_GPUS", "STOKER_DEADLINE", "CUDA_VISIBLE_DEVICES")
 _PRINT_UNIT: Final = "--print-unit"
-
-
-def _parse_exit_code(text: str) -> int:
-    written = text.strip()
-    if not (written.isascii() and written.isdigit() and len(written) < 4 and int(written) < 256):
-        raise BadInputError(f"{text!r} is not an exit code: write a number from 0 to 255")
-    return int(written)
+_WORDS: Final = "stoker.watch_words"
 
 
 class _WatchCommand(click.Command):
     """Accepts `--then stop 4242` as well as `--then 'stop 4242'`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = [word for word in args if word != _PRINT_UNIT]
         return super().parse_args(ctx, with_joined_actions(args))
 
 
@@ -77,7 +72,7 @@ class _WatchCommand(click.Command):
 @dry_run_option("Say what would be done and when, and do nothing.")
 @click.option(
     "--idle-exit-code",
-    type=Typed("exit code", _parse_exit_code),
+    type=click.IntRange(0, 255),
     default=ACTED,
     metavar="CODE",
     help=f"Exit code after acting [{ACTED}].",
@@ -118,7 +113,7 @@ def watch_command(
     if repeat and any(isinstance(action, Exit) for action in orders.actions):
         raise BadInputError("--repeat and --then exit exclude each other: choose one")
     if print_unit:
-        return _print_unit(policies, orders, then, _unseen_options(source, deadline))
+        return _print_unit(policies, orders, then)
     for message in [message for action in orders.actions for message in action.prepare()]:
         log_to_stderr(message)
     return _watch(source, deadline, gpus, policies, orders)
@@ -139,51 +134,21 @@ def _watch(
         prober.leave()
 
 
-def _print_unit(policies: Sequence[Policy], orders: WatchOptions, then: tuple[str, ...], more: list[str]) -> int:
-    words = [*_typed(sys.argv[1:]), *more]
-    carried = {name: os.environ[name] for name in _CARRIED if os.environ.get(name)}
+def _print_unit(policies: Sequence[Policy], orders: WatchOptions, then: tuple[str, ...]) -> int:
+    words = ["watch", *click.get_current_context().meta[_WORDS]]
     description = f"Stoker: {in_words(policies)}, then {', then '.join(text.split()[0] for text in then)}"
-    click.echo(unit_text(description, [*_program(), *words], carried, orders.idle_exit_code), nl=False)
+    click.echo(unit_text(description, [*_program(), *words], _environment(), orders.idle_exit_code), nl=False)
     if any(isinstance(action, Notify) for action in orders.actions):
         log_to_stderr("the unit holds the URL of 'notify', which may be a secret: let only root read the file")
     return 0
 
 
-def _typed(arguments: list[str]) -> list[str]:
-    """The command line for the unit, without the configuration file: its settings become options."""
-    verb = next(place for place, word in enumerate(arguments) if word == "watch" and arguments[place - 1] != "--config")
-    general = ["--debug"] if "--debug" in arguments[:verb] else []
-    return [*general, *(word for word in arguments[verb:] if word != _PRINT_UNIT)]
-
-
-def _unseen_options(source: str | None, deadline: float | None) -> list[str]:
-    """The settings of STOKER_* variables and stoker.toml as options: a service has neither."""
-    context = click.get_current_context()
-    words: list[str] = []
-    for option in context.command.params:
-        name = option.name or ""
-        match context.get_parameter_source(name):
-            case click.core.ParameterSource.ENVIRONMENT:
-                words += _as_words(option, option.value_from_envvar(context))
-            case click.core.ParameterSource.DEFAULT_MAP:
-                words += _as_words(option, context.lookup_default(name))
-    settings, plain = load_settings(), Settings()
-    if source is None and settings.gpus != plain.gpus and not os.environ.get("STOKER_GPUS"):
-        words += ["--source", settings.gpus]
-    if deadline is None and settings.deadline != plain.deadline and not os.environ.get("STOKER_DEADLINE"):
-        words += ["--deadline", settings.deadline]
-    return words
-
-
-def _as_words(option: click.Parameter, value: Any) -> list[str]:
-    name = option.opts[0]
-    if isinstance(option, click.Option) and option.is_flag:
-        return [name] if value else []
-    if isinstance(value, list | tuple):
-        return [word for one in value for word in (name, str(one))]
-    if isinstance(value, int | float) and option.type.name == FRACTION.name:
-        return [name, f"{value * 100:.10g}%"]
-    return [name, str(value)]
+def _environment() -> dict[str, str]:
+    """The variables that this command line depends on: a service has no others."""
+    options = [str(option.envvar) for option in click.get_current_context().command.params if option.envvar]
+    found = {name: os.environ[name] for name in (*_CARRIED, *options) if os.environ.get(name)}
+    config = Path(config_path(os.environ)).absolute()
+    return {**found, "STOKER_CONFIG": str(config)} if config.exists() else found
 
 
 def _program() -> list[str]:
