@@ -143,7 +143,7 @@ class Traffic(threading.Thread):
 
     def _pass(self, store: Store, number: int) -> None:
         (name,) = store.jobs.submit([JobSpec(command="true", name=f"job-{number}")])
-        attempt = store.attempts.claim(name, "bench", ["GPU-0"], 60.0)
+        attempt = store.attempts.claim([name], "bench", ["GPU-0"], 60.0)
         assert attempt is not None
         store.attempts.finish(attempt.id, "succeeded", 0)
         store.flush()

@@ -66,7 +66,7 @@ def turns(places: Places) -> list[Figure]:
 
 
 def _medians_of_turns(queue: Store) -> dict[str, float]:
-    attempt = queue.attempts.claim(queue.attempts.ready(WAITING)[0].id, "w", ["GPU-0"], 60.0)
+    attempt = queue.attempts.claim([queue.attempts.ready(WAITING)[0].id], "w", ["GPU-0"], 60.0)
     took: dict[str, list[float]] = {"finish": [], "ready": [], "claim": [], "all three": []}
     for _ in range(TURNS - 1):
         assert attempt is not None
@@ -75,7 +75,7 @@ def _medians_of_turns(queue: Store) -> dict[str, float]:
         finished = time.perf_counter()
         ready = queue.attempts.ready(WAITING)
         looked = time.perf_counter()
-        attempt = queue.attempts.claim(ready[0].id, "w", ["GPU-0"], 60.0)
+        attempt = queue.attempts.claim([ready[0].id], "w", ["GPU-0"], 60.0)
         ended = time.perf_counter()
         for name, value in zip(took, (finished - begun, looked - finished, ended - looked, ended - begun), strict=True):
             took[name].append(value)

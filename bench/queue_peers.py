@@ -44,7 +44,7 @@ def drain_as_a_worker(url: str) -> None:
 
         def one() -> bool:
             while ready := queue.attempts.ready(16):
-                if attempt := queue.attempts.claim_any([job.id for job in ready], "w", [], 60.0):
+                if attempt := queue.attempts.claim([job.id for job in ready], "w", [], 60.0):
                     return queue.attempts.finish(attempt.id, "succeeded", 0)
             return False
 

@@ -171,7 +171,7 @@ def test_finished_commands_are_appended_once(lines: Lines) -> None:
     wait_for(lambda: len(lines.queue.jobs()) == 4, named="the jobs")
     with lines.queue.opened() as store:
         (first, *_) = [job for job in store.jobs.find(order="queue") if job.command == "good"]
-        attempt = store.attempts.claim(first.id, "w", [], 600.0)
+        attempt = store.attempts.claim([first.id], "w", [], 600.0)
         assert attempt is not None
         store.attempts.finish(attempt.id, "succeeded", 0)
     lines.queue.run("bad", "failed")

@@ -8,9 +8,9 @@ from tests.support.queue_jobs import submit
 def test_no_job_of_a_paused_queue_is_claimed(queue: Store) -> None:
     (job,) = submit(queue, "a")
     assert stoker("pause").out == f"the queue {queue.place}: paused\n"
-    assert queue.attempts.claim(job, "w", [], 60.0) is None
+    assert queue.attempts.claim([job], "w", [], 60.0) is None
     assert stoker("resume").out == f"the queue {queue.place}: resumed\n"
-    assert queue.attempts.claim(job, "w", [], 60.0) is not None
+    assert queue.attempts.claim([job], "w", [], 60.0) is not None
 
 
 def test_pausing_twice_succeeds(queue: Store) -> None:
@@ -34,12 +34,12 @@ def test_worker_is_paused_by_host_or_id(queue: Store) -> None:
     queue.workers.heartbeat("worker-1", "alpha", View())
     queue.workers.heartbeat("worker-2", "beta", View())
     assert stoker("pause", "--worker", "alpha").out == "worker worker-1 on alpha: paused\n"
-    assert queue.attempts.claim(job, "worker-1", [], 60.0) is None
-    assert queue.attempts.claim(job, "worker-2", [], 60.0) is not None
+    assert queue.attempts.claim([job], "worker-1", [], 60.0) is None
+    assert queue.attempts.claim([job], "worker-2", [], 60.0) is not None
     assert stoker("resume", "--worker", "worker-1", "--json").json()["changed"] == [
         {"id": "worker-1", "name": "alpha", "what": "resumed"}
     ]
-    assert queue.attempts.claim(other, "worker-1", [], 60.0) is not None
+    assert queue.attempts.claim([other], "worker-1", [], 60.0) is not None
 
 
 def test_unknown_or_ambiguous_worker_is_refused(queue: Store) -> None:

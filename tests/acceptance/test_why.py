@@ -26,7 +26,7 @@ def test_reason_changes_with_the_job_state(queue: Store) -> None:
     assert "no worker is there, and none ever was" in why(first)
     queue.pause()
     assert "the queue is paused" in why(first)
-    queue.resume()
+    queue.pause(False)
     be_there(queue)
     assert "it is next" in why(first)
     assert f"waits for job {first} (queued)" in why("later")

@@ -360,9 +360,9 @@ class TestSteering:
             site.wait_until(running, "succeeded")
             assert site.job(job).state == "queued"
             if whom == "queue":
-                site.store.resume()
+                site.store.pause(False)
             else:
-                assert site.store.workers.resume(worker.id)
+                assert site.store.workers.pause(worker.id, False)
             return _until_started(site, job)
 
         _was_rung_for(starts_when_resumed)

@@ -258,7 +258,7 @@ def test_job_with_expired_lease_is_stopped_before_it_starts_again(site: WorkSite
 def test_claim_of_a_worker_killed_before_the_start_is_released_at_once(any_site: WorkSite, journal: JobJournal) -> None:
     home = WorkerIdentity(any_site.home)
     job = any_site.submit(journal.command(0.1), on_loss="hold")
-    assert any_site.store.attempts.claim(job, home.worker, [], 600.0) is not None
+    assert any_site.store.attempts.claim([job], home.worker, [], 600.0) is not None
     home.leave()
     assert "stoker" not in any_site.work_until_empty().err
     assert outcomes(any_site, job) == ["requeued", "succeeded"]
@@ -389,7 +389,7 @@ def test_claim_with_a_lost_response_is_requeued_after_the_outage(
     worker = site.work("--cpu-jobs", "0").ready()
     (myself,) = wait_for(site.store.workers.all, named="the worker's first word")
     job = site.submit("true")
-    assert site.store.attempts.claim(job, myself.id, [], 600.0) is not None
+    assert site.store.attempts.claim([job], myself.id, [], 600.0) is not None
     mortal_server.kill()
     worker.wait_until_it_says("trying again")
     bring_back(mortal_server, site)

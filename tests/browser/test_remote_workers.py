@@ -89,14 +89,14 @@ def _a_machine_at_work(store: Store) -> tuple[str, str]:
     running, hung = store.jobs.submit(
         [JobSpec(command="train", name="runs far away"), JobSpec(command="hang", name="hung")]
     )
-    stopped = store.attempts.claim(hung, "far-1", ["GPU-0"], 600.0)
+    stopped = store.attempts.claim([hung], "far-1", ["GPU-0"], 600.0)
     assert stopped is not None
     store.attempts.finish(stopped.id, "failed", 124, "GPU 0 stayed below 1% for 30m")
     report = f"# Stopped\n\n{SCRIPT} in all_reduce\n"
     store.attempts.write_details(
         stopped.id, AttemptDetails(cause="idle", rule="idle", report=report, fit=msgspec.to_builtins(FITTED))
     )
-    assert store.attempts.claim(running, "far-1", ["GPU-0"], 600.0) is not None
+    assert store.attempts.claim([running], "far-1", ["GPU-0"], 600.0) is not None
     store.logs.write(_attempt(store, running), _output("epoch 1"))
     return running, hung
 

@@ -32,7 +32,7 @@ def jobs() -> list[str]:
     with init_queue() as store:
         ids = store.jobs.submit([JobSpec(command="train", name=f"train {number}") for number in range(TABS)])
         for job in ids:
-            assert store.attempts.claim(job, "w", [], 600.0) is not None
+            assert store.attempts.claim([job], "w", [], 600.0) is not None
             _output(job).parent.mkdir(parents=True)
             _output(job).write_text("epoch 1\n")
     return ids

@@ -1,7 +1,4 @@
-"""A field that is added to the table of fields is taken by every verb, the API, the form and the client."""
-
-from collections.abc import Iterator
-from typing import Any
+"""A field in the table of fields is taken by every verb, the API, the form and the client."""
 
 import click
 import pytest
@@ -9,72 +6,65 @@ import pytest
 import stoker
 from stoker.cli.options.job import JobVerb, job_options, job_values
 from stoker.queue import Store
-from stoker.queue.fields import COUNT, FIELDS, FormInput, JobField, check, register, spec_of
+from stoker.queue.client import Options
+from stoker.queue.fields import FIELDS, check, editable, spec_of
 from stoker.queue.jobs import edited
 from stoker.web.api.bodies import fields_body
 from stoker.web.pages import submit as submit_form
-from stoker.web.submission import changes_of, jobs_of
+from stoker.web.submission import changes_of, jobs_of, settable
 from tests.support.queue_jobs import queue, submit
 
 __all__ = ["queue"]
 
 
-@pytest.fixture(autouse=True)
-def nodes() -> Iterator[JobField]:
-    register(
-        "nodes",
-        JobField(
-            kind=COUNT,
-            help="How many machines it needs.",
-            option="--nodes",
-            feed_help="Machines for each job.",
-            form=FormInput("Machines", numeric=True),
-        ),
-    )
-    yield FIELDS["nodes"]
-    del FIELDS["nodes"]
-
-
 @pytest.mark.parametrize("verb", ["submit", "edit", "feed"])
-def test_registered_field_is_an_option_of_the_verbs(verb: JobVerb, nodes: JobField) -> None:
+def test_fields_are_options_of_the_verbs(verb: JobVerb) -> None:
     @click.command()
     @job_options(verb)
     def command(**options: object) -> dict[str, object]:
         return job_values(dict(options))
 
-    values = command.main(["--nodes", "3"], standalone_mode=False)
-    assert values["nodes"] == 3
-    with pytest.raises(stoker.errors.BadInputError, match="--nodes: 'x' is not a whole number"):
-        command.main(["--nodes", "x"], standalone_mode=False)
+    taken = {name for name, field in FIELDS.items() if field.option and (verb != "feed" or field.feed_help)}
+    values = command.main(["--retries", "3"], standalone_mode=False)
+    assert values.keys() == (taken & set(editable()) if verb == "edit" else taken)
+    assert values["retries"] == 3
+    with pytest.raises(stoker.errors.BadInputError, match="--retries: 'x' is not a whole number"):
+        command.main(["--retries", "x"], standalone_mode=False)
 
 
-def test_registered_field_is_stored_and_edited(queue: Store, nodes: JobField) -> None:
-    (name,) = queue.jobs.submit([spec_of({"command": "true", "nodes": 2})])
-    assert nodes.value(queue.jobs.get(name)) == 2
-    assert nodes.value(queue.jobs.edit(name, {"nodes": 5})) == 5
-    assert nodes.value(edited(queue.jobs.get(name), {"name": "other"})) == 5
-    with pytest.raises(stoker.errors.BadInputError, match="nodes: must be between 0"):
-        check(spec_of({"command": "true", "nodes": -1}))
+def test_fields_are_stored_and_edited(queue: Store) -> None:
+    retries = FIELDS["retries"]
+    (name,) = queue.jobs.submit([spec_of({"command": "true", "retries": 2})])
+    assert retries.value(queue.jobs.get(name)) == 2
+    assert retries.value(queue.jobs.edit(name, {"retries": 5})) == 5
+    assert retries.value(edited(queue.jobs.get(name), {"name": "other"})) == 5
+    with pytest.raises(stoker.errors.BadInputError, match="retries: must be between 0"):
+        check(spec_of({"command": "true", "retries": -1}))
 
 
-def test_registered_field_is_in_api_bodies(queue: Store, nodes: JobField) -> None:
+def test_fields_are_in_api_bodies(queue: Store) -> None:
     for at_submission in (True, False):
-        assert fields_body(at_submission=at_submission).model_fields["nodes"].description == nodes.help
-    (job,) = jobs_of(queue, {"command": "true", "directory": "/tmp", "nodes": "4"})
-    assert nodes.value(job) == 4
+        body = fields_body(at_submission=at_submission).model_fields
+        assert {name: field.description for name, field in body.items()} == {
+            name: FIELDS[name].help for name in settable(at_submission=at_submission)
+        }
+    (job,) = jobs_of(queue, {"command": "true", "directory": "/tmp", "retries": "4"})
+    assert job.retries == 4
     (name,) = submit(queue, "old")
-    assert changes_of(queue, {"nodes": 7}, queue.jobs.get(name)) == {"nodes": 7}
+    assert changes_of(queue, {"retries": 7}, queue.jobs.get(name)) == {"retries": 7}
 
 
-def test_registered_field_is_in_the_form(queue: Store, nodes: JobField) -> None:
-    assert nodes in [field for row in submit_form.rows(main=False) for field in row]
-    form = submit_form.sent(b"command=true&directory=/tmp&nodes=6&idle=on")
+def test_fields_are_in_the_form(queue: Store) -> None:
+    shown = [field.name for main in (True, False) for row in submit_form.rows(main=main) for field in row]
+    flags = {name for name, field in FIELDS.items() if field.kind.name == "flag"}
+    assert set(shown) >= {name for name, field in FIELDS.items() if field.form is not None} - flags
+    form = submit_form.sent(b"command=true&directory=/tmp&retries=6&idle=on")
     (job,) = jobs_of(queue, submit_form.submission_of(form, None))
-    assert nodes.value(job) == 6
+    assert job.retries == 6
 
 
-def test_registered_field_is_an_option_of_the_client(queue: Store, nodes: JobField) -> None:
+def test_fields_are_options_of_the_client(queue: Store) -> None:
+    taken = {name for name in FIELDS if name in editable() or name == "hold"} - {"command"}
+    assert Options.__annotations__.keys() == taken | {"bare_environment", "allow_dirty"}
     with stoker.Queue() as client:
-        options: Any = {"nodes": 8}
-        job = client.submit("true", **options)
-        assert nodes.value(job) == 8
+        assert client.submit("true", retries=8).retries == 8

@@ -35,7 +35,7 @@ def store() -> Iterator[Store]:
 def fail(store: Store, name: str, cause: str = "exited", sentence: str = "it ended with code 1") -> str:
     """A job that has failed for good."""
     (job,) = store.jobs.submit([JobSpec(command="x", name=name)])
-    attempt = store.attempts.claim(job, "w", [], 600.0)
+    attempt = store.attempts.claim([job], "w", [], 600.0)
     assert attempt is not None
     store.attempts.write_details(attempt.id, AttemptDetails(cause=cause, rule=cause if cause == "idle" else ""))
     assert store.attempts.finish(attempt.id, "failed", 1, sentence)
@@ -103,7 +103,7 @@ def test_only_configured_kinds_of_events_are_sent(store: Store) -> None:
 
 def test_idle_stop_of_a_retried_job_is_sent_as_a_stop(store: Store) -> None:
     (job,) = store.jobs.submit([JobSpec(command="x", name="flaky", retries=1)])
-    attempt = store.attempts.claim(job, "w", [], 600.0)
+    attempt = store.attempts.claim([job], "w", [], 600.0)
     assert attempt is not None
     looks = threading.Semaphore(0)
 
@@ -228,7 +228,7 @@ def test_internal_error_is_logged_once_and_the_notifier_continues(
 def test_only_reported_jobs_are_loaded(store: Store) -> None:
     for name in ("a", "b", "c"):
         (job,) = store.jobs.submit([JobSpec(command="x", name=name)])
-        attempt = store.attempts.claim(job, "w", [], 600.0)
+        attempt = store.attempts.claim([job], "w", [], 600.0)
         assert attempt is not None
         store.attempts.finish(attempt.id, "succeeded", 0, "")
         fail(store, f"{name} failed")
@@ -242,7 +242,7 @@ def test_only_reported_jobs_are_loaded(store: Store) -> None:
 
 def test_idle_stop_of_a_cancelled_job_is_not_called_a_retry(store: Store) -> None:
     (job,) = store.jobs.submit([JobSpec(command="x", name="hung", retries=1)])
-    attempt = store.attempts.claim(job, "w", [], 600.0)
+    attempt = store.attempts.claim([job], "w", [], 600.0)
     assert attempt is not None
     notifier = Notifier(Notifications(urls=(), events=("stopped",)), LINK, open_queue, print)
     notifier._queue_state(store)

@@ -74,7 +74,7 @@ def test_change_by_another_process_wakes_the_listener_and_is_visible(
     assert rings(changes)
     other.jobs.move_beside([job], neighbour, "after")
     assert rings(changes)
-    attempt = other.attempts.claim(job, "w", [], 60.0)
+    attempt = other.attempts.claim([job], "w", [], 60.0)
     assert attempt is not None
     other.attempts.snooze(attempt.id, 60.0, "alice")
     assert rings(changes)
@@ -87,7 +87,7 @@ def test_heartbeats_leases_logs_and_usage_wake_no_listener(changes: ChangeListen
     (job,) = queue.jobs.submit([JobSpec(command="my own")])
     assert select.select([changes], [], [], 60.0)[0]
     assert not changes.poll()  # it wakes without a change
-    attempt = other.attempts.claim(job, "w", [], 60.0)
+    attempt = other.attempts.claim([job], "w", [], 60.0)
     assert attempt is not None
     other.workers.heartbeat("w", "host", View())
     other.attempts.renew([attempt.id], 60.0)
@@ -132,7 +132,7 @@ def test_first_outcome_notifies_at_once_and_later_ones_together(
     now = 0.0
     other.attempts._throttle = other._throttle = NotifyThrottle(lambda: now)
     jobs = queue.jobs.submit([JobSpec(command="x")] * 10)
-    first, *soon_after = [other.attempts.claim(job, "w", [], 60.0) for job in jobs]
+    first, *soon_after = [other.attempts.claim([job], "w", [], 60.0) for job in jobs]
     assert first is not None
     assert other.flush_due() is None
     other.attempts.finish(first.id, "succeeded", 0)
@@ -158,7 +158,7 @@ def test_first_outcome_notifies_at_once_and_later_ones_together(
 def test_deferred_notification_is_sent_on_close(changes: ChangeListener, queue: Store, url: str) -> None:
     jobs = queue.jobs.submit([JobSpec(command="x")] * 2)
     with open_queue(url) as other:
-        attempts = [other.attempts.claim(job, "w", [], 60.0) for job in jobs]
+        attempts = [other.attempts.claim([job], "w", [], 60.0) for job in jobs]
         # A clock that stands still: it has just notified.
         other.attempts._throttle = other._throttle = NotifyThrottle(lambda: 0.0)
         other._throttle.sent()

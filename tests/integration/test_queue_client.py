@@ -58,7 +58,7 @@ def rests(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def run(store: Store, job: str, outcome: Outcome = "succeeded", output: str = "") -> None:
-    attempt = store.attempts.claim(job, "w", [], LONG)
+    attempt = store.attempts.claim([job], "w", [], LONG)
     assert attempt is not None
     store.logs.write(attempt.id, output)
     assert store.attempts.finish(attempt.id, outcome, 0 if outcome == "succeeded" else 1)
@@ -141,7 +141,7 @@ def test_logs_are_complete_after_wait(queue: stoker.Queue, store: Store, monkeyp
     """Also when the last of its output comes after the outcome, which is brought first."""
     store.workers.heartbeat("w", "host", View())
     job = queue.submit("train")
-    attempt = store.attempts.claim(job.id, "w", [], LONG)
+    attempt = store.attempts.claim([job.id], "w", [], LONG)
     assert attempt is not None
     store.logs.write(attempt.id, "half of")
     assert store.attempts.finish(attempt.id, "succeeded", 0)

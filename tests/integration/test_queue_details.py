@@ -7,7 +7,6 @@ import pytest
 from stoker.errors import BadInputError
 from stoker.queue import AttemptDetails, Requests, Snoozed, Store, Usage, open_queue
 from stoker.queue.attempts import LONGEST_REPORT
-from stoker.queue.model import EndCause
 from stoker.queue.store import KEPT_SECONDS
 from stoker.queue.workers import KEPT_MINUTES
 from tests.support.either_queue import queue, url
@@ -104,8 +103,8 @@ def test_causes_of_several_attempts_are_read_in_one_query(queue: Store) -> None:
     queue.attempts.write_details(first, AttemptDetails(cause="idle", rule="idle"))
     queue.attempts.write_details(second, AttemptDetails(cause="exited"))
     assert queue.attempts.causes([first, second, third, "nobody's"]) == {
-        first: EndCause("idle", "idle"),
-        second: EndCause("exited"),
+        first: AttemptDetails(cause="idle", rule="idle"),
+        second: AttemptDetails(cause="exited"),
     }
     assert queue.attempts.causes([]) == {}
 
@@ -114,7 +113,7 @@ def test_rule_stops_have_the_number_of_freed_gpus(queue: Store) -> None:
     ids = []
     for gpus, cause in [(["a", "b"], "idle"), (["c"], "time limit"), (["d"], "idle")]:
         (job,) = submit(queue, "x", gpus=len(gpus))
-        attempt = queue.attempts.claim(job, "w", gpus, LONG)
+        attempt = queue.attempts.claim([job], "w", gpus, LONG)
         assert attempt is not None
         queue.attempts.write_details(attempt.id, AttemptDetails(cause=cause, rule=cause if cause == "idle" else ""))
         ids.append(attempt.id)

@@ -51,7 +51,7 @@ def submit(queue: Store, *commands: str, **asked: object) -> list[str]:
 
 
 def run(queue: Store, job: str, outcome: Outcome, exit_code: int | None = None) -> None:
-    attempt = queue.attempts.claim(job, "w", [], LONG)
+    attempt = queue.attempts.claim([job], "w", [], LONG)
     assert attempt is not None
     assert queue.attempts.finish(attempt.id, outcome, exit_code)
 
@@ -175,7 +175,7 @@ def test_ready_jobs_are_ordered_by_priority_then_age(queue: Store) -> None:
     (lazy,) = submit(queue, "lazy", priority=-5)
     assert ready(queue) == [urgent, old, young, lazy]
     assert [job.id for job in queue.attempts.ready(2)] == [urgent, old]
-    queue.jobs.set_priority([lazy], 9)
+    queue.jobs.edit(lazy, {"priority": 9})
     assert ready(queue) == [lazy, urgent, old, young]
     assert queue.jobs.get(lazy).priority == 9
 
@@ -183,7 +183,7 @@ def test_ready_jobs_are_ordered_by_priority_then_age(queue: Store) -> None:
 def test_job_waits_for_the_success_of_its_dependencies(queue: Store) -> None:
     first, second = submit(queue, "first", "second")
     (then,) = submit(queue, "then", after=(first,), after_any=(second,))
-    assert queue.attempts.claim(then, "w", [], LONG) is None
+    assert queue.attempts.claim([then], "w", [], LONG) is None
     run(queue, second, "failed", 1)
     assert queue.jobs.needs_of([then]).of(then) == {first: "queued"}
     run(queue, first, "failed", 1)
@@ -200,15 +200,15 @@ def test_job_waits_for_the_success_of_its_dependencies(queue: Store) -> None:
 
 def test_claim_succeeds_once_and_returns_the_attempt(queue: Store) -> None:
     (job,) = submit(queue, "train", gpus=1)
-    attempt = queue.attempts.claim(job, "w1", ["GPU-aa"], LONG)
+    attempt = queue.attempts.claim([job], "w1", ["GPU-aa"], LONG)
     assert attempt is not None
     assert (attempt.job, attempt.worker, attempt.number, attempt.gpus) == (job, "w1", 1, ("GPU-aa",))
     assert attempt.lease_expires - attempt.started == pytest.approx(LONG, abs=10)
-    assert queue.attempts.claim(job, "w2", ["GPU-bb"], LONG) is None
+    assert queue.attempts.claim([job], "w2", ["GPU-bb"], LONG) is None
     assert queue.attempts.of(job) == queue.attempts.running() == [attempt]
     running = queue.jobs.get(job)
     assert (running.state, running.attempt, running.attempts) == ("running", attempt.id, 1)
-    assert queue.attempts.claim("ffffffff", "w1", [], LONG) is None
+    assert queue.attempts.claim(["ffffffff"], "w1", [], LONG) is None
 
 
 def test_claim_takes_the_first_job_with_that_number_of_gpus(queue: Store) -> None:
@@ -236,7 +236,7 @@ def test_success_is_recorded_with_its_code_and_time(queue: Store) -> None:
 
 def test_attempt_is_finished_once(queue: Store) -> None:
     (job,) = submit(queue, "x")
-    attempt = queue.attempts.claim(job, "w", [], LONG)
+    attempt = queue.attempts.claim([job], "w", [], LONG)
     assert attempt is not None
     assert queue.attempts.finish(attempt.id, "failed", 3, "it said no")
     before = queue.jobs.get(job)
@@ -248,12 +248,12 @@ def test_attempt_is_finished_once(queue: Store) -> None:
 
 def test_expired_lease_requeues_the_job_once_and_a_late_outcome_is_refused(queue: Store) -> None:
     (job,) = submit(queue, "x", retries=0)
-    late = queue.attempts.claim(job, "cut off", [], OVER)
+    late = queue.attempts.claim([job], "cut off", [], OVER)
     assert late is not None
-    new = queue.attempts.claim(job, "w2", [], LONG)
+    new = queue.attempts.claim([job], "w2", [], LONG)
     assert new is not None
     assert new.number == 2
-    assert queue.attempts.claim(job, "w3", [], LONG) is None
+    assert queue.attempts.claim([job], "w3", [], LONG) is None
     assert queue.attempts.renew([late.id], LONG) == {}
     assert not queue.attempts.finish(late.id, "succeeded", 0)
     assert queue.jobs.get(job).state == "running"
@@ -263,7 +263,7 @@ def test_expired_lease_requeues_the_job_once_and_a_late_outcome_is_refused(queue
 
 def test_outcome_after_the_lease_counts_until_the_job_is_claimed(queue: Store) -> None:
     (job,) = submit(queue, "x")
-    attempt = queue.attempts.claim(job, "w", [], OVER)
+    attempt = queue.attempts.claim([job], "w", [], OVER)
     assert attempt is not None
     assert queue.attempts.finish(attempt.id, "succeeded", 0)
     assert queue.attempts.sweep() == 0
@@ -272,20 +272,20 @@ def test_outcome_after_the_lease_counts_until_the_job_is_claimed(queue: Store) -
 
 def test_renewed_lease_keeps_the_job(queue: Store) -> None:
     ids = submit(queue, "kept", "lost")
-    attempt = queue.attempts.claim(ids[0], "w", [], OVER)
+    attempt = queue.attempts.claim([ids[0]], "w", [], OVER)
     assert attempt is not None
     assert queue.attempts.renew([attempt.id, "f" * 32], LONG) == {attempt.id: False}
-    assert queue.attempts.claim(ids[1], "w", [], OVER) is not None
+    assert queue.attempts.claim([ids[1]], "w", [], OVER) is not None
     assert queue.attempts.sweep() == 1
     assert [queue.jobs.get(job).state for job in ids] == ["running", "queued"]
 
 
 def test_worker_does_not_declare_its_own_attempts_lost(queue: Store) -> None:
     (job,) = submit(queue, "runs here")
-    assert queue.attempts.claim(job, "mine", [], OVER) is not None
+    assert queue.attempts.claim([job], "mine", [], OVER) is not None
     assert queue.attempts.sweep("mine") == 0
     assert queue.attempts.ready(worker="mine") == []
-    assert queue.attempts.claim(job, "mine", [], LONG) is None
+    assert queue.attempts.claim([job], "mine", [], LONG) is None
     assert queue.jobs.get(job).state == "running"
     assert queue.attempts.sweep("another") == 1
 
@@ -310,7 +310,7 @@ def set_clock(queue: Store, by: float) -> None:
 @pytest.mark.parametrize("by", [3600.0, LONG * 0.9, -3600.0])
 def test_clock_step_expires_no_lease(queue: Store, by: float) -> None:
     (job,) = submit(queue, "runs")
-    attempt = queue.attempts.claim(job, "w", [], LONG)
+    attempt = queue.attempts.claim([job], "w", [], LONG)
     assert attempt is not None
     assert queue.attempts.sweep("another") == 0
     before = queue.clock()
@@ -318,7 +318,7 @@ def test_clock_step_expires_no_lease(queue: Store, by: float) -> None:
     assert queue.clock() - before == pytest.approx(by, abs=60.0)
     for _ in range(2):
         assert queue.attempts.sweep("another") == 0
-    assert queue.attempts.claim(job, "another", [], LONG) is None
+    assert queue.attempts.claim([job], "another", [], LONG) is None
     (shown,) = queue.attempts.running()
     if by > 0 or isinstance(queue._driver, SqliteDriver):
         # What people are shown goes by the clock that they see.
@@ -326,7 +326,7 @@ def test_clock_step_expires_no_lease(queue: Store, by: float) -> None:
     assert queue.attempts.renew([attempt.id], LONG) == {attempt.id: False}
     assert queue.attempts.sweep("another") == 0
     (lost,) = submit(queue, "lost")
-    assert queue.attempts.claim(lost, "w", [], OVER) is not None
+    assert queue.attempts.claim([lost], "w", [], OVER) is not None
     assert queue.attempts.sweep("another") == 1
 
 
@@ -346,7 +346,7 @@ def test_all_processes_measure_leases_by_the_same_clock(tmp_path: Path, monkeypa
     place = str(tmp_path / "queue.db")
     with init_queue(place) as first:
         (job,) = submit(first, "runs")
-        attempt = first.attempts.claim(job, "w", [], LONG)
+        attempt = first.attempts.claim([job], "w", [], LONG)
         assert attempt is not None
         really = time.time
         with monkeypatch.context() as stepped:
@@ -359,7 +359,7 @@ def test_all_processes_measure_leases_by_the_same_clock(tmp_path: Path, monkeypa
 
 def test_restarted_worker_adopts_running_attempts(queue: Store) -> None:
     ids = submit(queue, "runs", "ended")
-    runs, ended = (queue.attempts.claim(job, "old start", [], LONG) for job in ids)
+    runs, ended = (queue.attempts.claim([job], "old start", [], LONG) for job in ids)
     assert runs is not None
     assert ended is not None
     queue.attempts.finish(ended.id, "succeeded", 0)
@@ -370,7 +370,7 @@ def test_restarted_worker_adopts_running_attempts(queue: Store) -> None:
 
 def test_lost_job_is_held_if_configured(queue: Store) -> None:
     (job,) = submit(queue, "x", on_loss="hold")
-    queue.attempts.claim(job, "w", [], OVER)
+    queue.attempts.claim([job], "w", [], OVER)
     assert queue.attempts.sweep() == 1
     assert queue.jobs.get(job).state == "held"
     assert "did not renew its lease" in queue.jobs.get(job).reason
@@ -379,7 +379,7 @@ def test_lost_job_is_held_if_configured(queue: Store) -> None:
 def test_repeatedly_lost_job_is_held(queue: Store) -> None:
     (job,) = submit(queue, "takes its machine down")
     lost = 0
-    while queue.attempts.claim(job, f"w{lost}", [], OVER):
+    while queue.attempts.claim([job], f"w{lost}", [], OVER):
         lost += 1
         assert lost <= 10
     assert lost == 10
@@ -394,7 +394,7 @@ def test_retry_delay_doubles_with_each_failure(queue: Store) -> None:
     assert waiting.not_before - queue.clock() == pytest.approx(100, abs=20)
     assert queue.jobs.next_wake() == pytest.approx(waiting.not_before, abs=1.0)
     assert ready(queue) == []
-    assert queue.attempts.claim(job, "w", [], LONG) is None
+    assert queue.attempts.claim([job], "w", [], LONG) is None
     queue._driver.fetch_text("UPDATE stoker_jobs SET not_before = 0", {})  # as if that time had passed
     run(queue, job, "failed", 1)
     assert queue.jobs.get(job).not_before - queue.clock() == pytest.approx(200, abs=20)
@@ -425,7 +425,7 @@ def test_queued_job_is_cancelled_at_once(queue: Store) -> None:
     result = queue.jobs.cancel([queued, held, done])
     assert (sorted(result.cancelled), result.asked) == (sorted([queued, held]), [])
     assert [queue.jobs.get(job).state for job in (queued, held, done)] == ["cancelled", "cancelled", "succeeded"]
-    assert queue.attempts.claim(queued, "w", [], LONG) is None
+    assert queue.attempts.claim([queued], "w", [], LONG) is None
 
 
 @pytest.mark.parametrize(
@@ -440,7 +440,7 @@ def test_queued_job_is_cancelled_at_once(queue: Store) -> None:
 )
 def test_cancelled_running_job_is_stopped_by_its_supervisor(queue: Store, outcome: Outcome, state: str) -> None:
     job, other = submit(queue, "x", "y", retries=3)
-    attempt = queue.attempts.claim(job, "w", [], LONG)
+    attempt = queue.attempts.claim([job], "w", [], LONG)
     assert attempt is not None
     assert queue.attempts.requests("w") == Requests()
     assert queue.jobs.cancel([job]).asked == [job]
@@ -498,7 +498,7 @@ def test_jobs_moved_together_keep_their_order(queue: Store) -> None:
 
 def test_running_job_is_not_moved(queue: Store) -> None:
     a, b = submit(queue, "a", "b")
-    queue.attempts.claim(b, "w", [], LONG)
+    queue.attempts.claim([b], "w", [], LONG)
     assert queue.jobs.move([b, "ffffffff"], "first") == []
     assert ready(queue) == [a]
 
@@ -532,7 +532,7 @@ def test_invalid_edits_are_refused_and_change_nothing(queue: Store) -> None:
         with pytest.raises(BadInputError, match=complaint):
             queue.jobs.edit(a, changes)
     assert queue.jobs.find() == before
-    queue.attempts.claim(a, "w", [], LONG)
+    queue.attempts.claim([a], "w", [], LONG)
     with pytest.raises(BadInputError, match="is running"):
         queue.jobs.edit(a, {"gpus": 2})
     with pytest.raises(BadInputError, match="no job 'ffffffff'"):
@@ -606,7 +606,7 @@ def test_cleaning_deletes_old_ended_jobs_that_no_job_waits_for(queue: Store) -> 
 
 def test_log_tail_is_bounded(queue: Store) -> None:
     (job,) = submit(queue, "x")
-    attempt = queue.attempts.claim(job, "w", [], LONG)
+    attempt = queue.attempts.claim([job], "w", [], LONG)
     assert attempt is not None
     assert queue.logs.read(attempt.id) == ""
     assert queue.logs.write(attempt.id, "first\n")
@@ -621,12 +621,12 @@ def test_log_tail_is_bounded(queue: Store) -> None:
 
 def test_inconsistent_job_is_reported_and_not_started(queue: Store) -> None:
     job, other = submit(queue, "x", "y", gpus=0)
-    attempt = queue.attempts.claim(job, "w", [], LONG)
+    attempt = queue.attempts.claim([job], "w", [], LONG)
     assert attempt is not None
     assert queue.check() == []
     queue._driver.fetch_text("UPDATE stoker_jobs SET state = 'queued'", {})
     with pytest.raises(StokerError, match=r"an attempt that runs: `stoker queue check`"):
-        queue.attempts.claim(job, "w2", [], LONG)
+        queue.attempts.claim([job], "w2", [], LONG)
     (complaint,) = queue.check()
     assert job in complaint
     queue._driver.fetch_text(f"UPDATE stoker_jobs SET spec = '{{' WHERE id = '{other}'", {})
@@ -635,26 +635,26 @@ def test_inconsistent_job_is_reported_and_not_started(queue: Store) -> None:
 
 def test_first_free_job_of_several_is_claimed(queue: Store) -> None:
     first, second, third = submit(queue, "1", "2", "3")
-    queue.jobs.set_priority([third], 5)
-    assert queue.attempts.claim(third, "w", [], LONG)
-    attempt = queue.attempts.claim_any([second, third, first, "ffffffff"], "w", ["GPU-a"], LONG)
+    queue.jobs.edit(third, {"priority": 5})
+    assert queue.attempts.claim([third], "w", [], LONG)
+    attempt = queue.attempts.claim([second, third, first, "ffffffff"], "w", ["GPU-a"], LONG)
     assert attempt is not None
     assert (attempt.job, attempt.gpus) == (first, ("GPU-a",))
-    assert queue.attempts.claim_any([first, third], "w", [], LONG) is None
-    assert queue.attempts.claim_any([], "w", [], LONG) is None
+    assert queue.attempts.claim([first, third], "w", [], LONG) is None
+    assert queue.attempts.claim([], "w", [], LONG) is None
 
 
 def test_job_of_a_lost_worker_is_ready_again(queue: Store, url: str) -> None:
     (job,) = submit(queue, "x")
-    assert queue.attempts.claim(job, "gone", [], OVER)
+    assert queue.attempts.claim([job], "gone", [], OVER)
     with open_queue(url) as other:
         assert ready(other) == [job]
 
 
 def test_only_the_link_of_the_current_attempt_is_stored(queue: Store) -> None:
     (job,) = submit(queue, "x")
-    old = queue.attempts.claim(job, "cut off", [], OVER)
-    new = queue.attempts.claim(job, "w", [], LONG)
+    old = queue.attempts.claim([job], "cut off", [], OVER)
+    new = queue.attempts.claim([job], "w", [], LONG)
     assert old is not None
     assert new is not None
     assert queue.jobs.set_link(new.id, "https://wandb.ai/a/b/runs/c")
@@ -667,29 +667,29 @@ def test_paused_queue_and_a_paused_worker_claim_nothing(queue: Store) -> None:
     queue.workers.heartbeat("w", "host", View())
     queue.pause()
     assert queue.paused()
-    assert queue.attempts.claim(job, "w", [], LONG) is None
-    queue.resume()
+    assert queue.attempts.claim([job], "w", [], LONG) is None
+    queue.pause(False)
     assert queue.workers.pause("w")
     gpu = WorkerGpu(uuid="GPU-a", index=0, name="A100", memory_total=2**36, utilization=0.5, jobs=(job,), note="ours")
     seen = View(gpus=(gpu,), waiting={job: "waits for 2 GPUs"}, problem="half of it is hidden")
     queue.workers.heartbeat("w", "host", seen)
     assert [(worker.view, worker.paused) for worker in queue.workers.all()] == [(seen, True)]
-    assert queue.attempts.claim(job, "w", [], LONG) is None
-    assert queue.workers.resume("w")
+    assert queue.attempts.claim([job], "w", [], LONG) is None
+    assert queue.workers.pause("w", False)
     assert not queue.workers.pause("unknown")
-    assert queue.attempts.claim(job, "w", [], LONG) is not None
+    assert queue.attempts.claim([job], "w", [], LONG) is not None
 
 
 def test_expired_job_is_claimed_by_one_of_several_threads(queue: Store, url: str) -> None:
     (job,) = submit(queue, "x")
-    assert queue.attempts.claim(job, "cut off", [], OVER)
+    assert queue.attempts.claim([job], "cut off", [], OVER)
     together = threading.Barrier(6)
     got: list[int] = []
 
     def claim(number: int) -> None:
         with open_queue(url) as own:
             together.wait(timeout=30)
-            if own.attempts.claim(job, f"w{number}", [], LONG) or own.attempts.claim(job, f"w{number}", [], LONG):
+            if own.attempts.claim([job], f"w{number}", [], LONG) or own.attempts.claim([job], f"w{number}", [], LONG):
                 got.append(number)
 
     threads = [threading.Thread(target=claim, args=(number,)) for number in range(6)]
@@ -888,7 +888,7 @@ def test_reservation_ends_when_the_job_starts_is_edited_or_its_machine_is_lost(q
         queue._driver.fetch_text("UPDATE stoker_workers SET seen = seen - 61", {})
 
     ends: list[Callable[[str], object]] = [
-        lambda job: queue.attempts.claim(job, "b", [], LONG),
+        lambda job: queue.attempts.claim([job], "b", [], LONG),
         lambda job: queue.jobs.cancel([job]),
         lambda job: queue.jobs.hold([job]),
         lambda job: queue.jobs.edit(job, {"gpus": 1}),

@@ -50,7 +50,7 @@ def greet(store: Store, worker: str = "box-1", host: str = "gpu-box", gpus: int 
 
 
 def claim(store: Store, job: str, gpus: list[str], worker: str = "box-1") -> str:
-    attempt = store.attempts.claim(job, worker, gpus, 600.0)
+    attempt = store.attempts.claim([job], worker, gpus, 600.0)
     assert attempt is not None
     return attempt.id
 

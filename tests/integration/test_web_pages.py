@@ -189,7 +189,7 @@ def test_jobs_are_listed_page_by_page_by_state_and_by_tag(site: ApiSite) -> None
 def ended(site: ApiSite, name: str, rule: str = "") -> str:
     """A job that failed, by itself or because a rule stopped it."""
     [job] = site.store.jobs.submit([JobSpec(command="true", name=name)])
-    attempt = site.store.attempts.claim(job, "w", [], 60.0)
+    attempt = site.store.attempts.claim([job], "w", [], 60.0)
     assert attempt is not None
     site.store.attempts.write_details(attempt.id, AttemptDetails(cause=rule, rule=rule))
     site.store.attempts.finish(attempt.id, "failed", 1)

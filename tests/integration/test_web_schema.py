@@ -55,7 +55,7 @@ def furnish(site: ApiSite) -> None:
     site.store.jobs.submit(
         [JobSpec(id=name, command="true", name=f"job {name}", policy={"idle": False}) for name in JOBS]
     )
-    attempt = site.store.attempts.claim(RUNNING, "box-1", ["GPU-0"], 600.0)
+    attempt = site.store.attempts.claim([RUNNING], "box-1", ["GPU-0"], 600.0)
     assert attempt is not None
     site.store.logs.write(attempt.id, "50%|#####     | 5/10 [00:05<00:05]\n")
     site.store.attempts.write_details(
@@ -73,7 +73,7 @@ def put_right(site: ApiSite) -> None:
     site.store.jobs.retry(JOBS[1:])
     site.store.jobs.release(JOBS[1:])
     site.store.jobs.hold([HELD])
-    attempt = site.store.attempts.claim(FAILED, "box-1", [], 600.0)
+    attempt = site.store.attempts.claim([FAILED], "box-1", [], 600.0)
     if attempt is not None:
         site.store.attempts.finish(attempt.id, "failed", 1)
     site.look()

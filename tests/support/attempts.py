@@ -21,7 +21,7 @@ def be_there(queue: Store, waiting: dict[str, str] | None = None, gpus: int = 2)
 
 
 def start(queue: Store, job: str, *gpus: str) -> Attempt:
-    attempt = queue.attempts.claim(job, WORKER, gpus, LONG)
+    attempt = queue.attempts.claim([job], WORKER, gpus, LONG)
     assert attempt is not None
     return attempt
 

@@ -90,7 +90,7 @@ class Queue:
         """Runs the job with this command as a worker would; its id."""
         (job,) = [job for job in self.jobs() if job.command == command and job.state == "queued"]
         with self.opened() as store:
-            attempt = store.attempts.claim(job.id, "w", gpus, 600.0)
+            attempt = store.attempts.claim([job.id], "w", gpus, 600.0)
             assert attempt is not None
             if link:
                 store.jobs.set_link(attempt.id, link)

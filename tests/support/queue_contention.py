@@ -71,12 +71,12 @@ def _take_part(url: str, name: str, directory: Path) -> None:
                 case 0:
                     attempt = next(
                         filter(
-                            None, (queue.attempts.claim(job.id, name, [], LEASE) for job in queue.attempts.ready(4))
+                            None, (queue.attempts.claim([job.id], name, [], LEASE) for job in queue.attempts.ready(4))
                         ),
                         None,
                     )
                 case 1:
-                    attempt = queue.attempts.claim_any([job.id for job in queue.attempts.ready(4)], name, [], LEASE)
+                    attempt = queue.attempts.claim([job.id for job in queue.attempts.ready(4)], name, [], LEASE)
                 case _:
                     attempt = None
             attempt = attempt or queue.attempts.claim_next(name, [], LEASE)

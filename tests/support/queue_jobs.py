@@ -25,7 +25,7 @@ def submit(store: Store, *names: str, **asked: object) -> list[str]:
 
 def start(store: Store, job: str, worker: str = "w") -> str:
     """The id of the attempt that now runs."""
-    attempt = store.attempts.claim(job, worker, [], LONG)
+    attempt = store.attempts.claim([job], worker, [], LONG)
     assert attempt is not None
     return attempt.id
 

@@ -60,7 +60,7 @@ class Harness:
     def run(self, worker: str | None = None) -> Run:
         """A started attempt without output."""
         (job,) = submit(self.store, "x")
-        attempt = self.store.attempts.claim(job, worker or self.home.worker, [], LONG)
+        attempt = self.store.attempts.claim([job], worker or self.home.worker, [], LONG)
         assert attempt is not None
         return Run(self.home.directory / "attempts" / f"{job}-{attempt.number}", attempt.id)
 

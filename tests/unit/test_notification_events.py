@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stoker.notifications.events import CAUSE_WITHIN, MAX_AGE, Event, EventDetector, EventKind, QueueState
 from stoker.notifications.senders import MAX_LENGTH, compose, plain
 from stoker.notifications.throttle import Throttle, release
-from stoker.queue.model import HEARD_WITHIN, EndCause
+from stoker.queue.model import HEARD_WITHIN, AttemptDetails
 from stoker.settings import EVENTS
 from tests.support.deep import examples
 from tests.support.notification_parts import NOW, MemoryNotes, attempt, event, gpu, job, worker
@@ -37,7 +37,7 @@ def watching(unknown_after: float = 600.0, kinds: tuple[str, ...] = EVENTS) -> E
 def test_failed_job_is_reported_once_with_its_reason() -> None:
     detector = watching()
     failed = job("train", exit_code=3, reason="it ended with code 3: CUDA out of memory.")
-    look = a_look(ended=[failed], causes={"attempt-of-train": EndCause("exited")})
+    look = a_look(ended=[failed], causes={"attempt-of-train": AttemptDetails(cause="exited")})
     assert said(detector.detect(look)) == [
         "Job train failed with exit code 3: it ended with code 3: CUDA out of memory."
     ]
@@ -60,14 +60,15 @@ def test_event_of_a_failure_waits_for_its_cause() -> None:
     failed = job(ended=NOW)
     assert detector.detect(a_look(CAUSE_WITHIN / 2, ended=[failed])) == []
     reported = detector.detect(
-        a_look(CAUSE_WITHIN, ended=[failed], causes={"attempt-of-train": EndCause("idle", "idle")})
+        a_look(CAUSE_WITHIN, ended=[failed], causes={"attempt-of-train": AttemptDetails(cause="idle", rule="idle")})
     )
     assert [event.kind for event in reported] == ["stopped"]
 
 
 def test_idle_stop_is_reported_once_as_a_stop() -> None:
     look = a_look(
-        ended=[job(reason="GPU 0 stayed below 1% for 30m")], causes={"attempt-of-train": EndCause("idle", "idle")}
+        ended=[job(reason="GPU 0 stayed below 1% for 30m")],
+        causes={"attempt-of-train": AttemptDetails(cause="idle", rule="idle")},
     )
     (event,) = watching().detect(look)
     assert event.kind == "stopped"
@@ -77,7 +78,7 @@ def test_idle_stop_is_reported_once_as_a_stop() -> None:
 
 
 def test_late_cause_does_not_repeat_a_reported_failure() -> None:
-    late = {"ended": [job(ended=NOW)], "causes": {"attempt-of-train": EndCause("idle", "idle")}}
+    late = {"ended": [job(ended=NOW)], "causes": {"attempt-of-train": AttemptDetails(cause="idle", rule="idle")}}
     detector, notes, throttle = watching(), MemoryNotes(), Throttle()
     throttle.add(detector.detect(a_look(CAUSE_WITHIN, ended=[job(ended=NOW)])))
     throttle.add(detector.detect(a_look(CAUSE_WITHIN + 3, **late)))
@@ -88,9 +89,12 @@ def test_late_cause_does_not_repeat_a_reported_failure() -> None:
 
 
 def test_idle_stop_of_a_retried_job_is_reported() -> None:
-    look = a_look(retried={"a1": job(state="queued")}, causes={"a1": EndCause("idle", "idle")})
+    look = a_look(retried={"a1": job(state="queued")}, causes={"a1": AttemptDetails(cause="idle", rule="idle")})
     assert said(watching().detect(look))[0].endswith(" was stopped. It will be tried again.")
-    assert watching().detect(a_look(retried={"a1": job(state="queued")}, causes={"a1": EndCause("exited")})) == []
+    assert (
+        watching().detect(a_look(retried={"a1": job(state="queued")}, causes={"a1": AttemptDetails(cause="exited")}))
+        == []
+    )
 
 
 def test_events_older_than_an_hour_are_not_reported() -> None:

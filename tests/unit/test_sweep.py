@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stoker.errors import BadInputError
 from stoker.queue.commands import Command, check_command, filled, mentioned, wants_batch_size
 from stoker.queue.fields import LONGEST_LABEL
-from stoker.queue.sweep import MOST_JOBS, Sweep, check_sweeps, named, parse_sweep, trials
+from stoker.queue.sweep import MOST_JOBS, Sweep, check_sweeps, parse_sweep, variants
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_invalid_sweep_is_refused_with_one_message(text: str, says: str) -> None
 
 def test_products_keep_the_order_given_and_the_last_varies_fastest() -> None:
     sweeps = [Sweep("lr", ["a", "b"]), Sweep("seed", ["1", "2", "3"])]
-    labels = [trial.label for trial in trials("train", sweeps)]
+    labels = [variant.name for variant in variants("train", "", sweeps)]
     assert labels == ["lr=a seed=1", "lr=a seed=2", "lr=a seed=3", "lr=b seed=1", "lr=b seed=2", "lr=b seed=3"]
 
 
@@ -88,22 +88,22 @@ def test_products_keep_the_order_given_and_the_last_varies_fastest() -> None:
 def test_value_replaces_its_placeholder_or_is_appended(
     command: str | tuple[str, ...], expected: str | tuple[str, ...]
 ) -> None:
-    (trial,) = trials(command, [Sweep("lr", ["a b"])])
-    if isinstance(expected, str) and isinstance(trial.command, str) and "|" not in expected:
-        assert shlex.split(trial.command) == shlex.split(expected)
+    (variant,) = variants(command, "", [Sweep("lr", ["a b"])])
+    if isinstance(expected, str) and isinstance(variant.command, str) and "|" not in expected:
+        assert shlex.split(variant.command) == shlex.split(expected)
     else:
-        assert trial.command == expected
+        assert variant.command == expected
 
 
 def test_value_that_looks_like_a_placeholder_is_unchanged() -> None:
     sweeps = [Sweep("a", ["{b}"]), Sweep("b", ["1"])]
-    (trial,) = trials(("{a}", "{b}"), sweeps)
-    assert trial.command == ("{b}", "1")
+    (variant,) = variants(("{a}", "{b}"), "", sweeps)
+    assert variant.command == ("{b}", "1")
 
 
 def test_command_without_sweeps_is_unchanged() -> None:
-    (trial,) = trials("echo {x}  \n", [])
-    assert trial == ("echo {x}  \n", "")
+    (variant,) = variants("echo {x}  \n", "", [])
+    assert variant == ("echo {x}  \n", "")
 
 
 def test_conflicting_sweeps_are_refused() -> None:
@@ -116,11 +116,15 @@ def test_conflicting_sweeps_are_refused() -> None:
 
 
 def test_job_name_has_its_values_on_one_line() -> None:
-    assert named("", "lr=1 seed=2") == "lr=1 seed=2"
-    assert named("base", "lr=1") == "base lr=1"
-    assert named("base", "") == "base"
-    assert named("", "text=a\nb") == "text=a b"
-    long = named("base", "text=" + "x" * 1000)
+    def named(name: str, **values: str) -> str:
+        (variant,) = variants("train", name, [Sweep(key, [value]) for key, value in values.items()])
+        return variant.name
+
+    assert named("", lr="1", seed="2") == "lr=1 seed=2"
+    assert named("base", lr="1") == "base lr=1"
+    assert named("base") == "base"
+    assert named("", text="a\nb") == "text=a b"
+    long = named("base", text="x" * 1000)
     assert len(long) == LONGEST_LABEL
     assert long.endswith("…")
 
@@ -134,7 +138,7 @@ def test_every_combination_occurs_once_and_survives_the_shell(lists: list[list[s
     text = f"train {shlex.quote(word)}" + "".join(f" {{{sweep.name}}}" for sweep in sweeps[1:])
     if mentioned(word, [sweep.name for sweep in sweeps]):
         return
-    found = [shlex.split(str(trial.command)) for trial in trials(text, sweeps)]
+    found = [shlex.split(str(variant.command)) for variant in variants(text, "", sweeps)]
     assert len(found) == len({tuple(words) for words in found}) == math.prod(len(sweep.values) for sweep in sweeps)
     for words in found:
         assert words[:2] == ["train", word]

@@ -6,7 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 from stoker.queue.explanation import spoken
-from stoker.queue.model import HEARD_WITHIN, Attempt, EndCause, Job, Worker, WorkerGpu
+from stoker.queue.model import HEARD_WITHIN, Attempt, AttemptDetails, Job, Worker, WorkerGpu
 from stoker.status.job_text import one_line, quoted_label, short_label
 from stoker.status.machines import worker_home
 from stoker.units import capitalized
@@ -53,7 +53,7 @@ class QueueState(msgspec.Struct, frozen=True, kw_only=True):
     """Recent failures and the last job that ended, newest first."""
     retried: Mapping[str, Job] = {}
     """Jobs that are retried, by the attempt that has ended."""
-    causes: Mapping[str, EndCause] = {}
+    causes: Mapping[str, AttemptDetails] = {}
     """How attempts ended, where known."""
     unfinished: bool = True
     """Whether any job runs, waits or is held."""

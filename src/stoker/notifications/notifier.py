@@ -15,7 +15,7 @@ from stoker.notifications.events import MAX_AGE, Event, EventDetector, QueueStat
 from stoker.notifications.senders import RETRY_DELAYS, Message, Sender, compose
 from stoker.notifications.throttle import Throttle, release
 from stoker.queue.changes import ChangeListener
-from stoker.queue.model import ENDED, Attempt, EndCause, Job
+from stoker.queue.model import ENDED, Attempt, AttemptDetails, Job
 from stoker.queue.store import Store
 from stoker.settings import Notifications
 from stoker.units import parse_duration
@@ -146,7 +146,7 @@ class Notifier:
         }
         self._running = found
 
-    def _retried(self, store: Store, causes: dict[str, EndCause], ended: set[str]) -> dict[str, Job]:
+    def _retried(self, store: Store, causes: dict[str, AttemptDetails], ended: set[str]) -> dict[str, Job]:
         retried: dict[str, Job] = {}
         for name, (job, _since) in list(self._awaiting_cause.items()):
             if job in ended:

@@ -16,7 +16,6 @@ from stoker.queue.fields import LONGEST_LABEL, State
 from stoker.queue.model import (
     Attempt,
     AttemptDetails,
-    EndCause,
     Job,
     Outcome,
     Requests,
@@ -69,13 +68,9 @@ class Attempts(Table):
         self.ready_at = next((row[-1] for row in rows if row[-1] is not None), self.ready_at)
         return list(self._ready.values())
 
-    def claim(self, job: str, worker: str, gpus: Sequence[str], lease_seconds: float) -> Attempt | None:
-        """The right to run this job until the lease ends; None when another has it or it need not run now."""
-        return self._claimed("claim", {"job": job}, worker, gpus, lease_seconds)
-
-    def claim_any(self, jobs: Sequence[str], worker: str, gpus: Sequence[str], lease_seconds: float) -> Attempt | None:
-        """The right to run the first of these jobs that is still free, in one round trip."""
-        return self._claimed("claim any", {"jobs": json_text(list(jobs))}, worker, gpus, lease_seconds)
+    def claim(self, jobs: list[str], worker: str, gpus: Sequence[str], lease_seconds: float) -> Attempt | None:
+        """The right to run the first of these jobs that may start, until the lease ends; None when none may."""
+        return self._claimed("claim", {"jobs": json_text(jobs)}, worker, gpus, lease_seconds)
 
     def claim_next(self, worker: str, gpus: Sequence[str], lease_seconds: float) -> Attempt | None:
         """The right to run the next ready job that wants exactly as many GPUs."""
@@ -175,7 +170,7 @@ class Attempts(Table):
         return self._throttled_change(lambda: self._end(attempt, outcome, exit_code, clean_text(reason)))
 
     def _succeeded(self, attempt: str, exit_code: int | None, reason: str) -> bool:
-        """What `consequence` says of a success, without a look at the job: it is the same for all."""
+        """In one round trip, without a look at the job: a success has the same consequence for all."""
         due = self._throttle.may_send()
         parameters: Parameters = {"attempt": attempt, "exit_code": exit_code, "reason": reason, "ring": int(due)}
         ended = bool(self._driver.at_once("succeed", parameters))
@@ -248,10 +243,10 @@ class Attempts(Table):
             return AttemptDetails(cause=cause, rule=rule, report=report, fit=msgspec.json.decode(fit))
         return None
 
-    def causes(self, attempts: Iterable[str]) -> dict[str, EndCause]:
+    def causes(self, attempts: Iterable[str]) -> dict[str, AttemptDetails]:
         wanted = list(attempts)
         rows = self._driver.fetch("causes", {"attempts": json_text(wanted)}) if wanted else []
-        return {attempt: EndCause(cause, rule) for attempt, cause, rule in rows}
+        return {attempt: AttemptDetails(cause=cause, rule=rule) for attempt, cause, rule in rows}
 
     def rule_stops(self, since: float) -> list[tuple[float, int]]:
         rows = self._driver.fetch("stops by rule", {"since": float(since), "written": float(since) - SECONDS_APART})
@@ -275,34 +270,18 @@ class Consequence(msgspec.Struct, frozen=True):
 def consequence(job: Job, outcome: Outcome, reason: str, times: int) -> Consequence:
     """`times` says how many attempts ended so, this one included; it matters for losses and requeues."""
     left = job.retries_left
-    if outcome == "succeeded":
-        return Consequence("succeeded", reason, left)
     if job.cancel_requested is not None or outcome == "cancelled":
         return Consequence("cancelled", reason or "cancelled", left)
     if outcome == "preempted":
         return Consequence("queued", reason or "made room for another job", left)
     if outcome == "requeued":
-        return Consequence("queued", reason, left, _requeue_delay(times))
+        # The machine's trouble, not the job's, costs neither a retry nor a loss, only a delay from the second time on.
+        return Consequence("queued", reason, left, delay(1.0, times - 2, LONGEST_REQUEUE_DELAY) if times > 1 else 0.0)
     if outcome == "lost":
-        return _after_loss(job, reason or "its worker did not renew its lease in time", times)
-    return _after_failure(job, reason)
-
-
-def _requeue_delay(times: int) -> float:
-    """The machine's trouble, not the job's, costs neither a retry nor a loss, only patience from the second time on."""
-    return delay(1.0, times - 2, LONGEST_REQUEUE_DELAY) if times > 1 else 0.0
-
-
-def _after_failure(job: Job, reason: str) -> Consequence:
-    left = job.retries_left
+        reason = reason or "its worker did not renew its lease in time"
+        is_too_often = job.on_loss == "retry" and times >= MOST_LOSSES
+        reason = f"{reason}, for the {times}th time" if is_too_often else reason
+        return Consequence("held" if is_too_often or job.on_loss == "hold" else "queued", reason, left)
     if left <= 0:
         return Consequence("failed", reason, 0)
     return Consequence("queued", reason, left - 1, delay(job.backoff, job.retries - left, LONGEST_BACKOFF))
-
-
-def _after_loss(job: Job, reason: str, losses: int) -> Consequence:
-    if job.on_loss == "hold":
-        return Consequence("held", reason, job.retries_left)
-    if losses >= MOST_LOSSES:
-        return Consequence("held", f"{reason}, for the {losses}th time", job.retries_left)
-    return Consequence("queued", reason, job.retries_left)

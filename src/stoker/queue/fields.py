@@ -26,7 +26,6 @@ _YES: Final = frozenset({"on", "true", "yes", "1"})
 _NO: Final = frozenset({"", "off", "false", "no", "0"})
 
 # What the API takes, as types with limits.
-Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Seconds = Annotated[float, Meta(ge=0, le=LONGEST_SECONDS)]
 Written = Annotated[str, Meta(max_length=40)]
 Label = Annotated[str, Meta(max_length=LONGEST_LABEL)]
@@ -94,11 +93,7 @@ class JobField(msgspec.Struct, frozen=True, kw_only=True):
 
     def value(self, job: "JobSpec") -> Any:
         """The value that a job has."""
-        return (
-            getattr(job, self.name)
-            if self.name in JobSpec.__struct_fields__
-            else job.extra.get(self.name, self.default)
-        )
+        return getattr(job, self.name)
 
     def check(self, job: "JobSpec") -> None:
         value = self.value(job)
@@ -172,6 +167,12 @@ def _between(least: int, most: int) -> Callable[[int], None]:
             raise BadInputError(f"must be between {least} and {most}, not {value}")
 
     return check
+
+
+def _number(least: int) -> FieldKind:
+    most = 2**31 - 1
+    limited = Annotated[int, Meta(ge=least, le=most)]
+    return FieldKind(name="number", read=_whole, check=_between(least, most), json=limited, metavar="N")
 
 
 def read_flag(value: object) -> bool:
@@ -291,17 +292,9 @@ COMMAND: Final = FieldKind(
     write=shell_text,
     json=Annotated[str, Meta(max_length=LONGEST_COMMAND)] | Annotated[list[Value], Meta(max_length=10_000)],
 )
-COUNT: Final = FieldKind(name="number", read=_whole, check=_between(0, 2**31 - 1), json=Count, metavar="N")
-SIZE: Final = FieldKind(
-    name="number", read=_whole, check=_between(1, 2**31 - 1), json=Annotated[int, Meta(ge=1, lt=2**31)], metavar="N"
-)
-INTEGER: Final = FieldKind(
-    name="number",
-    read=_whole,
-    check=_between(1 - 2**31, 2**31 - 1),
-    json=Annotated[int, Meta(gt=-(2**31), lt=2**31)],
-    metavar="N",
-)
+COUNT: Final = _number(0)
+SIZE: Final = _number(1)
+INTEGER: Final = _number(1 - 2**31)
 MEMORY: Final = FieldKind(
     name="memory",
     read=_memory,
@@ -546,29 +539,26 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         bool | None, JobField(kind=FACT, help="Whether tracked files differed from the commit.", editable_in=())
     ] = None
     submitter: Annotated[str, JobField(kind=FACT, help="Who put it into the queue.", editable_in=())] = ""
-    extra: dict[str, Any] = {}
-    """Values of fields that were registered by other modules, by name."""
     id: str = ""
     """Chosen beforehand when other jobs of the same submission come after it; else the queue chooses one."""
     origin: str | None = None
     """Where it came from, such as a row of a sheet: the same origin becomes a job only once."""
 
 
-FIELDS: Final[dict[str, JobField]] = {}
+def _fields() -> dict[str, JobField]:
+    """The table in the annotations of `JobSpec`, each field with its name and default."""
+    hints = get_type_hints(JobSpec, include_extras=True)
+    fields = {}
+    for info in msgspec.structs.fields(JobSpec):
+        default = None if info.default is msgspec.NODEFAULT else info.default
+        if info.default_factory is not msgspec.NODEFAULT:
+            default = info.default_factory()
+        for field in getattr(hints[info.name], "__metadata__", ()):
+            fields[info.name] = msgspec.structs.replace(field, name=info.name, default=default)
+    return fields
 
 
-def register(name: str, field: JobField) -> None:
-    """Adds a field to every verb, the API, the form and the client. Its values are kept in `JobSpec.extra`."""
-    FIELDS[name] = msgspec.structs.replace(field, name=name)
-
-
-for _name, _hint in get_type_hints(JobSpec, include_extras=True).items():
-    for _field in getattr(_hint, "__metadata__", ()):
-        FIELDS[_name] = msgspec.structs.replace(_field, name=_name)
-for _info in msgspec.structs.fields(JobSpec):
-    if _info.name in FIELDS and not _info.required:
-        _default = _info.default_factory() if _info.default is msgspec.NODEFAULT else _info.default
-        FIELDS[_info.name] = msgspec.structs.replace(FIELDS[_info.name], default=_default)
+FIELDS: Final = _fields()
 
 
 def editable(state: State = "queued") -> list[str]:
@@ -581,14 +571,12 @@ def values_of(job: JobSpec) -> dict[str, Any]:
     return {name: field.value(job) for name, field in FIELDS.items()}
 
 
-def spec_of(values: Mapping[str, Any], **more: Any) -> JobSpec:
+def spec_of(values: Mapping[str, Any]) -> JobSpec:
     """The job that has these values. Raises when one has another type than its field."""
-    extra = {name: value for name, value in values.items() if name not in JobSpec.__struct_fields__}
-    known = {name: value for name, value in values.items() if name not in extra}
-    if unknown := extra.keys() - FIELDS.keys():
+    if unknown := values.keys() - set(JobSpec.__struct_fields__):
         raise BadInputError(f"a job has no field {min(unknown)!r}")
     try:
-        return msgspec.convert({**known, "extra": extra, **more}, JobSpec)
+        return msgspec.convert(values, JobSpec)
     except msgspec.ValidationError as error:
         raise BadInputError(in_words(error)) from None
 

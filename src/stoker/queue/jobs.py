@@ -1,10 +1,11 @@
 """Submitting, editing, steering and forgetting jobs."""
 
+import contextlib
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -15,6 +16,8 @@ from stoker.queue.fields import FIELDS, JobSpec, State, check, editable, spec_of
 from stoker.queue.listing import JobReader, forgettable, seen
 from stoker.queue.model import ENDED, HEARD_WITHIN, Failure, Job, Place, Side
 from stoker.queue.table import clean_text, columns, dependencies, job_of, json_text
+
+T = TypeVar("T")
 
 # Ids are drawn from four thousand million: a second draw is rare, a third is not seen.
 MOST_DRAWS: Final = 20
@@ -35,12 +38,7 @@ class Jobs(JobReader):
     def submit(self, jobs: Sequence[JobSpec]) -> list[str]:
         """The ids of the jobs, in their order. All are accepted, or none."""
         check_submission(jobs)
-        for _draw in range(MOST_DRAWS):
-            try:
-                return self._change(lambda: insert(self._driver, jobs))
-            except CollisionError:
-                continue  # another one has just taken an id or an origin of these: look again
-        raise StokerError(f"no free ids were found in {self._driver.place}: `stoker queue check` looks at it")
+        return until_free(self._driver, lambda: self._change(lambda: insert(self._driver, jobs)))
 
     def cancel(self, ids: Iterable[str]) -> Cancellation:
         rows = self._change(lambda: self._driver.fetch("cancel", {"ids": json_text(list(ids))}))
@@ -64,24 +62,13 @@ class Jobs(JobReader):
         """Those that were cancelled, and now wait for a release: how the cancelling of a held job is taken back."""
         return self._changed(lambda: self._driver.fetch("reinstate", {"ids": json_text(list(ids))}))
 
-    def set_priority(self, ids: Iterable[str], priority: int) -> list[str]:
-        FIELDS["priority"].kind.check(priority)
-        parameters: Parameters = {"ids": json_text(list(ids)), "priority": priority}
-        return self._changed(lambda: self._driver.fetch("set priority", parameters))
-
     def edit(self, job: str, changes: Mapping[str, object]) -> Job:
         """Changes what was asked for, by the names of the fields of `JobSpec`, unless it runs."""
-
-        def work() -> Job:
-            done = self._edited({job: changes})
-            rows = self._driver.fetch("one job", {"id": job})
-            if not rows:
-                raise BadInputError(f"there is no job {job!r} in {self._driver.place}")
-            if not done:
-                raise BadInputError(f"job {job} is running: it can be edited when it has ended, or cancelled")
-            return job_of(rows[0])
-
-        return self._change(work)
+        done = self.edit_many({job: changes})
+        found = self.get(job)
+        if not done:
+            raise BadInputError(f"job {job} is running: it can be edited when it has ended, or cancelled")
+        return found
 
     def edit_many(self, changes: Mapping[str, Mapping[str, object]]) -> list[str]:
         """Those that were edited; what runs is left alone. A mistake in one of them refuses all."""
@@ -177,6 +164,14 @@ class Jobs(JobReader):
             return float(rows[0][0]) if rows else 0.0
 
         return self._driver.transaction(work)
+
+
+def until_free(driver: Driver, submit: Callable[[], T]) -> T:
+    """Tries again when another process has just taken an id or an origin of these jobs."""
+    for _draw in range(MOST_DRAWS):
+        with contextlib.suppress(CollisionError):
+            return submit()
+    raise StokerError(f"no free ids were found in {driver.place}: `stoker queue check` looks at it")
 
 
 def check_submission(jobs: Sequence[JobSpec]) -> None:

@@ -125,10 +125,6 @@ class JobReader(Table):
         sql = f"{self._driver.sql('failed since')} LIMIT {max(0, limit):d}"
         return [job_of(row) for row in self._driver.fetch_text(sql, {"at": float(at)})]
 
-    def ended_counts(self, at: float) -> dict[State, int]:
-        """How many ended then or later, by how."""
-        return dict(self._driver.fetch("ended counts", {"at": float(at)}))
-
     def by_origin(self, prefix: str) -> list[Job]:
         """The jobs whose origins begin so, in the order of these."""
         # Behind every letter that an origin may hold.

@@ -21,7 +21,7 @@ ENDED: Final[tuple[State, ...]] = ("succeeded", "failed", "cancelled")
 HEARD_WITHIN: Final = 60.0
 
 
-# What `sweep.named` puts behind the name of a sweep: `lr=1e-3 seed=1`.
+# What `sweep.variants` puts behind the name of a sweep: `lr=1e-3 seed=1`.
 _OF_SWEEP: Final = re.compile(r"(?P<name>.+?) [A-Za-z_][A-Za-z0-9_.-]*=")
 
 
@@ -143,14 +143,6 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     def is_there(self, now: float) -> bool:
         """Whether its last heartbeat is recent and it has not left since."""
         return not self.view.left and now - self.seen <= HEARD_WITHIN
-
-
-class EndCause(NamedTuple):
-    """Why an attempt ended."""
-
-    name: str
-    rule: str = ""
-    """The rule that stopped it, if one did."""
 
 
 class AttemptDetails(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Transactions take milliseconds; a process that waits this long waits for one that is stuck.
 BUSY_SECONDS: Final = 30.0
 # What PostgreSQL does in one statement and SQLite in several.
-SCRIPTS: Final = ("claim", "claim any", "claim next", "succeed")
+SCRIPTS: Final = ("claim", "claim next", "succeed")
 # What statements about leases call the clock that they are held against.
 LEASE_CLOCK: Final = "lease_now"
 

@@ -153,37 +153,6 @@ RELEASE: Final = Verb(
 )
 
 
-class Direction(msgspec.Struct, frozen=True):
-    """Which of the two it is, and how it is done."""
-
-    verb: str
-    opposite: str
-    done: str
-    paused: bool
-    """What is the case afterwards."""
-    queue: Callable[[Store], None]
-    worker: Callable[[Store, str], bool]
-
-
-PAUSE: Final = Direction(
-    verb="pause",
-    opposite="resume",
-    done="paused",
-    paused=True,
-    queue=lambda store: store.pause(),
-    worker=lambda store, worker: store.workers.pause(worker),
-)
-
-RESUME: Final = Direction(
-    verb="resume",
-    opposite="pause",
-    done="resumed",
-    paused=False,
-    queue=lambda store: store.resume(),
-    worker=lambda store, worker: store.workers.resume(worker),
-)
-
-
-def already(direction: Direction) -> str:
-    """Why nothing is to be done."""
-    return "it is paused already" if direction.paused else "it was not paused"
+def already(paused: bool) -> str:
+    """Why there is nothing to pause, or to resume."""
+    return "it is paused already" if paused else "it was not paused"

@@ -10,9 +10,9 @@ import msgspec
 from stoker.errors import StokerError
 from stoker.queue.attempts import Attempts
 from stoker.queue.changes import ChangeListener, NotifyThrottle
-from stoker.queue.driver import CollisionError, Driver, Parameters
+from stoker.queue.driver import Driver, Parameters
 from stoker.queue.fields import JobSpec
-from stoker.queue.jobs import MOST_DRAWS, Jobs, check_submission, insert
+from stoker.queue.jobs import Jobs, check_submission, insert, until_free
 from stoker.queue.logs import Logs
 from stoker.queue.table import (
     Table,
@@ -71,11 +71,8 @@ class Store(Table):
         return self._driver.place
 
     def pause(self, paused: bool = True) -> None:
-        """Nothing is claimed until `resume`; what runs goes on."""
+        """While it is paused nothing is claimed; what runs goes on."""
         self._change(lambda: self._driver.fetch("pause queue", {"paused": int(paused)}))
-
-    def resume(self) -> None:
-        self.pause(False)
 
     def paused(self) -> bool:
         return bool(self._driver.fetch("paused", {})[0][0])
@@ -146,12 +143,7 @@ class Feeds(Table):
                 insert(self._driver, jobs)
             return True
 
-        for _try in range(MOST_DRAWS):
-            try:
-                return self._change(work)
-            except CollisionError:
-                continue
-        raise StokerError(f"no free ids were found in {self._driver.place}: `stoker queue check` looks at it")
+        return until_free(self._driver, lambda: self._change(work))
 
     def known_origins(self, origins: Sequence[str]) -> set[str]:
         """Those of them that are, or once were, jobs."""

@@ -28,15 +28,8 @@ class Sweep(NamedTuple):
     values: Sequence[str]
 
 
-class Trial(NamedTuple):
-    """One combination: the command with the values in it, and `lr=1e-3 seed=1` for its name."""
-
-    command: Command
-    label: str
-
-
 class Variant(NamedTuple):
-    """One job of a sweep."""
+    """One job of a sweep: the command with the values in it, and a name like `bert lr=1e-3 seed=1`."""
 
     command: Command
     name: str
@@ -66,24 +59,18 @@ def sweep_of(name: str, values: Sequence[str]) -> Sweep:
     return Sweep(name, values)
 
 
-def trials(command: Command, sweeps: Sequence[Sweep]) -> Iterator[Trial]:
-    """Every combination in the order in which the sweeps were given: the last one varies fastest."""
+def variants(command: Command, name: str, sweeps: Sequence[Sweep]) -> Iterator[Variant]:
+    """Every combination in the order of the sweeps, the last one varies fastest; without sweeps, the command alone."""
     names = [sweep.name for sweep in sweeps]
+    words = (command,) if isinstance(command, str) else command
     # Decided by the command as it was written: a value that looks like a placeholder makes none.
-    present = _mentioned(command, names)
+    present = set().union(*(mentioned(word, names) for word in words))
     for values in itertools.product(*(sweep.values for sweep in sweeps)):
         chosen = dict(zip(names, values, strict=True))
-        yield Trial(_with_values(command, chosen, present), " ".join(f"{name}={chosen[name]}" for name in names))
-
-
-def variants(command: Command, name: str, sweeps: Sequence[Sweep]) -> Iterator[Variant]:
-    """The jobs that a command becomes; it alone where nothing is swept."""
-    if not sweeps:
-        yield Variant(command, name)
-        return
-    for trial in trials(command, sweeps):
-        check_command(trial.command)
-        yield Variant(trial.command, named(name, trial.label))
+        whole = _with_values(command, chosen, present)
+        if sweeps:
+            check_command(whole)
+        yield Variant(whole, _named(name, " ".join(f"{one}={value}" for one, value in chosen.items())))
 
 
 def check_sweeps(sweeps: Sequence[Sweep], commands: int) -> None:
@@ -94,7 +81,7 @@ def check_sweeps(sweeps: Sequence[Sweep], commands: int) -> None:
     _refuse_too_many(commands * math.prod(len(sweep.values) for sweep in sweeps))
 
 
-def named(name: str, label: str) -> str:
+def _named(name: str, label: str) -> str:
     """The name of one job of a sweep, cut where a name must end."""
     if not label:
         return name
@@ -133,11 +120,6 @@ def _range(part: str, first: str, last: str, step: str | None) -> range:
 def _refuse_too_many(jobs: int) -> None:
     if jobs > MOST_JOBS:
         raise BadInputError(f"that would be {jobs:,} jobs: at most {MOST_JOBS:,} can be submitted at once")
-
-
-def _mentioned(command: Command, names: Sequence[str]) -> set[str]:
-    words = (command,) if isinstance(command, str) else command
-    return set().union(*(mentioned(word, names) for word in words))
 
 
 def _with_values(command: Command, values: dict[str, str], present: set[str]) -> Command:

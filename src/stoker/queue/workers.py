@@ -72,12 +72,10 @@ class Workers(Table):
             for name, host, view, started, seen, paused in self._driver.fetch("workers", {})
         ]
 
-    def pause(self, worker: str) -> bool:
-        """It claims nothing until `resume`. False when there is no such worker."""
-        return self._changed(lambda: self._driver.fetch("pause worker", _pause(worker, 1))) != []
-
-    def resume(self, worker: str) -> bool:
-        return self._changed(lambda: self._driver.fetch("pause worker", _pause(worker, 0))) != []
+    def pause(self, worker: str, paused: bool = True) -> bool:
+        """While it is paused it claims nothing. False when there is no such worker."""
+        parameters: Parameters = {"worker": clean_text(worker), "paused": int(paused)}
+        return self._changed(lambda: self._driver.fetch("pause worker", parameters)) != []
 
 
 class UsageTable(Table):
@@ -134,7 +132,3 @@ def _row(usage: Usage) -> Parameters:
         "utilization": usage.utilization,
         "memory": usage.memory,
     }
-
-
-def _pause(worker: str, paused: int) -> Parameters:
-    return {"worker": clean_text(worker), "paused": paused}

@@ -130,7 +130,7 @@ class SnapshotBuilder:
 
         def ended(job: Job) -> EndedJob:
             cause = causes.get(job.attempt or "")
-            return EndedJob(job=job, why=explain(job, around), stopped=cause.name if cause and cause.rule else "")
+            return EndedJob(job=job, why=explain(job, around), stopped=cause.cause if cause and cause.rule else "")
 
         return tuple(map(ended, jobs)), tuple(map(ended, failed)), tuple(map(ended, stopped))
 

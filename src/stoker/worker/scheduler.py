@@ -152,7 +152,7 @@ class Scheduler:
         equal = {other.id: other for other in self._waiting if _shape(other) == _shape(job)}
         before = lease_clock()
         candidates = list(equal)[:_MOST_EQUAL]
-        attempt = store.attempts.claim_any(candidates, self._identity.worker, gpus, self._options.lease)
+        attempt = store.attempts.claim(candidates, self._identity.worker, gpus, self._options.lease)
         if attempt is None:
             self.stale = True  # other workers were faster
             return

@@ -255,7 +255,7 @@ def turn_queue(store: "Store") -> str:
     """Pauses or resumes the queue."""
     try:
         if store.paused():
-            store.resume()
+            store.pause(False)
             return "the queue is resumed"
         store.pause()
     except StokerError as error:

@@ -23,7 +23,7 @@ from stoker.cli.output import (
 )
 from stoker.errors import BadInputError, StokerError
 from stoker.paths import state_home
-from stoker.queue.steering import PAUSE, RESUME, Direction, already
+from stoker.queue.steering import already
 from stoker.units import format_duration
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def pause_command(worker: str | None, dry_run: bool, as_json: bool, queue_url: s
 
     Without --worker, no job of the queue starts anywhere. A worker that restarts is no longer paused.
     """
-    return _turn(PAUSE, worker, dry_run, as_json, queue_url)
+    return _turn(True, worker, dry_run, as_json, queue_url)
 
 
 @click.command("resume")
@@ -55,32 +55,31 @@ def resume_command(worker: str | None, dry_run: bool, as_json: bool, queue_url: 
 
     A paused worker stays paused when the queue is resumed.
     """
-    return _turn(RESUME, worker, dry_run, as_json, queue_url)
+    return _turn(False, worker, dry_run, as_json, queue_url)
 
 
-def _turn(direction: Direction, name: str | None, dry_run: bool, as_json: bool, queue_url: str | None) -> int:
+def _turn(paused: bool, name: str | None, dry_run: bool, as_json: bool, queue_url: str | None) -> int:
     """Pauses or resumes. Nothing to do is not a failure: the code is 0."""
+    verb, done = ("pause", "paused") if paused else ("resume", "resumed")
     changed: list[Changed] = []
     unchanged: list[Unchanged] = []
     with opened(queue_url) as store:
         place = store.place
         if name is not None:
             for worker in _workers_named(store, name):
-                if worker.paused == direction.paused:
-                    unchanged.append(Unchanged(worker.id, worker.host, already(direction)))
-                elif dry_run or direction.worker(store, worker.id):
-                    changed.append(Changed(worker.id, worker.host, direction.done))
+                if worker.paused == paused:
+                    unchanged.append(Unchanged(worker.id, worker.host, already(paused)))
+                elif dry_run or store.workers.pause(worker.id, paused):
+                    changed.append(Changed(worker.id, worker.host, done))
                 else:
                     unchanged.append(Unchanged(worker.id, worker.host, "it has just been deleted"))
-        elif store.paused() == direction.paused:
-            unchanged.append(Unchanged("queue", place, already(direction)))
+        elif store.paused() == paused:
+            unchanged.append(Unchanged("queue", place, already(paused)))
         else:
             if not dry_run:
-                direction.queue(store)
-            changed.append(Changed("queue", place, direction.done))
-    print_changes(
-        ChangeReport(direction.verb, place, dry_run, changed, unchanged), direction.done, _label, as_json=as_json
-    )
+                store.pause(paused)
+            changed.append(Changed("queue", place, done))
+    print_changes(ChangeReport(verb, place, dry_run, changed, unchanged), done, _label, as_json=as_json)
     return 0
 
 

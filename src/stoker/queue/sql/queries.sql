@@ -73,11 +73,6 @@ ORDER BY j.priority DESC, j.position, j.submitted, j.id
 -- next wake --
 SELECT min(not_before) - {lease_now} + {now} FROM stoker_jobs WHERE state = 'queued' AND not_before > 0 AND not_before > {lease_now}
 
--- this_job --
-SELECT j.id FROM stoker_jobs j
-  WHERE j.id = :job AND j.state = 'queued' AND j.not_before <= {lease_now} AND {fulfilled} AND {open}
-  {skip_locked j}
-
 -- next_job --
 SELECT j.id FROM stoker_jobs j {by_queued}
   WHERE {queued} AND {likely} j.not_before <= {lease_now} AND j.gpus = :wanted {surely} AND {fulfilled} AND {open}
@@ -93,9 +88,6 @@ SELECT j.id FROM stoker_jobs j
   {skip_locked j}
 
 -- claim --
-{claimed this_job}
-
--- claim any --
 {claimed any_job}
 
 -- claim next --
@@ -206,9 +198,6 @@ RETURNING id
 UPDATE stoker_jobs SET state = 'held', reason = 'held', ended = NULL
 WHERE id {among ids} AND state = 'cancelled' RETURNING id
 
--- set priority --
-UPDATE stoker_jobs SET priority = :priority WHERE id {among ids} RETURNING id
-
 -- edit --
 UPDATE stoker_jobs
 SET name = :name, priority = :priority, gpus = :gpus, spec = :spec, retries = :retries, retries_left = :retries_left,
@@ -275,9 +264,6 @@ ORDER BY j.submitted DESC, j.position DESC
 
 -- ended since --
 SELECT {job} FROM stoker_jobs j WHERE j.ended >= :at ORDER BY j.ended DESC
-
--- ended counts --
-SELECT state, count(*) FROM stoker_jobs {by_ended} WHERE ended >= :at GROUP BY state
 
 -- counts --
 SELECT state, count(*) FROM stoker_jobs GROUP BY state

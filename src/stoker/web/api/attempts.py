@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from stoker.logs.reader import LogUpdate, TailReader, last_lines, stored_lines
 from stoker.queue.logs import LAST_WITHIN, SECONDS_BETWEEN_LOOKS
-from stoker.queue.model import Attempt, EndCause
+from stoker.queue.model import Attempt, AttemptDetails
 from stoker.queue.store import Store
 from stoker.web.answers import TEXT, answer, found, problems_listed, text_listed
 from stoker.web.api.described import described
@@ -69,7 +69,7 @@ async def list_attempts(request: Request, job: JobId) -> Response:
     """Where each ran, when, and how it ended."""
     app_state = app_state_of(request)
 
-    def attempts(store: Store) -> tuple[list[Attempt], dict[str, str], dict[str, EndCause]]:
+    def attempts(store: Store) -> tuple[list[Attempt], dict[str, str], dict[str, AttemptDetails]]:
         made = store.attempts.of(found(store, job).id)
         hosts = {worker.id: worker.host for worker in store.workers.all()}
         return made, hosts, store.attempts.causes([attempt.id for attempt in made])
@@ -82,8 +82,8 @@ async def list_attempts(request: Request, job: JobId) -> Response:
                 AttemptMade(
                     attempt=attempt,
                     host=hosts.get(attempt.worker),
-                    cause=causes.get(attempt.id, EndCause("")).name,
-                    rule=causes.get(attempt.id, EndCause("")).rule,
+                    cause=causes.get(attempt.id, AttemptDetails()).cause,
+                    rule=causes.get(attempt.id, AttemptDetails()).rule,
                     is_here=attempt.id in here,
                 )
                 for attempt in made

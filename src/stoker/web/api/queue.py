@@ -1,6 +1,5 @@
 """`/queue` and `/workers`: who runs jobs, and whether more are started; `/status` and `/session`."""
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import msgspec
@@ -10,7 +9,7 @@ from starlette.responses import Response
 
 from stoker.errors import QueueAwayError
 from stoker.queue.model import Worker
-from stoker.queue.steering import PAUSE, RESUME, Direction, already
+from stoker.queue.steering import already
 from stoker.queue.store import Store
 from stoker.status.model import Snapshot
 from stoker.web.answers import Done, Undo, answer, answer_with_jobs
@@ -114,62 +113,54 @@ async def list_workers(request: Request) -> Response:
 @action(router, "/queue/pause", "queue", "Start nothing more anywhere")
 async def pause_queue(request: Request) -> Response:
     """Running jobs go on."""
-    return await _turn(request, PAUSE, _the_queue(PAUSE))
+    return await _pause_queue(request, True)
 
 
 @action(router, "/queue/resume", "queue", "Start jobs again after a pause")
 async def resume_queue(request: Request) -> Response:
     """Workers that are paused themselves stay paused."""
-    return await _turn(request, RESUME, _the_queue(RESUME))
+    return await _pause_queue(request, False)
 
 
 @action(router, "/workers/{worker}/pause", "workers", "Let a worker start nothing more", 404)
 async def pause_worker(request: Request, worker: WorkerId) -> Response:
     """Running jobs go on. A worker that is restarted is not paused."""
-    return await _turn(request, PAUSE, _worker(PAUSE, worker))
+    return await _pause_worker(request, worker, True)
 
 
 @action(router, "/workers/{worker}/resume", "workers", "Let a worker start jobs again", 404)
 async def resume_worker(request: Request, worker: WorkerId) -> Response:
     """A worker's own pause outlasts the queue's."""
-    return await _turn(request, RESUME, _worker(RESUME, worker))
+    return await _pause_worker(request, worker, False)
 
 
-Turned = tuple[str, bool]
-"""What was paused or resumed, and whether that changed anything."""
+async def _pause_queue(request: Request, paused: bool) -> Response:
+    def pause(store: Store) -> Done:
+        if changed := store.paused() != paused:
+            store.pause(paused)
+        return _done(request, "the queue", paused, changed)
+
+    return await carry_out(request, pause)
 
 
-async def _turn(request: Request, direction: Direction, turn: Callable[[Store], Turned]) -> Response:
-    def work(store: Store) -> Done:
-        what, changed = turn(store)
-        if not changed:
-            return Done(changed=False, message=f"{what} was not {direction.done}: {already(direction)}")
-        path = request.url.path.removesuffix(direction.verb) + direction.opposite
-        return Done(changed=True, message=f"{what} is {direction.done}", undo=Undo(method="POST", path=path))
-
-    return await carry_out(request, work)
-
-
-def _the_queue(direction: Direction) -> Callable[[Store], Turned]:
-    def turn(store: Store) -> Turned:
-        if store.paused() == direction.paused:
-            return "the queue", False
-        direction.queue(store)
-        return "the queue", True
-
-    return turn
-
-
-def _worker(direction: Direction, name: str) -> Callable[[Store], Turned]:
-    def turn(store: Store) -> Turned:
+async def _pause_worker(request: Request, name: str, paused: bool) -> Response:
+    def pause(store: Store) -> Done:
         worker = next((one for one in store.workers.all() if one.id == name), None)
         if worker is None:
             raise NotFoundError(f"there is no worker {name[:60]!a}")
         what = f"worker {worker.id} on {worker.host}"
-        if worker.paused == direction.paused:
-            return what, False
-        if not direction.worker(store, worker.id):
-            raise NotFoundError(f"{what} has just been forgotten")
-        return what, True
+        changed = worker.paused != paused
+        if changed and not store.workers.pause(worker.id, paused):
+            raise NotFoundError(f"{what} has just been deleted")
+        return _done(request, what, paused, changed)
 
-    return turn
+    return await carry_out(request, pause)
+
+
+def _done(request: Request, what: str, paused: bool, changed: bool) -> Done:
+    done = "paused" if paused else "resumed"
+    if not changed:
+        return Done(changed=False, message=f"{what} was not {done}: {already(paused)}")
+    before, _, _ = request.url.path.rpartition("/")
+    undo = Undo(method="POST", path=f"{before}/{'resume' if paused else 'pause'}")
+    return Done(changed=True, message=f"{what} is {done}", undo=undo)
