@@ -55,7 +55,7 @@ sys.exit(main())
 """
 
 FAULTS = {
-    "after the claim": "dying(Attempts, 'claim_any', after=True)",
+    "after the claim": "dying(Attempts, 'claim', after=True)",
     "after the start": "dying(Scheduler, '_begin', after=True)",
     "before the result is delivered": "dying(Attempts, 'finish', after=False)",
     "before the result is acknowledged": "dying(Attempts, 'finish', after=True)",
