@@ -118,9 +118,9 @@ def test_a_rehearsal_submits_nothing(site: ApiSite, client: Client) -> None:
         ({"tags": [""]}, "#/tags", "a tag must not be empty"),
         ({"memory": "much"}, "#/memory", "write it like 8GiB"),
         ({"share": True}, "#/memory", "must say how much"),
-        ({"gpus": -1}, "#/gpus", "greater than"),
-        ({"gpus": 10**30}, "#/gpus", "less than"),
-        ({"gpus": 1.5}, "#/gpus", "integer"),
+        ({"gpus": -1}, "#/gpus", "expected int >= 0"),
+        ({"gpus": 10**30}, "#/gpus", "expected int <= 2147483647"),
+        ({"gpus": 1.5}, "#/gpus", "expected int | null, got float"),
         ({"time_limit": "soon"}, "#/time_limit", "write it like 90s"),
         ({"time_limit": 0}, "#/time_limit", "must be greater than zero"),
         ({"after": ["nobody"]}, "#/after", "there is no job 'nobody'"),
@@ -137,13 +137,13 @@ def test_a_rehearsal_submits_nothing(site: ApiSite, client: Client) -> None:
         ({"sweep": {"id": "1"}}, "#/sweep", "cannot be called"),
         ({"sweep": {"x": "1..100", "y": "1..100"}}, "#/sweep", "10,000 jobs"),
         ({"again": "nobody"}, "#/again", "there is no job"),
-        ({"color": "red"}, "#/color", "not permitted"),
-        ({"memory": -1}, "#/memory", "greater than"),
-        ({"memory": [1]}, "#/memory", "integer, or input should be a valid string"),
-        ({"command": ["echo", 1]}, "#/command/1", "string"),
-        ({"environment": {"str": 3}}, "#/environment/str", "string"),
-        ({"fit": {"base": 0}}, "#/fit/base", "greater than"),
-        ({"sweep": {"lr": [1]}}, "#/sweep/lr/0", "string"),
+        ({"color": "red"}, "#/color", "unknown field"),
+        ({"memory": -1}, "#/memory", "expected int >= 0"),
+        ({"memory": [1]}, "#/memory", "expected int | str | null, got array"),
+        ({"command": ["echo", 1]}, "#/command", "expected str, got int in [1]"),
+        ({"environment": {"str": 3}}, "#/environment", "expected str, got int"),
+        ({"fit": {"base": 0}}, "#/fit", "--base 0 is out of range"),
+        ({"sweep": {"lr": [1]}}, "#/sweep", "expected str, got int"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_told_field_by_field(
@@ -164,11 +164,11 @@ def test_all_mistakes_are_told_at_once(client: Client) -> None:
     [
         (b"{", 422),
         (b"\xff\xfe", 422),
-        (b'{"command": "\xff"}', 400),
+        (b'{"command": "\xff"}', 422),
         (b'{"command": "\\ud800", "directory": "/tmp"}', 422),
         (b'{"command": "x", "directory": "/tmp", "environment": {"\\ud800": "1"}}', 422),
-        (b'{"gpus": ' + b"9" * 5000 + b"}", 400),
-        (b"[" * 100_000, 400),
+        (b'{"gpus": ' + b"9" * 5000 + b"}", 422),
+        (b"[" * 100_000, 422),
         (b'{"gpus": NaN}', 422),
         (b'{"backoff": Infinity}', 422),
         (b"[]", 422),
@@ -233,12 +233,10 @@ def test_pages_are_right_while_jobs_come_in(site: ApiSite, client: Client) -> No
     page = client.get(f"{V1}/jobs", params={"limit": 2})
     seen = [job["name"] for job in told(page)["items"]]
     submit(site.store, "late")
-    while "next" in page.links:
-        assert page.links["next"]["url"].startswith(f"{V1}/jobs?limit=2&cursor=")
-        page = client.get(page.links["next"]["url"])
+    while told(page)["next"]:
+        page = client.get(f"{V1}/jobs", params={"limit": 2, "cursor": told(page)["next"]})
         seen += [job["name"] for job in told(page)["items"]]
     assert seen == list("edcba")
-    assert told(page)["next"] is None
     assert len(ids) == 5
 
 
@@ -411,7 +409,7 @@ def test_a_move_that_cannot_be_is_told(site: ApiSite, client: Client) -> None:
     assert "it is running" in problem(client.post(f"{V1}/jobs/{runs}/move", json={"place": "up"}), 409)["detail"]
     assert runs in problem(client.post(f"{V1}/jobs/{waits}/move", json={"before": runs}), 409)["detail"]
     assert "#/before" in mistakes(client.post(f"{V1}/jobs/{waits}/move", json={"before": "00000000"}))
-    assert "one of place" in str(mistakes(client.post(f"{V1}/jobs/{waits}/move", json={})))
+    assert "exactly one of place" in str(mistakes(client.post(f"{V1}/jobs/{waits}/move", json={})))
     mistakes(client.post(f"{V1}/jobs/{waits}/move", json={"place": "up", "before": runs}))
 
 
@@ -441,7 +439,7 @@ def test_a_change_that_cannot_be_is_told(site: ApiSite, client: Client) -> None:
     assert "#/memory" in mistakes(client.patch(f"{V1}/jobs/{first}", json={"memory": "x"}))
     assert "#/hold" in mistakes(client.patch(f"{V1}/jobs/{first}", json={"hold": True}))
     start(site.store, first)
-    assert "when it has ended" in problem(client.patch(f"{V1}/jobs/{first}", json={"name": "x"}), 409)["detail"]
+    assert "edit it when it has ended" in problem(client.patch(f"{V1}/jobs/{first}", json={"name": "x"}), 409)["detail"]
 
 
 def test_a_job_that_runs_is_left_alone_for_a_while(site: ApiSite, client: Client) -> None:
@@ -592,7 +590,7 @@ def test_the_report_and_the_fit_of_an_attempt(site: ApiSite, client: Client) -> 
 # GPUs, and the rest
 
 
-def test_the_history_of_the_gpus_is_sent_again_only_when_it_changed(
+def test_the_history_of_the_gpus_has_gaps_where_nobody_looked(
     site: ApiSite, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = site.store.clock()
@@ -600,15 +598,10 @@ def test_the_history_of_the_gpus_is_sent_again_only_when_it_changed(
     minute = int(now // 60)
     row = Usage(host="h", gpu="GPU-0", minute=minute, seconds={"job": 60.0}, utilization=0.0, memory=5)
     site.store.usage.write([row])
-    answer = client.get(f"{V1}/history", params={"minutes": 3, "host": "h"})
-    history = told(answer)
+    history = told(client.get(f"{V1}/history", params={"minutes": 3, "host": "h"}))
     assert [len(history["times"]), len(history["gpus"])] == [3, 1]
     # Zero is a value, and nobody looked before.
     assert history["gpus"][0]["utilization"] == [None, None, 0.0]
-    same = client.get(
-        f"{V1}/history", params={"minutes": 3, "host": "h"}, headers={"If-None-Match": answer.headers["etag"]}
-    )
-    assert (same.status_code, same.content) == (304, b"")
     assert told(client.get(f"{V1}/history", params={"host": "another"}))["gpus"] == []
     assert told(client.get(f"{V1}/usage"))["seconds"]["job"] == 60.0
 

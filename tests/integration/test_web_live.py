@@ -2,12 +2,9 @@
 
 import asyncio
 import json
-import math
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -18,9 +15,8 @@ from stoker.queue.store import Store
 from stoker.web.answers import Page, cursor_of
 from stoker.web.auth.key_file import User
 from stoker.web.pages.job_list import Listing
-from stoker.web.sse import live, rendered_sections
+from stoker.web.sse import live
 from stoker.web.sse import multiplex as live_many
-from stoker.web.sse.rendered_sections import SectionCache
 from tests.support.api_site import ApiSite
 from tests.support.asgi_page import AsgiPage
 
@@ -32,7 +28,6 @@ class Site(ApiSite):
         super().__init__(directory)
         self.app.include_router(live.router)
         self.app.include_router(live_many.router)
-        self.app.state.section_cache = SectionCache()
         token = self.keys.add("phone", "operator")
         self.user = User(token.role, token.name, None, token.id)
 
@@ -41,9 +36,7 @@ class Site(ApiSite):
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    # However long one takes here: nothing is sparing unless a test says so.
-    monkeypatch.setattr(rendered_sections, "_SLOW", math.inf)
+def site(tmp_path: Path) -> Iterator[Site]:
     with closing(Site(tmp_path)) as made:
         yield made
 
@@ -122,28 +115,6 @@ def test_one_look_serves_everybody_with_the_same_list(site: Site, monkeypatch: p
     asyncio.run(story())
 
 
-def test_a_look_that_takes_long_is_not_repeated_all_the_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendered_sections, "_SLOW", -1.0)
-    monkeypatch.setattr(rendered_sections, "_SHARE", 1e-9)
-    now = [1000.0]
-    monkeypatch.setattr(rendered_sections, "time", SimpleNamespace(monotonic=lambda: now[0] + time.monotonic() * 1e-6))
-
-    async def story() -> None:
-        looks, found = SectionCache(), 0
-
-        async def sections() -> dict[str, str]:
-            nonlocal found
-            found += 1
-            return {"list": str(found)}
-
-        for version in range(5):
-            assert "data: 1\n" in (await looks.events(version, "a", sections))["list"]
-        now[0] += 11.0
-        assert "data: 2\n" in (await looks.events(5, "a", sections))["list"]
-
-    asyncio.run(story())
-
-
 def test_a_cursor_that_is_none_is_refused_before_anything_is_sent(site: Site) -> None:
     answer: Any = site.client().get("/live/jobs?cursor=nonsense")
     assert answer.status_code == 422
@@ -175,27 +146,6 @@ def test_several_live_answers_come_in_one_and_those_that_there_are_not_are_told(
             )
             assert not page.is_complete
         assert site.snapshot_cache.viewers == 0
-
-    asyncio.run(story())
-
-
-def test_of_a_section_with_a_few_lines_changed_only_those_are_sent(site: Site) -> None:
-    async def story() -> None:
-        jobs = site.store.jobs.submit([JobSpec(command="true", name=f"job {number}") for number in range(8)])
-        async with (
-            site.page("/live/many?on=%2Flive%2Fjobs") as page,
-            site.page("/live/jobs") as whole,
-        ):
-            await page.until(lambda: told_together(page) and whole.heard("list"))
-            site.store.jobs.edit(jobs[3], {"name": "another name"})
-            site.look()
-            await page.until(lambda: len(told_together(page)) == 2 and len(whole.heard("list")) == 2)
-            (_, _, first, _), (_, _, change, _) = told_together(page)
-            lines = first.split("\n")
-            for at, line in change:
-                lines[at] = line
-            assert "\n".join(lines) == newest(whole)
-            assert 0 < len(change) < len(lines) / 4
 
     asyncio.run(story())
 

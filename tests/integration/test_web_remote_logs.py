@@ -15,7 +15,6 @@ from stoker.logs import follow
 from stoker.logs.follow import RemoteLog
 from stoker.logs.reader import LogChunk
 from stoker.queue import Store, init_queue
-from stoker.web.sse.log_channels import LogChannels
 from tests.support.attempts import WORKER, be_there
 from tests.support.log_sender import LogSender, copies_in
 from tests.support.log_server import Place
@@ -196,8 +195,7 @@ def test_whole_log_of_an_ended_job_has_its_last_line(far: Far, monkeypatch: pyte
 def test_too_many_downloads_get_the_tail(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         far.store.logs.write(far.attempt, "what the queue has\n")
-        channels = LogChannels(far.home, far.app_state.pool)
-        far.app.state.log_channels = channels
+        channels = far.app_state.log_channels
         while channels._copies.acquire(blocking=False):
             pass
         async with far.page("log") as page:

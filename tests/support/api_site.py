@@ -15,13 +15,12 @@ from starlette.types import ASGIApp
 from stoker.queue import Store, init_queue
 from stoker.status.snapshot import SnapshotBuilder
 from stoker.web import api, metrics, problems
+from stoker.web.api import openapi
 from stoker.web.app import health, with_middleware
-from stoker.web.app_state import AppState, ConnectionPool
+from stoker.web.app_state import AppState
 from stoker.web.auth.key_file import Role
 from stoker.web.auth.keys import Keys
 from stoker.web.config import Config
-from stoker.web.sse.rendered_sections import RenderedSections
-from stoker.web.sse.snapshot_cache import SnapshotCache
 
 
 class Client:
@@ -57,13 +56,9 @@ class ApiSite:
         self.store: Store = init_queue(self.queue)
         self.config = Config(queue=self.queue, home=directory / "home", names=("testserver",))
         self.keys = Keys(self.config.home)
-        self.snapshot_cache = SnapshotCache(self.config)
-        self.pool = ConnectionPool(self.queue)
         self.app = app or new_app()
-        self.app.state.app_state = AppState(
-            config=self.config, pool=self.pool, snapshot_cache=self.snapshot_cache, keys=self.keys
-        )
-        self.app.state.rendered_sections = RenderedSections()
+        self.app_state = self.app.state.app_state = AppState(self.config, self.keys)
+        self.snapshot_cache, self.pool = self.app_state.snapshot_cache, self.app_state.pool
         self.secured = with_middleware(self.app, self.config, self.keys, lambda _line: None)
         self.look()
 
@@ -79,17 +74,14 @@ class ApiSite:
         return Client(self.secured, self.bearer(role, name))
 
     def close(self) -> None:
-        self.app.state.rendered_sections.close()
-        self.snapshot_cache.stop()
-        self.pool.close()
+        asyncio.run(self.app_state.close())
         self.store.close()
-        for end in (self.snapshot_cache._wake_read, self.snapshot_cache._wake_write):
-            end.close()
 
 
 def new_app() -> FastAPI:
     app = FastAPI(title="Stoker", openapi_url="/api/openapi.json", docs_url=None, redoc_url=None, lifespan=_nothing)
     problems.install(app)
+    openapi.install(app)
     for part in (api, metrics):
         app.include_router(part.router)
     app.include_router(health)

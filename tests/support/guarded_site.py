@@ -5,7 +5,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import httpx
 import uvicorn
@@ -15,12 +15,11 @@ from starlette.types import ASGIApp
 
 from stoker.web import statics
 from stoker.web.app import with_middleware
-from stoker.web.app_state import AppState, ConnectionPool, user_of
+from stoker.web.app_state import AppState, user_of
 from stoker.web.auth import login
 from stoker.web.auth.keys import Keys
 from stoker.web.config import Config
 from stoker.web.middleware.limits import DeadlineProtocol
-from stoker.web.sse.snapshot_cache import SnapshotCache
 from tests.support.waiting import wait_for
 
 
@@ -57,9 +56,7 @@ class Site(NamedTuple):
 def site_of(config: Config) -> Site:
     keys, log, done = Keys(config.home), list[str](), list[str]()
     app = FastAPI()
-    app.state.app_state = AppState(
-        config=config, pool=cast(ConnectionPool, None), snapshot_cache=cast(SnapshotCache, None), keys=keys
-    )
+    app.state.app_state = AppState(config, keys)
     app.include_router(login.router)
 
     @app.get("/")

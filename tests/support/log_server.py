@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from stoker.queue import JobSpec, Store
 from stoker.web.app import create_app
-from stoker.web.app_state import AppState, ConnectionPool
+from stoker.web.app_state import AppState
 from stoker.web.auth.key_file import User
 from stoker.web.auth.keys import Keys
 from stoker.web.config import Config
@@ -40,9 +40,8 @@ class Place:
         user = keys.by_token(keys.first().secret)
         assert user is not None
         self.user: User = user
-        self.app_state = AppState(
-            config=config, pool=ConnectionPool(None), snapshot_cache=StaticSnapshotCache(), keys=keys
-        )
+        self.app_state = AppState(config, keys)
+        self.app_state.snapshot_cache = StaticSnapshotCache()
         self.app = create_app(self.app_state)
 
     def start(self) -> str:
@@ -62,11 +61,11 @@ class Place:
             file.truncate(len(data))
 
     def page(self, what: str = "log/live", app: FastAPI | None = None, **headers: str) -> AsgiPage:
-        address = what if what.startswith("/") else f"/jobs/{self.job}/attempts/1/{what}"
+        root = "" if what.startswith("log/live") else "/api/v1"
+        address = what if what.startswith("/") else f"{root}/jobs/{self.job}/attempts/1/{what}"
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return AsgiPage(app or self.app, address, self.user, named)
 
     @property
     def channels(self) -> LogChannels:
-        channels: LogChannels = self.app.state.log_channels
-        return channels
+        return self.app_state.log_channels

@@ -167,7 +167,7 @@ def test_page_has_the_reason_the_report_and_the_fit_with_a_table() -> None:
     (data,) = [attributes["data-fit"] for _, attributes in elements(fit) if "data-fit" in attributes]
     assert json.loads(data or "")["limit"] == 16 * GIB
     assert re.findall(r'<option value="(\d)"', log) == ["1", "2"]
-    assert 'href="/jobs/0123abcd/attempts/2/log"' in log
+    assert 'href="/api/v1/jobs/0123abcd/attempts/2/log"' in log
 
 
 def test_log_of_a_job_that_has_not_started_is_pending() -> None:

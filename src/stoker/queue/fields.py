@@ -300,7 +300,7 @@ MEMORY: Final = FieldKind(
     read=_memory,
     write=_memory_text,
     check=_between(0, 2**63 - 1),
-    json=Annotated[int, Meta(ge=0, lt=2**63)] | Written,
+    json=Annotated[int, Meta(ge=0, le=2**63 - 1)] | Written,
     metavar="SIZE",
     has_unit=True,
 )

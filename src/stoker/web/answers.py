@@ -1,12 +1,10 @@
-"""JSON responses, pagination by cursor, and descriptions of responses for OpenAPI."""
+"""Responses in JSON, pages of jobs, and what a change returns."""
 
 import base64
 import binascii
-import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
-from urllib.parse import urlencode
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
 
 import msgspec
 from fastapi.routing import APIRoute
@@ -17,20 +15,21 @@ from starlette.responses import Response
 from stoker.errors import BadInputError
 from stoker.masking import masked
 from stoker.queue.fields import ID
-from stoker.queue.model import Job
+from stoker.queue.model import Attempt, Job
 from stoker.queue.store import Store
-from stoker.web.app_state import user_of
-from stoker.web.problems import MEDIA_TYPE, NotFoundError, ParameterError
+from stoker.web.app_state import app_state_of, user_of
+from stoker.web.problems import NotFoundError, ParameterError
 
 # Two encoded numbers are shorter.
 _MAX_CURSOR: Final = 200
 _INVALID_CURSOR: Final = "invalid cursor: use the `next` of a page unchanged"
 
 
-class Page(NamedTuple):
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """Some jobs, newest first. `next` is the `cursor` of the next page; null on the last one."""
+
     items: list[Job]
-    next: str | None
-    """The cursor of the next page; None on the last one."""
+    next: str | None = None
 
 
 def cursor_of(job: Job) -> str:
@@ -55,29 +54,7 @@ def place_of(cursor: str) -> tuple[float, float]:
 def page_of(found: list[Job], limit: int) -> Page:
     """`found` has one job more than the page if there is a next page."""
     items = found[:limit]
-    return Page(items, cursor_of(items[-1]) if len(found) > limit else None)
-
-
-def link_to_next(request: Request, cursor: str) -> str:
-    """The `Link` header (RFC 8288)."""
-    kept = [(name, value) for name, value in request.query_params.multi_items() if name != "cursor"]
-    return f'<{request.url.path}?{urlencode([*kept, ("cursor", cursor)])}>; rel="next"'
-
-
-JSON: Final = "application/json"
-TEXT: Final = "text/plain; charset=utf-8"
-
-_WHEN: Final[Mapping[int, str]] = {
-    400: "The request is not valid JSON or not UTF-8.",
-    401: "The token is missing or invalid.",
-    403: "The token is a viewer's, or the request comes from another site.",
-    404: "Not found.",
-    409: "Not possible in the current state; `detail` says why.",
-    413: "The body is larger than 1 MiB.",
-    422: "Some fields or parameters are invalid; `errors` lists them.",
-    429: "Too many wrong tokens from this address: wait for `Retry-After` seconds.",
-    503: "The queue does not answer: try again after `Retry-After` seconds.",
-}
+    return Page(items=items, next=cursor_of(items[-1]) if len(found) > limit else None)
 
 
 class Undo(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,18 +66,23 @@ class Undo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a request to change something."""
+    """What a change did. `changed` is false if nothing had to be done, `undo` null if it cannot be undone."""
 
     changed: bool
-    """False if nothing had to be changed."""
     message: str
-    """For people."""
     undo: Undo | None = None
-    """None if it cannot be undone."""
+
+
+async def carry_out(request: Request, work: Callable[[Store], Done]) -> Response:
+    """Changes the queue and updates all pages at once."""
+    app_state = app_state_of(request)
+    done = await app_state.pool.run(work)
+    app_state.snapshot_cache.refresh()
+    return answer(done)
 
 
 def answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(value), status, headers=headers, media_type=JSON)
+    return Response(msgspec.json.encode(value), status, headers=headers, media_type="application/json")
 
 
 def answer_with_jobs(
@@ -108,15 +90,6 @@ def answer_with_jobs(
 ) -> Response:
     """For values that contain jobs: masks what this user must not see."""
     return answer(masked(to_builtins(value), for_viewer=not user_of(request).operates), status, headers)
-
-
-def tagged(request: Request, value: object) -> Response:
-    """With an ETag, and without a body if the client has the same version."""
-    body = msgspec.json.encode(value)
-    tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-    if tag in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers={"ETag": tag})
-    return Response(body, headers={"ETag": tag}, media_type=JSON)
 
 
 def found(store: Store, name: str) -> Job:
@@ -131,6 +104,15 @@ def found(store: Store, name: str) -> Job:
     raise NotFoundError(f"there is no job {name[:40]!a}")
 
 
+def found_attempt(store: Store, job: str, number: int) -> Attempt:
+    attempts = store.attempts.of(found(store, job).id)
+    chosen = next((attempt for attempt in attempts if attempt.number == number), None)
+    if chosen is None:
+        had = "it has not started yet" if not attempts else f"its last one is {attempts[-1].number}"
+        raise NotFoundError(f"job {job} has no attempt {number}: {had}")
+    return chosen
+
+
 async def known_parameters(request: Request) -> None:
     """Refuses misspelled parameters: `?sate=held` must not return all jobs."""
     route = request.scope.get("route")
@@ -138,29 +120,3 @@ async def known_parameters(request: Request) -> None:
     if unknown := [name for name in request.query_params if name not in known]:
         allowed = f"the parameters are {', '.join(sorted(known))}" if known else "there are no parameters"
         raise ParameterError(unknown[0][:100], f"unknown parameter: {allowed}")
-
-
-def problems_listed(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The error responses of an operation, for OpenAPI."""
-    return {
-        status: {
-            "description": _WHEN[status],
-            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
-        }
-        for status in statuses
-    }
-
-
-def text_listed(media_type: str, description: str, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """A text response and its headers, for OpenAPI."""
-    return {
-        "description": description,
-        "content": {media_type: {"schema": {"type": "string"}}},
-        "headers": {
-            name: {"description": text, "schema": {"type": "string"}} for name, text in (headers or {}).items()
-        },
-    }
-
-
-def names_of(values: Sequence[str]) -> str:
-    return ", ".join(value.replace("_", " ") for value in values)

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from stoker.version import __version__
 from stoker.web import api, logs, metrics, pages, problems, statics
+from stoker.web.api import openapi
 from stoker.web.app_state import AppState, app_state_of
 from stoker.web.auth import login
 from stoker.web.auth.authentication import Authentication
@@ -23,7 +24,6 @@ from stoker.web.middleware.headers import SecurityHeaders, compressed
 from stoker.web.middleware.limits import DeclaredSize, WholeBody
 from stoker.web.pages.views import error_page
 from stoker.web.sse import live, multiplex
-from stoker.web.sse.rendered_sections import RenderedSections, SectionCache
 
 
 def create_app(app_state: AppState) -> FastAPI:
@@ -39,9 +39,8 @@ def create_app(app_state: AppState) -> FastAPI:
         lifespan=_lifespan,
     )
     app.state.app_state = app_state
-    app.state.rendered_sections = RenderedSections()
-    app.state.section_cache = SectionCache()
     problems.install(app, error_page)
+    openapi.install(app)
     for part in (api, metrics, pages, live, multiplex, logs, login):
         app.include_router(part.router)
     app.include_router(health)
@@ -56,9 +55,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        app_state.snapshot_cache.stop()
-        app.state.rendered_sections.close()
-        app_state.pool.close()
+        await app_state.close()
 
 
 def with_middleware(app: ASGIApp, config: Config, keys: Keys, log: Callable[[str], None]) -> ASGIApp:

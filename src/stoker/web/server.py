@@ -11,11 +11,10 @@ import uvicorn
 
 from stoker.errors import StokerError
 from stoker.web.app import create_app, with_middleware
-from stoker.web.app_state import AppState, ConnectionPool
+from stoker.web.app_state import AppState
 from stoker.web.auth.keys import Keys
 from stoker.web.config import Config
 from stoker.web.middleware.limits import DeadlineProtocol
-from stoker.web.sse.snapshot_cache import SnapshotCache
 
 # A page holds one connection open, and a browser opens a few more while it loads.
 _MAX_CONNECTIONS: Final = 1000
@@ -55,9 +54,7 @@ def serve(
     _limit_arenas()
     keys = Keys(config.home)
     port = int(listener.getsockname()[1])
-    app_state = AppState(
-        config=config, pool=ConnectionPool(config.queue), snapshot_cache=SnapshotCache(config), keys=keys
-    )
+    app_state = AppState(config, keys)
     settings = uvicorn.Config(
         with_middleware(create_app(app_state), config, keys, log),
         log_config=None,

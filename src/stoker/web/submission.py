@@ -273,11 +273,6 @@ def _or_mistake(field: str, work: Callable[[], T]) -> T:
 
 
 HEADER: Final = "Idempotency-Key"
-
-
-REPLAYED: Final = "Idempotent-Replayed"
-
-
 # Enough to tell any two apart, and short enough that origins can be read.
 _DIGITS: Final = 24
 

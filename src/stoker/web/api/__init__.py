@@ -5,18 +5,17 @@ from typing import Final
 from fastapi import APIRouter, Depends, Security
 from fastapi.security import HTTPBearer
 
-from stoker.web.answers import known_parameters, problems_listed
-from stoker.web.api import attempts, gpus, job_actions, jobs, queue
-
-PREFIX: Final = "/api/v1"
+from stoker.web.answers import known_parameters
+from stoker.web.api import attempts, job_actions, jobs, queue
+from stoker.web.api.openapi import problem_responses
 
 # Only for the description: the middleware has already authenticated the request.
 _TOKEN: Final = HTTPBearer(auto_error=False, scheme_name="token", description="A token of `stoker tokens`.")
 
 router = APIRouter(
-    prefix=PREFIX,
+    prefix="/api/v1",
     dependencies=[Security(_TOKEN), Depends(known_parameters)],
-    responses=problems_listed(400, 401, 403, 422, 429, 503),
+    responses=problem_responses(400, 401, 403, 422, 429, 503),
 )
-for part in (jobs, job_actions, attempts, queue, gpus):
+for part in (jobs, job_actions, attempts, queue):
     router.include_router(part.router)

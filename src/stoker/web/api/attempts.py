@@ -1,9 +1,10 @@
-"""`/jobs/{job}/attempts`: every try at a job: what it printed, why it was stopped, how its batch size was found."""
+"""`/jobs/{job}/attempts`: the attempts of a job, their logs, reports and batch-size fits."""
 
 import asyncio
 import codecs
+import contextlib
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -15,58 +16,47 @@ from stoker.logs.reader import LogUpdate, TailReader, last_lines, stored_lines
 from stoker.queue.logs import LAST_WITHIN, SECONDS_BETWEEN_LOOKS
 from stoker.queue.model import Attempt, AttemptDetails
 from stoker.queue.store import Store
-from stoker.web.answers import TEXT, answer, found, problems_listed, text_listed
-from stoker.web.api.described import described
+from stoker.web.answers import answer, found, found_attempt
 from stoker.web.api.jobs import JobId
+from stoker.web.api.openapi import operation
 from stoker.web.app_state import AppState, app_state_of
-from stoker.web.logs import channels_of, log_response
 from stoker.web.problems import NotFoundError
 
 router = APIRouter(tags=["attempts"])
 
+TEXT: Final = "text/plain; charset=utf-8"
 MARKDOWN: Final = "text/markdown; charset=utf-8"
-EXTENT: Final = "Stoker-Log"
-# The last lines are looked for in so much of the end: more than anybody reads, and little enough to be held in memory.
+# The last lines are taken from this much of the end, in bytes, which is held in memory.
 LONGEST_END: Final = 4 * 2**20
-Number = Annotated[int, Path(ge=1, lt=2**31, description="Which attempt at the job; the first is 1.")]
+Number = Annotated[int, Path(ge=1, lt=2**31, description="The number of the attempt, from 1.")]
 
 
-class AttemptMade(msgspec.Struct, frozen=True, kw_only=True):
-    """One try at a job, and what is known of it."""
+class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt. `host` is null if it is forgotten, `cause` and `rule` are empty while it runs or if unknown;
+    `is_here`: whether its log is on this machine."""
 
     attempt: Attempt
     host: str | None
-    """The machine; null when it has been forgotten."""
     cause: str
     rule: str
-    """How it ended, as its record has it, such as `idle`; empty while it runs."""
     is_here: bool
-    """Whether its log is on this machine; others stream theirs while their workers run."""
 
 
 class AttemptList(msgspec.Struct, frozen=True, kw_only=True):
-    """All tries at a job, the first one first."""
+    """All attempts at a job, oldest first."""
 
-    items: list[AttemptMade]
+    items: list[AttemptInfo]
 
 
-class Probes(msgspec.Struct, frozen=True, kw_only=True):
-    """How the batch size was found."""
+class FitInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The batch size that was found, the line of memory over size, the limit and the probes."""
 
     fit: dict[str, Any]
-    """The size, the line of memory over size, the limit, and the probes that they rest on."""
 
 
-@router.get(
-    "/jobs/{job}/attempts",
-    operation_id="list_attempts",
-    summary="The tries at a job",
-    response_model=described(AttemptList),
-    response_description="The first one first.",
-    responses=problems_listed(404),
-)
+@operation(router, "GET", "/jobs/{job}/attempts", AttemptList, 404)
 async def list_attempts(request: Request, job: JobId) -> Response:
-    """Where each ran, when, and how it ended."""
+    """List the attempts of a job: where and when each ran, and how it ended."""
     app_state = app_state_of(request)
 
     def attempts(store: Store) -> tuple[list[Attempt], dict[str, str], dict[str, AttemptDetails]]:
@@ -75,62 +65,53 @@ async def list_attempts(request: Request, job: JobId) -> Response:
         return made, hosts, store.attempts.causes([attempt.id for attempt in made])
 
     made, hosts, causes = await app_state.pool.run(attempts)
-    here = await channels_of(request).local(made, app_state.config.home)
-    return answer(
-        AttemptList(
-            items=[
-                AttemptMade(
-                    attempt=attempt,
-                    host=hosts.get(attempt.worker),
-                    cause=causes.get(attempt.id, AttemptDetails()).cause,
-                    rule=causes.get(attempt.id, AttemptDetails()).rule,
-                    is_here=attempt.id in here,
-                )
-                for attempt in made
-            ]
+    here = await app_state.log_channels.local(made)
+    none = AttemptDetails()
+    items = [
+        AttemptInfo(
+            attempt=attempt,
+            host=hosts.get(attempt.worker),
+            cause=causes.get(attempt.id, none).cause,
+            rule=causes.get(attempt.id, none).rule,
+            is_here=attempt.id in here,
         )
-    )
+        for attempt in made
+    ]
+    return answer(AttemptList(items=items))
 
 
-@router.get(
-    "/jobs/{job}/attempts/{number}/log",
-    operation_id="get_log",
-    summary="What an attempt printed",
-    response_class=Response,
-    responses={
-        200: text_listed(
-            "text/plain", "The output as it was written.", {EXTENT: "`whole`, or `end` where only that is here."}
-        ),
-        **problems_listed(404),
-    },
-)
+@operation(router, "GET", "/jobs/{job}/attempts/{number}/log", "text/plain", 404)
 async def get_log(
     request: Request,
     job: JobId,
     number: Number,
     lines: Annotated[
-        int | None, Query(ge=0, lt=2**31, description="Only the last so many lines, of the last 4 MiB.")
+        int | None, Query(ge=0, lt=2**31, description="Only this many lines from the end, of the last 4 MiB.")
     ] = None,
 ) -> Response:
-    """All of it, from whatever machine has it; where that is gone, its end, which the queue keeps."""
-    app_state, channels = app_state_of(request), channels_of(request)
-    attempt = await app_state.pool.run(lambda store: _attempt(store, job, number))
-    is_here = bool(await channels.local([attempt], app_state.config.home))
+    """Get what an attempt printed. The header `Stoker-Log` is `whole`, or `end` if only the tail is available."""
+    app_state = app_state_of(request)
+    channels = app_state.log_channels
+    attempt = await app_state.pool.run(lambda store: found_attempt(store, job, number))
+    headers = _file_headers(attempt, TEXT, "log")
+    is_here = bool(await channels.local([attempt]))
     if is_here:
         while await app_state.pool.run(lambda store: store.logs.is_late(attempt.id)):
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
-    if lines is None:
-        response = await log_response(app_state, channels, attempt, {"Content-Type": TEXT})
-        if isinstance(response, StreamingResponse):
-            response.body_iterator = _decoded(response.body_iterator)
-        return response
-    if not is_here and (stored := await _stored_lines(app_state, attempt, lines)) is not None:
-        return _text(stored, "end")
-    async with channels.whole(attempt, app_state) as whole:
+    elif lines is not None and (stored := await _stored_lines(app_state, attempt, lines)) is not None:
+        return _text(stored, headers | {"Stoker-Log": "end"})
+    async with contextlib.AsyncExitStack() as stack:
+        whole = await stack.enter_async_context(channels.whole(attempt))
         if whole is None:
             tail = await app_state.pool.run(lambda store: store.logs.read(attempt.id))
-            return _text(last_lines(TailReader(lambda: tail).read(), lines), "end")
-        return _text(last_lines(await _end_of(whole), lines), "whole")
+            update = (
+                LogUpdate(tail.encode(), b"") if lines is None else last_lines(TailReader(lambda: tail).read(), lines)
+            )
+            return _text(update, headers | {"Stoker-Log": "end"})
+        headers["Stoker-Log"] = "whole"
+        if lines is not None:
+            return _text(last_lines(await _end_of(whole), lines), headers)
+        return StreamingResponse(_decoded(whole, stack.pop_all()), headers=headers)
 
 
 async def _stored_lines(app_state: AppState, attempt: Attempt, count: int) -> LogUpdate | None:
@@ -140,17 +121,18 @@ async def _stored_lines(app_state: AppState, attempt: Attempt, count: int) -> Lo
     return stored_lines(tail, count) if is_old else None
 
 
-def _text(update: LogUpdate, extent: str) -> Response:
-    text = (update.finished + update.unfinished).decode(errors="replace")
-    return Response(text, headers={EXTENT: extent}, media_type=TEXT)
+def _text(update: LogUpdate, headers: dict[str, str]) -> Response:
+    return Response((update.finished + update.unfinished).decode(errors="replace"), headers=headers)
 
 
-async def _decoded(output: AsyncIterable[str | bytes | memoryview]) -> AsyncIterator[str]:
-    """Valid UTF-8, whatever the job wrote; a character may be cut between two chunks."""
+async def _decoded(whole: AsyncIterator[LogUpdate], stack: contextlib.AsyncExitStack) -> AsyncIterator[str]:
+    """Valid UTF-8, whatever the job wrote, in steps, so that only one is in memory."""
+    # A character may be cut between two steps.
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    async for chunk in output:
-        yield decoder.decode(chunk.encode() if isinstance(chunk, str) else bytes(chunk))
-    yield decoder.decode(b"", final=True)
+    async with stack:
+        async for update in whole:
+            yield decoder.decode(update.finished + update.unfinished)
+        yield decoder.decode(b"", final=True)
 
 
 async def _end_of(whole: AsyncIterator[LogUpdate]) -> LogUpdate:
@@ -166,50 +148,34 @@ async def _end_of(whole: AsyncIterator[LogUpdate]) -> LogUpdate:
     return LogUpdate(b"".join(blocks), unfinished)
 
 
-@router.get(
-    "/jobs/{job}/attempts/{number}/report",
-    operation_id="get_report",
-    summary="Why an attempt was stopped",
-    response_class=Response,
-    responses={200: text_listed("text/markdown", "The report, in Markdown."), **problems_listed(404)},
-)
+@operation(router, "GET", "/jobs/{job}/attempts/{number}/report", "text/markdown", 404)
 async def get_report(request: Request, job: JobId, number: Number) -> Response:
-    """What it did when its GPUs were idle: its processes, their stacks and its last output."""
-
-    def report(store: Store) -> str:
-        details = store.attempts.details(_attempt(store, job, number).id)
-        if details is None or not details.report:
-            raise NotFoundError(f"there is no report of attempt {number} at job {job}: it was not stopped for idleness")
-        return details.report
-
-    text = await app_state_of(request).pool.run(report)
-    return Response(text, media_type=MARKDOWN)
+    """Get the report on a stopped attempt: its processes, their stacks and its last output."""
+    attempt, details = await app_state_of(request).pool.run(lambda store: _details(store, job, number))
+    if not details.report:
+        raise NotFoundError(f"attempt {number} of job {job} has no report: no rule stopped it")
+    return Response(details.report, headers=_file_headers(attempt, MARKDOWN, "md"))
 
 
-@router.get(
-    "/jobs/{job}/attempts/{number}/fit",
-    operation_id="get_fit",
-    summary="How the batch size was found",
-    response_model=described(Probes),
-    response_description="The probes and what follows from them.",
-    responses=problems_listed(404),
-)
+@operation(router, "GET", "/jobs/{job}/attempts/{number}/fit", FitInfo, 404)
 async def get_fit(request: Request, job: JobId, number: Number) -> Response:
-    """The sizes that were tried, the memory that each took, and the line through them."""
-
-    def fit(store: Store) -> Probes:
-        details = store.attempts.details(_attempt(store, job, number).id)
-        if details is None or not details.fit:
-            raise NotFoundError(f"no batch size was found for attempt {number} at job {job}")
-        return Probes(fit=details.fit)
-
-    return answer(await app_state_of(request).pool.run(fit))
+    """Get how the batch size was found: the probes, their memory and the line through them."""
+    _attempt, details = await app_state_of(request).pool.run(lambda store: _details(store, job, number))
+    if not details.fit:
+        raise NotFoundError(f"no batch size was found for attempt {number} of job {job}")
+    return answer(FitInfo(fit=details.fit))
 
 
-def _attempt(store: Store, job: str, number: int) -> Attempt:
-    attempts = store.attempts.of(found(store, job).id)
-    chosen = next((attempt for attempt in attempts if attempt.number == number), None)
-    if chosen is None:
-        had = "it has not started yet" if not attempts else f"its last one is {attempts[-1].number}"
-        raise NotFoundError(f"job {job} has no attempt {number}: {had}")
-    return chosen
+def _file_headers(attempt: Attempt, media_type: str, suffix: str) -> dict[str, str]:
+    """For a file to save: a browser must not display what a job printed."""
+    name = f"stoker-{attempt.job}-{attempt.number}.{suffix}"
+    return {
+        "Content-Type": media_type,
+        "Content-Disposition": f'attachment; filename="{name}"',
+        "X-Content-Type-Options": "nosniff",
+    }
+
+
+def _details(store: Store, job: str, number: int) -> tuple[Attempt, AttemptDetails]:
+    attempt = found_attempt(store, job, number)
+    return attempt, store.attempts.details(attempt.id) or AttemptDetails()

@@ -1,7 +1,7 @@
-"""`/jobs/{job}/…`: what can be done to a job. Each answer says what was done, and how to undo it."""
+"""`/jobs/{job}/…`: changes of one job. Each returns what was done and how to undo it."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from fastapi import APIRouter
 from msgspec import to_builtins
@@ -26,17 +26,15 @@ from stoker.queue.steering import (
 )
 from stoker.queue.store import Store
 from stoker.units import format_duration
-from stoker.web.answers import Done, Undo, found, names_of
-from stoker.web.api.actions import action, carry_out
-from stoker.web.api.bodies import ChangeBody, MoveBody, RetryBody, SnoozeBody, said
+from stoker.web.answers import Done, Undo, carry_out, found
+from stoker.web.api.bodies import ChangeBody, MoveBody, RetryBody, SnoozeBody, body_of
 from stoker.web.api.jobs import JobId
+from stoker.web.api.openapi import operation
 from stoker.web.app_state import user_of
 from stoker.web.problems import ConflictError, InvalidFieldsError
 from stoker.web.submission import changes_of, seconds_of
 
-router = APIRouter()
-
-_TAG: Final = "steering"
+router = APIRouter(tags=["steering"])
 
 VerbOf = Callable[[Store], Verb]
 UndoOf = Callable[[Store, Job], Undo | None]
@@ -71,16 +69,16 @@ def _path(request: Request, job: Job) -> str:
     return f"{before}/jobs/{job.id}"
 
 
-@action(router, "/jobs/{job}", _TAG, "Change what a job asks for", 404, 409, 413, method="PATCH")
-async def change_job(request: Request, job: JobId, body: ChangeBody) -> Response:
-    """Fields that are left out stay as they are. A running job can be changed when it has ended."""
-    fields = said(body)
+@operation(router, "PATCH", "/jobs/{job}", Done, 404, 409, 413, body=ChangeBody)
+async def change_job(request: Request, job: JobId) -> Response:
+    """Change what a job asks for. Fields that are left out stay as they are; a running job cannot be changed."""
+    fields = await body_of(request, ChangeBody)
 
     def change(store: Store) -> Done:
         before = found(store, job)
         who = label(before.id, before.name)
         if before.state == "running":
-            raise ConflictError(f"job {who} was not edited: it is running: it can be edited when it has ended")
+            raise ConflictError(f"job {who} was not edited: it is running; edit it when it has ended")
         changes = changes_of(store, fields, before)
         if not changes:
             return Done(changed=False, message=f"{who}: nothing differs")
@@ -89,14 +87,14 @@ async def change_job(request: Request, job: JobId, body: ChangeBody) -> Response
             store.jobs.edit(before.id, changes)
         except BadInputError as error:
             raise ConflictError(f"job {who} was not edited: {error}") from None
-        message = f"{who}: edited ({names_of(list(changes))})"
+        message = f"{who}: edited ({', '.join(changes).replace('_', ' ')})"
         return Done(changed=True, message=message, undo=_unchange(request, before, changes))
 
     return await carry_out(request, change)
 
 
 def _unchange(request: Request, before: Job, changes: dict[str, Any]) -> Undo | None:
-    """None where a request cannot express what was there: the details of a fit, or a secret, which no answer holds."""
+    """None if a request cannot restore it: the details of a fit, or a secret, which no response contains."""
     if "fit" in changes and before.fit:
         return None
     body: dict[str, Any] = {field: to_builtins(getattr(before, field)) for field in changes}
@@ -110,9 +108,9 @@ def _unchange(request: Request, before: Job, changes: dict[str, Any]) -> Undo | 
     return Undo(method="PATCH", path=_path(request, before), body=body)
 
 
-@action(router, "/jobs/{job}/cancel", _TAG, "Cancel a job", 404, 409)
+@operation(router, "POST", "/jobs/{job}/cancel", Done, 404, 409)
 async def cancel_job(request: Request, job: JobId) -> Response:
-    """A waiting job is cancelled, which can be undone; a running job is asked to stop, which cannot."""
+    """Cancel a job. A running job is asked to stop, which cannot be undone."""
 
     def undo(_store: Store, before: Job) -> Undo | None:
         if before.state == "running":
@@ -122,10 +120,10 @@ async def cancel_job(request: Request, job: JobId) -> Response:
     return await _steer(request, job, lambda _store: CANCEL, undo)
 
 
-@action(router, "/jobs/{job}/retry", _TAG, "Run a job again that has ended", 404, 409, 413)
-async def retry_job(request: Request, job: JobId, body: RetryBody | None = None) -> Response:
-    """With all its retries. A job that waits for its next attempt starts at once. The undo cancels it."""
-    verb = REINSTATE if body is not None and body.held else RETRY
+@operation(router, "POST", "/jobs/{job}/retry", Done, 404, 409, 413, body=RetryBody)
+async def retry_job(request: Request, job: JobId) -> Response:
+    """Queue an ended job again, with all its retries. A job that waits for its next attempt need not wait longer."""
+    verb = REINSTATE if (await body_of(request, RetryBody)).get("held") else RETRY
 
     def undo(_store: Store, before: Job) -> Undo | None:
         return None if before.state == "queued" else _post(request, before, "cancel")
@@ -133,39 +131,44 @@ async def retry_job(request: Request, job: JobId, body: RetryBody | None = None)
     return await _steer(request, job, lambda _store: verb, undo)
 
 
-@action(router, "/jobs/{job}/hold", _TAG, "Keep a waiting job from starting", 404, 409)
+@operation(router, "POST", "/jobs/{job}/hold", Done, 404, 409)
 async def hold_job(request: Request, job: JobId) -> Response:
-    """Until it is released."""
+    """Hold a waiting job: it does not start until it is released."""
     return await _steer(request, job, lambda _store: HOLD, lambda _store, before: _post(request, before, "release"))
 
 
-@action(router, "/jobs/{job}/release", _TAG, "Let a held job start", 404, 409)
+@operation(router, "POST", "/jobs/{job}/release", Done, 404, 409)
 async def release_job(request: Request, job: JobId) -> Response:
-    """When its turn comes."""
+    """Release a held job: it starts when it is its turn."""
     return await _steer(request, job, lambda _store: RELEASE, lambda _store, before: _post(request, before, "hold"))
 
 
-@action(router, "/jobs/{job}/move", _TAG, "Move a waiting job within the queue", 404, 409, 413)
-async def move_job(request: Request, job: JobId, body: MoveBody) -> Response:
-    """To a place among the jobs of its priority, or right before or after another job, whose priority it takes."""
+@operation(router, "POST", "/jobs/{job}/move", Done, 404, 409, 413, body=MoveBody)
+async def move_job(request: Request, job: JobId) -> Response:
+    """Move a waiting job: among those of its priority, or next to another job, whose priority it gets."""
+    body = await body_of(request, MoveBody)
     return await _steer(
         request, job, lambda store: _moving(store, body), lambda store, before: _back(request, store, before)
     )
 
 
-def _moving(store: Store, body: MoveBody) -> Verb:
-    if body.place is not None:
-        return moving(body.place)
-    field, name = ("before", body.before) if body.before is not None else ("after", body.after)
-    try:
-        neighbour = found(store, name or "")
-    except BadInputError as error:
-        raise InvalidFieldsError({field: str(error)}) from None
-    return moving_beside(neighbour.id, "before" if field == "before" else "after")
+def _moving(store: Store, body: dict[str, str | None]) -> Verb:
+    given = [(field, value) for field, value in body.items() if value is not None]
+    if len(given) != 1:
+        raise InvalidFieldsError({"": "give exactly one of place, before and after"})
+    match given[0]:
+        case "place", ("first" | "last" | "up" | "down") as place:
+            return moving(place)
+        case ("before" | "after") as side, str(name):
+            try:
+                return moving_beside(found(store, name).id, side)
+            except BadInputError as error:
+                raise InvalidFieldsError({side: str(error)}) from None
+    raise AssertionError(given)
 
 
 def _back(request: Request, store: Store, job: Job) -> Undo:
-    """Beside the neighbour that it had among those of its priority; where it had none, only that matters."""
+    """Back to its neighbour of the same priority; without one, only the priority matters."""
     before, behind = store.jobs.neighbours(job)
     if behind is not None:
         return _post(request, job, "move", {"before": behind})
@@ -174,36 +177,28 @@ def _back(request: Request, store: Store, job: Job) -> Undo:
     return Undo(method="PATCH", path=_path(request, job), body={"priority": job.priority})
 
 
-@action(router, "/jobs/{job}/snooze", _TAG, "Leave a running job alone for a while", 404, 409, 413)
-async def snooze_job(request: Request, job: JobId, body: SnoozeBody) -> Response:
-    """No rule stops it until then, and the rule's window starts again after that. 0 seconds end the snooze."""
-    who = user_of(request).name
+@operation(router, "POST", "/jobs/{job}/snooze", Done, 404, 409, 413, body=SnoozeBody)
+async def snooze_job(request: Request, job: JobId) -> Response:
+    """Snooze the rules of a running job. Their windows start again afterwards; 0 seconds end the snooze."""
+    who, body = user_of(request).name, await body_of(request, SnoozeBody)
+    try:
+        seconds = seconds_of(body["seconds"])
+    except BadInputError as error:
+        raise InvalidFieldsError({"seconds": str(error)}) from None
 
     def snooze(store: Store) -> Done:
-        seconds = _seconds(body)
         running = found(store, job)
         called = label(running.id, running.name)
-        left = _snoozed_for(store, running)
+        until = store.attempts.snoozes().get(running.attempt or "")
+        left = 0.0 if until is None else max(0.0, round(until - store.clock(), 1))
         if (
             running.state != "running"
             or running.attempt is None
             or not store.attempts.snooze(running.attempt, seconds, who)
         ):
-            raise ConflictError(f"job {called} was not snoozed: it is not running, so there is nothing to snooze")
+            raise ConflictError(f"job {called} was not snoozed: it is not running")
         what = f"left alone for {format_duration(seconds)}" if seconds else "watched again"
         undo = _post(request, running, "snooze", {"seconds": left})
         return Done(changed=bool(seconds or left), message=f"{called}: {what}", undo=undo)
 
     return await carry_out(request, snooze)
-
-
-def _seconds(body: SnoozeBody) -> float:
-    try:
-        return seconds_of(body.seconds)
-    except BadInputError as error:
-        raise InvalidFieldsError({"seconds": str(error)}) from None
-
-
-def _snoozed_for(store: Store, job: Job) -> float:
-    until = store.attempts.snoozes().get(job.attempt or "")
-    return 0.0 if until is None else max(0.0, round(until - store.clock(), 1))

@@ -1,4 +1,4 @@
-"""`/jobs`: list them, put new ones in, look at one, and change what one asks for."""
+"""`/jobs`: list jobs, submit them, read one and explain its state."""
 
 from typing import Annotated, Final
 
@@ -11,159 +11,90 @@ from stoker.queue.explanation import Why, why
 from stoker.queue.fields import JobSpec, State
 from stoker.queue.model import Job
 from stoker.queue.store import Store
-from stoker.web.answers import (
-    Page,
-    answer,
-    answer_with_jobs,
-    found,
-    link_to_next,
-    page_of,
-    place_of,
-    problems_listed,
-)
-from stoker.web.api.bodies import SubmitBody, said
-from stoker.web.api.described import described
+from stoker.web.answers import Page, answer, answer_with_jobs, found, page_of, place_of
+from stoker.web.api.bodies import SubmitBody, body_of
+from stoker.web.api.openapi import operation
 from stoker.web.app_state import app_state_of, user_of
-from stoker.web.submission import HEADER, REPLAYED, Submitted, jobs_of, submit_once
+from stoker.web.submission import HEADER, Submitted, jobs_of, submit_once
 
 router = APIRouter(tags=["jobs"])
 
-# As printable text, which a header may hold.
+# Printable characters, as a header may contain.
 _KEY: Final = r"^[!-~]{1,200}$"
 JobId = Annotated[str, Path(description="The id of a job.", json_schema_extra={"pattern": "^[0-9a-f]{8}$"})]
 
 
-class JobListPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some of the jobs, newest first."""
-
-    items: list[Job]
-    next: str | None
-    """The `cursor` of the page after it; null when this is the last."""
-
-
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """What was submitted, or would be."""
+    """The submitted jobs; with `dry_run`, what would be submitted is in `rehearsed`."""
 
-    jobs: list[Job]
-    """The jobs, in their order; none when nothing was submitted."""
-    rehearsed: list[JobSpec]
-    """What would be submitted; only with `dry_run`."""
+    jobs: list[Job] = []
+    rehearsed: list[JobSpec] = []
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a job is as it is."""
+    """Why a job is in its state."""
 
     job: str
     state: State
     why: Why
 
 
-@router.get(
-    "/jobs",
-    operation_id="list_jobs",
-    summary="Jobs, newest first",
-    response_model=described(JobListPage),
-    response_description="One page of them.",
-    responses={
-        200: {
-            "headers": {
-                "Link": {
-                    "description": 'The address of the next page, with rel="next" (RFC 8288).',
-                    "schema": {"type": "string"},
-                }
-            }
-        }
-    },
-)
+@operation(router, "GET", "/jobs", Page)
 async def list_jobs(
     request: Request,
-    state: Annotated[list[State] | None, Query(description="Only in these states; may be repeated.")] = None,
+    state: Annotated[list[State] | None, Query(description="Only in these states (repeatable).")] = None,
     tag: Annotated[str | None, Query(max_length=200, description="Only with this tag.")] = None,
-    limit: Annotated[int, Query(ge=1, le=200, description="How many a page holds.")] = 50,
-    cursor: Annotated[str | None, Query(max_length=200, description="The `next` of the page before.")] = None,
+    limit: Annotated[int, Query(ge=1, le=200, description="The number of jobs on a page.")] = 50,
+    cursor: Annotated[str | None, Query(max_length=200, description="The `next` of the previous page.")] = None,
 ) -> Response:
-    """Jobs as they were submitted, the newest first. Pages stay right while jobs come in."""
+    """List jobs, newest first. Jobs that are submitted meanwhile do not shift the pages."""
     before = None if cursor is None else place_of(cursor)
     states = tuple(dict.fromkeys(state or ()))
     some = await app_state_of(request).pool.run(lambda store: store.jobs.page(states, tag, before, limit + 1))
-    page: Page = page_of(some, limit)
-    headers = {} if page.next is None else {"Link": link_to_next(request, page.next)}
-    return answer_with_jobs(request, JobListPage(items=page.items, next=page.next), headers=headers)
+    return answer_with_jobs(request, page_of(some, limit))
 
 
-@router.post(
-    "/jobs",
-    operation_id="submit_jobs",
-    summary="Submit a job, or a sweep",
-    status_code=201,
-    response_model=described(Submission),
-    response_description="The jobs that wait now.",
-    responses={
-        200: {
-            "model": described(Submission),
-            "description": "The jobs of before, when the key was used before; with `dry_run`, what would be submitted.",
-            "headers": {
-                REPLAYED: {"description": "`true` when these are the jobs of before.", "schema": {"type": "string"}}
-            },
-        },
-        **problems_listed(409, 413),
-    },
-)
+@operation(router, "POST", "/jobs", Submission, 409, 413, body=SubmitBody, statuses=(201, 200))
 async def submit_jobs(
     request: Request,
-    body: SubmitBody,
     idempotency_key: Annotated[
         str | None,
         Header(
             alias=HEADER,
             pattern=_KEY,
-            description="Any text that is new for each submission: the same key and body give the same jobs again.",
+            description="New for each submission. The same key and body return the same jobs, with status 200.",
         ),
     ] = None,
 ) -> Response:
-    """Puts commands into the queue: whoever may do this may run anything on the machines of the workers."""
-    wanted, sender = said(body), user_of(request).name
+    """Submit a job or a sweep. Its command runs on the machine of a worker, with the rights of the worker."""
+    body, sender = await body_of(request, SubmitBody), user_of(request).name
     pool = app_state_of(request).pool
-    if body.dry_run:
-        rehearsed = await pool.run(lambda store: jobs_of(store, wanted, sender))
-        return answer_with_jobs(request, Submission(jobs=[], rehearsed=rehearsed))
-    asked = msgspec.json.encode(body.model_dump(mode="json", exclude_unset=True), order="sorted")
+    if body.get("dry_run"):
+        rehearsed = await pool.run(lambda store: jobs_of(store, body, sender))
+        return answer_with_jobs(request, Submission(rehearsed=rehearsed))
+    asked = msgspec.json.encode(body, order="sorted")
 
     def submit(store: Store) -> Submitted:
-        return submit_once(store, idempotency_key, sender, asked, lambda: jobs_of(store, wanted, sender))
+        return submit_once(store, idempotency_key, sender, asked, lambda: jobs_of(store, body, sender))
 
     done = await pool.run(submit)
     app_state_of(request).snapshot_cache.refresh()
-    submission = Submission(jobs=done.jobs, rehearsed=[])
+    submission = Submission(jobs=done.jobs)
     if done.is_replay:
-        return answer_with_jobs(request, submission, headers={REPLAYED: "true"})
+        return answer_with_jobs(request, submission, headers={"Idempotent-Replayed": "true"})
     headers = {"Location": f"{request.url.path}/{done.jobs[0].id}"} if len(done.jobs) == 1 else None
     return answer_with_jobs(request, submission, 201, headers)
 
 
-@router.get(
-    "/jobs/{job}",
-    operation_id="get_job",
-    summary="One job",
-    response_model=described(Job),
-    response_description="The job as it is now.",
-    responses=problems_listed(404),
-)
+@operation(router, "GET", "/jobs/{job}", Job, 404)
 async def get_job(request: Request, job: JobId) -> Response:
-    """What the job asks for, and what became of it."""
+    """Get a job: what it asks for, its state and its result."""
     return answer_with_jobs(request, await app_state_of(request).pool.run(lambda store: found(store, job)))
 
 
-@router.get(
-    "/jobs/{job}/why",
-    operation_id="explain_job",
-    summary="Why a job is as it is",
-    response_model=described(Reason),
-    response_description="The reason, in three lengths.",
-    responses=problems_listed(404),
-)
+@operation(router, "GET", "/jobs/{job}/why", Reason, 404)
 async def explain_job(request: Request, job: JobId) -> Response:
-    """Above all why it does not run yet, as `stoker why` says it."""
+    """Explain why a job waits, or how it ended, as `stoker why` does."""
 
     def explain(store: Store) -> Reason:
         one = found(store, job)

@@ -1,107 +1,92 @@
-"""`/queue` and `/workers`: who runs jobs, and whether more are started; `/status` and `/session`."""
+"""The queue as a whole, its workers and their GPUs, and the user of the token."""
 
 from typing import Annotated, Literal
 
 import msgspec
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
 from stoker.errors import QueueAwayError
-from stoker.queue.model import Worker
+from stoker.queue.model import GpuUse, Worker
 from stoker.queue.steering import already
 from stoker.queue.store import Store
 from stoker.status.model import Snapshot
-from stoker.web.answers import Done, Undo, answer, answer_with_jobs
-from stoker.web.api.actions import action, carry_out
-from stoker.web.api.bodies import DismissBody
-from stoker.web.api.described import described
+from stoker.status.usage import History, usage_history
+from stoker.web.answers import Done, Undo, answer, answer_with_jobs, carry_out
+from stoker.web.api.bodies import DismissBody, body_of
+from stoker.web.api.openapi import operation
 from stoker.web.app_state import app_state_of, user_of
 from stoker.web.problems import NotFoundError
 
-router = APIRouter()
+router = APIRouter(tags=["queue"])
 
 WorkerId = Annotated[str, Path(max_length=200, description="The id of a worker.")]
 
 
 class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker as last reported."""
+    """A worker as last reported. `is_there`: whether it sent a heartbeat lately."""
 
     worker: Worker
     is_there: bool
-    """Whether it has sent a heartbeat lately."""
 
 
 class WorkerList(msgspec.Struct, frozen=True, kw_only=True):
-    """All workers that the queue knows."""
+    """All workers, including those that have left until they are forgotten."""
 
     items: list[WorkerSeen]
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Who sent the request."""
+    """The role and the name of the token. Viewers read, operators also make changes."""
 
     role: Literal["viewer", "operator"]
-    """A viewer may look, an operator may also change things."""
     name: str
-    """The name of the token."""
 
 
-@router.get(
-    "/session",
-    tags=["session"],
-    operation_id="get_session",
-    summary="The user of this token",
-    response_model=described(SessionInfo),
-    response_description="The role and the name of the token.",
-)
+class UsageTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of single GPUs by use. Time without readings is not counted."""
+
+    since: float
+    seconds: dict[GpuUse, float]
+
+
+@operation(router, "GET", "/session", SessionInfo)
 async def get_session(request: Request) -> Response:
-    """Whose token the request came with, and what it allows."""
+    """Get the name and the role of the token."""
     user = user_of(request)
     return answer(SessionInfo(role=user.role, name=user.name))
 
 
-@router.get(
-    "/status",
-    tags=["status"],
-    operation_id="get_status",
-    summary="Everything at one moment",
-    response_model=described(Snapshot),
-    response_description="Machines and GPUs, what runs, waits and ended, and whether all is well.",
-)
+@operation(router, "GET", "/status", Snapshot)
 async def get_status(request: Request) -> Response:
-    """The newest snapshot, at most a few seconds old. It costs no query."""
+    """Get the state of queue, machines and GPUs. It is at most a few seconds old and costs no query."""
     snapshot_cache = app_state_of(request).snapshot_cache
     if snapshot_cache.latest is None or snapshot_cache.problem is not None:
         raise QueueAwayError(snapshot_cache.problem or "the queue has not been read yet")
     return answer_with_jobs(request, snapshot_cache.latest)
 
 
-@action(router, "/status/dismiss", "status", "Dismiss failures that somebody has seen")
-async def dismiss_failures(request: Request, body: DismissBody) -> Response:
-    """For everybody, on the page and in `stoker top`. The jobs themselves stay as they are."""
+@operation(router, "POST", "/status/dismiss", Done, body=DismissBody)
+async def dismiss_failures(request: Request) -> Response:
+    """Dismiss failures from the overview of all users. The jobs do not change."""
+    body = await body_of(request, DismissBody)
+    failure, until = body["failure"], body["until"]
 
     def dismiss(store: Store) -> Done:
-        before = store.jobs.dismiss_failures(body.failure, body.until)
+        before = store.jobs.dismiss_failures(failure, until)
         return Done(
-            changed=before != body.until,
+            changed=before != until,
             message="dismissed: the overview no longer shows these failures",
-            undo=Undo(method="POST", path=request.url.path, body={"failure": body.failure, "until": before}),
+            undo=Undo(method="POST", path=request.url.path, body={"failure": failure, "until": before}),
         )
 
     return await carry_out(request, dismiss)
 
 
-@router.get(
-    "/workers",
-    tags=["workers"],
-    operation_id="list_workers",
-    summary="The workers and their GPUs",
-    response_model=described(WorkerList),
-    response_description="Also those that have left, until they are forgotten.",
-)
+@operation(router, "GET", "/workers", WorkerList)
 async def list_workers(request: Request) -> Response:
-    """Each start of `stoker work` is one worker, which owns the GPUs of one machine."""
+    """List the workers and their GPUs. Each start of `stoker work` is one worker."""
 
     def workers(store: Store) -> WorkerList:
         now = store.clock()
@@ -110,27 +95,56 @@ async def list_workers(request: Request) -> Response:
     return answer(await app_state_of(request).pool.run(workers))
 
 
-@action(router, "/queue/pause", "queue", "Start nothing more anywhere")
+@operation(router, "GET", "/history", History)
+async def get_history(
+    request: Request,
+    host: Annotated[str | None, Query(max_length=300, description="Only the GPUs of this machine.")] = None,
+    gpu: Annotated[str | None, Query(max_length=100, description="Only the GPU with this uuid.")] = None,
+    minutes: Annotated[int, Query(ge=1, le=1440)] = 60,
+) -> Response:
+    """Get utilization, memory and use of each GPU by minute. Null stands for a minute without readings."""
+
+    def history(store: Store) -> History:
+        now = store.clock()
+        return usage_history(store.usage.read(int(now // 60) - minutes + 1, host, gpu), now, minutes)
+
+    return answer(await app_state_of(request).pool.run(history))
+
+
+@operation(router, "GET", "/usage", UsageTotals)
+async def get_usage(
+    request: Request, hours: Annotated[int, Query(ge=1, le=31 * 24, description="At most a month.")] = 24
+) -> Response:
+    """Get the GPU time of the last hours by use."""
+
+    def usage(store: Store) -> UsageTotals:
+        first = int(store.clock() // 60) - hours * 60
+        return UsageTotals(since=first * 60.0, seconds=store.usage.totals(first))
+
+    return answer(await app_state_of(request).pool.run(usage))
+
+
+@operation(router, "POST", "/queue/pause", Done)
 async def pause_queue(request: Request) -> Response:
-    """Running jobs go on."""
+    """Pause the queue: no worker starts jobs. Running jobs continue."""
     return await _pause_queue(request, True)
 
 
-@action(router, "/queue/resume", "queue", "Start jobs again after a pause")
+@operation(router, "POST", "/queue/resume", Done)
 async def resume_queue(request: Request) -> Response:
-    """Workers that are paused themselves stay paused."""
+    """Resume the queue. Workers that are paused themselves stay paused."""
     return await _pause_queue(request, False)
 
 
-@action(router, "/workers/{worker}/pause", "workers", "Let a worker start nothing more", 404)
+@operation(router, "POST", "/workers/{worker}/pause", Done, 404)
 async def pause_worker(request: Request, worker: WorkerId) -> Response:
-    """Running jobs go on. A worker that is restarted is not paused."""
+    """Pause a worker: it starts no jobs until it is resumed or restarted. Running jobs continue."""
     return await _pause_worker(request, worker, True)
 
 
-@action(router, "/workers/{worker}/resume", "workers", "Let a worker start jobs again", 404)
+@operation(router, "POST", "/workers/{worker}/resume", Done, 404)
 async def resume_worker(request: Request, worker: WorkerId) -> Response:
-    """A worker's own pause outlasts the queue's."""
+    """Resume a worker. It starts nothing while the queue is paused."""
     return await _pause_worker(request, worker, False)
 
 

@@ -62,7 +62,8 @@ class Listing(msgspec.Struct, frozen=True):
 
     def read(self, store: Store) -> Page:
         if self.unseen:
-            return Page(store.jobs.failures(cast("Failure", self.unseen), store.clock() - RECENT, _MOST_UNSEEN), None)
+            failures = store.jobs.failures(cast("Failure", self.unseen), store.clock() - RECENT, _MOST_UNSEEN)
+            return Page(items=failures)
         states = (cast("State", self.state),) if self.state else ()
         before = place_of(self.cursor) if self.cursor else None
         return page_of(store.jobs.page(states, self.tag or None, before, _ON_A_PAGE + 1), _ON_A_PAGE)

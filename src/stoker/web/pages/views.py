@@ -1,47 +1,58 @@
 """The overview: what one sees first."""
 
+import asyncio
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
 from stoker.errors import BadInputError
 from stoker.status import detail
-from stoker.web.app_state import app_state_of, user_of
-from stoker.web.pages.sections import OVERVIEW, render_job, trusted
+from stoker.web.app_state import AppState, app_state_of, user_of
+from stoker.web.auth.key_file import Role
+from stoker.web.pages.sections import OVERVIEW, for_page, render, render_job, trusted
 from stoker.web.problems import NotFoundError
+from stoker.web.sse.section_cache import Rendered
 from stoker.web.sse.snapshot_cache import SnapshotCache
 from stoker.web.statics import static_file
 from stoker.web.templating import page
 
-if TYPE_CHECKING:
-    from stoker.web.sse.rendered_sections import RenderedSections
-
 router = APIRouter()
 
-# A server that has just started reads the queue within this; after that the page comes without it, and fills itself.
-_PATIENCE: Final = 1.5
+# How long a page waits for the first snapshot of a new server; then it is sent empty and filled later.
+_FIRST_READ_TIMEOUT: Final = 1.5
 
 
 @router.get("/")
 async def overview(request: Request) -> Response:
-    snapshot_cache = app_state_of(request).snapshot_cache
+    app_state, role = app_state_of(request), user_of(request).role
+    snapshot_cache = app_state.snapshot_cache
     if snapshot_cache.latest is None:
-        await snapshot_cache.changed(0, _PATIENCE)
-    latest, sections = snapshot_cache.latest, trusted(dict.fromkeys(OVERVIEW, ""))
-    if latest is not None:
-        rendered_sections: RenderedSections = request.app.state.rendered_sections
-        sections = (await rendered_sections.get(latest, snapshot_cache.version, user_of(request).role)).sections
+        await snapshot_cache.changed(0, _FIRST_READ_TIMEOUT)
+    latest, rendered = snapshot_cache.latest, await overview_sections(app_state, role)
     return page(
         request,
         "overview.html",
-        sections=sections,
+        sections=for_page(latest, role, rendered.sections) if latest and rendered else dict.fromkeys(OVERVIEW, ""),
         is_empty=latest is None,
         problem=snapshot_cache.problem,
         here="overview",
         live="/live",
         now=now_of(snapshot_cache),
+    )
+
+
+async def overview_sections(app_state: AppState, role: Role) -> Rendered | None:
+    """Of the newest snapshot; None before the first."""
+    snapshot = app_state.snapshot_cache.latest
+    if snapshot is None:
+        return None
+    return await app_state.section_cache.get(
+        app_state.snapshot_cache.version,
+        ("overview", role),
+        # Hundreds of GPUs take a tenth of a second, so it happens in a thread.
+        lambda: asyncio.to_thread(render, snapshot, role),
     )
 
 

@@ -16,9 +16,13 @@ from stoker.status import detail
 from stoker.web.app_state import AppState, app_state_of, user_of
 from stoker.web.pages.job_list import Listing
 from stoker.web.pages.sections import render_job
-from stoker.web.sse.rendered_sections import Events, RenderedSections, SectionCache, event
+from stoker.web.pages.views import overview_sections
+from stoker.web.sse.section_cache import event
 
 router = APIRouter(include_in_schema=False)
+
+Events = dict[str, str]
+"""Server-sent events by section."""
 
 # Pages reconnect after a few missing heartbeats, and proxies close connections that are silent for a minute.
 _HEARTBEAT: Final = 15.0
@@ -26,63 +30,60 @@ _HEARTBEAT: Final = 15.0
 
 @router.get("/live")
 async def overview_events(request: Request) -> StreamingResponse:
-    app_state, user = app_state_of(request), user_of(request)
-    rendered_sections: RenderedSections = request.app.state.rendered_sections
+    app_state, role = app_state_of(request), user_of(request).role
 
     async def events() -> Events:
-        snapshot = app_state.snapshot_cache.latest
-        if snapshot is None:
-            return {}
-        return (await rendered_sections.get(snapshot, app_state.snapshot_cache.version, user.role)).events
+        rendered = await overview_sections(app_state, role)
+        return rendered.events if rendered is not None else {}
 
-    return _response(app_state, _stream(app_state, events, lambda: app_state.keys.still_valid(user)))
+    return _response(request, events)
 
 
 @router.get("/live/jobs")
 async def list_events(
     request: Request, state: str = "", tag: str = "", cursor: str = "", unseen: str = ""
 ) -> StreamingResponse:
-    app_state, user = app_state_of(request), user_of(request)
-    cache: SectionCache = request.app.state.section_cache
+    app_state, role = app_state_of(request), user_of(request).role
     listing = Listing.parse(state, tag, cursor, unseen)
 
-    async def sections() -> dict[str, str]:
-        return listing.sections(await app_state.pool.run(listing.read), user.role)
+    async def render() -> dict[str, str]:
+        return listing.sections(await app_state.pool.run(listing.read), role)
 
     async def events() -> Events:
         try:
-            return await cache.events(app_state.snapshot_cache.version, (listing, user.role), sections)
+            return (await app_state.section_cache.get(app_state.snapshot_cache.version, (listing, role), render)).events
         except StokerError:
             return {}
 
-    return _response(app_state, _stream(app_state, events, lambda: app_state.keys.still_valid(user)))
+    return _response(request, events)
 
 
 @router.get("/live/jobs/{job}")
 async def job_events(request: Request, job: str) -> StreamingResponse:
-    app_state, user = app_state_of(request), user_of(request)
-    cache: SectionCache = request.app.state.section_cache
+    app_state, role = app_state_of(request), user_of(request).role
 
-    async def sections() -> dict[str, str]:
+    async def render() -> dict[str, str]:
         job_detail = await app_state.pool.run(lambda store: detail.read_detail(store, job, app_state.config.home))
-        return render_job(job_detail, user.role)
+        return render_job(job_detail, role)
 
     async def events() -> Events:
         try:
-            return await cache.events(app_state.snapshot_cache.version, (job, user.role), sections)
+            return (await app_state.section_cache.get(app_state.snapshot_cache.version, (job, role), render)).events
         except BadInputError:
             return {"gone": event("gone", job)}  # removed by `stoker clean`
         except StokerError:
             return {}
 
-    return _response(app_state, _stream(app_state, events, lambda: app_state.keys.still_valid(user)))
+    return _response(request, events)
 
 
-def _response(app_state: AppState, stream: AsyncIterator[str]) -> StreamingResponse:
+def _response(request: Request, events: Callable[[], Awaitable[Events]]) -> StreamingResponse:
+    app_state, user = app_state_of(request), user_of(request)
+
     async def counted() -> AsyncIterator[str]:
         app_state.snapshot_cache.viewers += 1
         try:
-            async for text in stream:
+            async for text in _stream(app_state, events, lambda: app_state.keys.still_valid(user)):
                 yield text
         finally:
             app_state.snapshot_cache.viewers -= 1

@@ -23,7 +23,7 @@ from stoker.logs.reader import STEP, LastLines, LogChunk, LogFileReader, LogUpda
 from stoker.logs.terminal import HtmlLine, LogLines, lines_from
 from stoker.queue import Store
 from stoker.queue.model import ENDED, Attempt, Worker
-from stoker.web.app_state import AppState, ConnectionPool
+from stoker.web.pool import ConnectionPool
 
 # What a page begins with: more than a person scrolls through on a phone.
 FIRST_LINES: Final = 1000
@@ -292,22 +292,21 @@ class LogChannels:
         channel.followers -= 1
         channel.left = time.monotonic()
 
-    async def local(self, attempts: Sequence[Attempt], home: Path) -> set[str]:
+    async def local(self, attempts: Sequence[Attempt]) -> set[str]:
         """The ids of those whose log is on this machine."""
         return await asyncio.get_running_loop().run_in_executor(
-            self._threads, lambda: {one.id for one in attempts if log_directory(home, one) is not None}
+            self._threads, lambda: {one.id for one in attempts if log_directory(self._home, one) is not None}
         )
 
     @asynccontextmanager
-    async def whole(self, attempt: Attempt, app_state: AppState) -> AsyncIterator[AsyncIterator[LogUpdate] | None]:
-        """The whole log in steps, from this machine or streamed from another one; None when it cannot be had."""
-        home = app_state.config.home
-        is_copy = not await self.local([attempt], home)
+    async def whole(self, attempt: Attempt) -> AsyncIterator[AsyncIterator[LogUpdate] | None]:
+        """The whole log in steps, from this machine or streamed from another one; None if only the tail is there."""
+        is_copy = not await self.local([attempt])
         if is_copy and not self._copies.acquire(blocking=False):
             yield None
             return
-        follower = LogFollower(attempt, home, complete=True)
-        store = _PooledStore(app_state.pool, asyncio.get_running_loop())
+        follower = LogFollower(attempt, self._home, complete=True)
+        store = _PooledStore(self._pool, asyncio.get_running_loop())
 
         def close() -> None:
             follower.close()

@@ -25,9 +25,7 @@ MAX_STREAMS: Final = 32
 _LIVE: Final = re.compile(r"(/live(?:/jobs(?:/[0-9a-f]{8})?)?|/jobs/[0-9a-f]{8}/attempts/\d{1,9}/log/live)(?:\?(.*))?")
 _COPIED: Final = ("type", "asgi", "http_version", "scheme", "server", "client", "root_path", "extensions")
 
-Change = list[tuple[int, str]]
-"""The lines of a section that changed, by their numbers from 0."""
-NumberedEvent = tuple[int, str, str | Change, str]
+NumberedEvent = tuple[int, str, str, str]
 """The number of the stream, the name of the event, its data and its id. The name is empty when the stream ends."""
 
 
@@ -64,7 +62,6 @@ async def _merge(request: Request, addresses: list[str]) -> AsyncIterator[bytes]
 async def _forward(request: Request, number: int, address: str, events: "asyncio.Queue[NumberedEvent]") -> None:
     match = _LIVE.fullmatch(address)
     status, rest = 404, b""
-    sent: dict[str, list[str]] = {}
 
     async def receive() -> Message:
         # Cancelled when the browser disconnects.
@@ -77,10 +74,7 @@ async def _forward(request: Request, number: int, address: str, events: "asyncio
         elif status == 200:
             *whole, rest = (rest + message.get("body", b"")).split(b"\n\n")
             for name, lines, event_id in _parse(whole):
-                change = _change(sent.get(name), lines)
-                if len(lines) > 1:
-                    sent[name] = lines
-                await events.put((number, name, "\n".join(lines) if change is None else change, event_id))
+                await events.put((number, name, "\n".join(lines), event_id))
 
     if match is not None:
         try:
@@ -102,14 +96,6 @@ def _scope(outer: Scope, path: str, query: str) -> Scope:
         "headers": [(b"host", b"-"), (b"accept", b"text/event-stream")],
         "state": dict(outer["state"]),
     }
-
-
-def _change(before: list[str] | None, now: list[str]) -> Change | None:
-    """The lines to send instead of the whole section; None if it would save less than half."""
-    if before is None or len(before) != len(now):
-        return None
-    changed = [(number, line) for number, line in enumerate(now) if line != before[number]]
-    return changed if 2 * len(changed) <= len(now) else None
 
 
 def _parse(blocks: list[bytes]) -> Iterator[tuple[str, list[str], str]]:

@@ -44,7 +44,8 @@ class SnapshotCache:
         self._changed = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="snapshot-cache", daemon=True)
         self._stopping = threading.Event()
-        self._wake_read, self._wake_write = _pipe()
+        self._wake_read: socket.socket | None = None
+        self._wake_write: socket.socket | None = None
         self.viewers = 0
         """The number of open pages."""
         self.latest: Snapshot | None = None
@@ -55,16 +56,20 @@ class SnapshotCache:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
         self._thread.start()
 
     def stop(self) -> None:
         self._stopping.set()
-        self._wake()
+        self.refresh()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
         self._changed.set()
-        self._wake_read.close()
-        self._wake_write.close()
+        for end in (self._wake_read, self._wake_write):
+            if end is not None:
+                end.close()
 
     async def changed(self, after: int, timeout: float) -> int:
         """The newest version, as soon as it is above `after`, or after the timeout."""
@@ -92,7 +97,9 @@ class SnapshotCache:
 
     def refresh(self) -> None:
         """Reads the queue soon, because a user changed something or opened a page."""
-        self._wake()
+        if self._wake_write is not None:
+            with contextlib.suppress(OSError):
+                self._wake_write.send(b".")
 
     # Its thread
 
@@ -122,13 +129,15 @@ class SnapshotCache:
         started = time.monotonic()
         timeout = _MAX_INTERVAL if self.viewers else _MAX_INTERVAL_UNSEEN
         poll = select.poll()
-        for number in (self._wake_read.fileno(), changes.fileno()):
+        wake = self._wake_read
+        for number in (-1 if wake is None else wake.fileno(), changes.fileno()):
             if number >= 0:
                 poll.register(number, select.POLLIN)
         poll.poll(timeout * 1000)
         changes.poll()
-        with contextlib.suppress(BlockingIOError):
-            self._wake_read.recv(4096)
+        if wake is not None:
+            with contextlib.suppress(BlockingIOError):
+                wake.recv(4096)
         self._stopping.wait(max(0.0, started + _MIN_INTERVAL - time.monotonic()))
 
     def _publish(self, snapshot: Snapshot | None, problem: str | None) -> None:
@@ -144,14 +153,3 @@ class SnapshotCache:
         self.version += 1
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):
-            self._wake_write.send(b".")
-
-
-def _pipe() -> tuple[socket.socket, socket.socket]:
-    reader, writer = socket.socketpair()
-    reader.setblocking(False)
-    writer.setblocking(False)
-    return reader, writer

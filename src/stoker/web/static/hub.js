@@ -46,13 +46,6 @@
         this.#topics.delete(key);
         topic.tell({ kind: "error" });
       };
-      const shown = parts.map(() => new Map()); // of each part: event -> the lines that it has brought
-      const whole = (number, name, data) => {
-        const lines = typeof data === "string" ? data.split("\n") : shown[number].get(name);
-        if (typeof data !== "string") for (const [at, line] of data) lines[at] = line; // only those that changed were sent
-        if (lines.length > 1) shown[number].set(name, lines);
-        return lines.join("\n");
-      };
       source.onopen = () => { for (const part of parts.filter(wanted)) part[1].tell({ kind: "open" }); };
       source.onmessage = (event) => {
         const [number, name, data, mark] = JSON.parse(event.data);
@@ -60,7 +53,7 @@
         if (!wanted(part)) return;
         if (!name) return over(part);
         if (mark) part[1].mark = mark;
-        part[1].tell({ kind: "event", name, data: whole(number, name, data), mark });
+        part[1].tell({ kind: "event", name, data, mark });
       };
       // Pages know best when to try again, and from where.
       source.onerror = () => {

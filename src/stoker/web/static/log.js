@@ -167,7 +167,6 @@
       const lines = (message) => { waiting.push(message); later(); };
       on("begin", (told) => { clear(); began(told); say("Following"); });
       on("lines", lines);
-      on("last", lines);
       on("beat", () => {});
       on("problem", (words) => say(words ? `The log cannot be read now: ${words}` : "Following"));
       on("end", ended);
@@ -205,7 +204,7 @@
       mark = "";
       over = false;
       clearTimeout(looking);
-      download.href = `/jobs/${job}/attempts/${attempt}/log`;
+      download.href = `/api/v1/jobs/${job}/attempts/${attempt}/log`;
       download.hidden = false;
       note.hidden = true;
       clear();
@@ -218,16 +217,14 @@
       clearTimeout(looking);
       looking = setTimeout(async () => {
         if (document.hidden) return lookForAttempts();
-        const told = await fetch(`/jobs/${job}/attempts`, { headers: { Accept: "application/json" } })
-          .then((got) => (got.ok ? got.json() : null))
+        const found = await fetch(`/api/v1/jobs/${job}`, { headers: { Accept: "application/json" } })
+          .then((response) => (response.ok ? response.json() : null))
           .catch(() => null);
         const before = picker.options.length;
-        for (const { number } of told?.attempts ?? []) {
-          if (![...picker.options].some((option) => option.value === String(number))) picker.add(new Option(number, number));
-        }
+        for (let number = before + 1; number <= (found?.attempts ?? 0); number += 1) picker.add(new Option(number, number));
         picker.closest("label").hidden = picker.options.length < 2;
         if (picker.options.length > before) choose(picker.options[picker.options.length - 1].value);
-        else if (!told?.over) lookForAttempts();
+        else if (!found || ["queued", "held", "running"].includes(found.state)) lookForAttempts();
       }, LOOK_FOR_ATTEMPTS);
     }
 

@@ -1,6 +1,6 @@
 """Events for pages: whatever a job's text has in it, it stays the data of one event."""
 
-from stoker.web.sse.rendered_sections import event
+from stoker.web.sse.section_cache import event
 
 
 def test_no_line_end_of_any_kind_begins_another_field() -> None:
