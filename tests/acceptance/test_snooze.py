@@ -47,11 +47,7 @@ def spec_of(record: Record, supervisor_started: int) -> Spec:
         policy={},
         rule="all GPUs below 1% for 30m",
         gpus="job",
-        signal="TERM",
-        grace=30.0,
-        max_time=None,
         dry_run=False,
-        idle_exit_code=124,
     )
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from stoker.procfs import is_alive
 from stoker.queue import init_queue, open_queue
-from stoker.runs.processes.tree import descendants
 from tests.support.command import stoker
+from tests.support.descendants import descendants
 from tests.support.page_site import page_site
 from tests.support.waiting import wait_for
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from stoker.procfs import identify, is_alive
-from stoker.runs.processes.tree import descendants
 from tests.support.command import Finished, stoker, stoker_command
+from tests.support.descendants import descendants
 from tests.support.http_receiver import Receiver
 from tests.support.mock_nvml import MockMachine
 from tests.support.stand_ins import StandIns

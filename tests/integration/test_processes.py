@@ -12,7 +12,8 @@ import pytest
 from stoker.procfs import Identity, identify, is_alive, stat
 from stoker.runs.processes import tree as processes
 from stoker.runs.processes.signals import SignalStream
-from stoker.runs.processes.tree import children, descendants, descends, describe, exit_code, scan_processes, send
+from stoker.runs.processes.tree import children, descends, describe, exit_code, scan_processes, send
+from tests.support.descendants import descendants
 from tests.support.waiting import wait_for
 
 # A process with two threads, each of which starts a child, which starts one too.
@@ -159,8 +160,7 @@ def test_process_name_cannot_forge_its_stat() -> None:
         found = stat(process.pid)
         assert found is not None
         assert (found.parent, found.is_zombie) == (os.getpid(), False)
-        description = str(describe(found.identity))
-        assert description == f") Z 1 1 ?(1 (pid {process.pid}, sleeping)"
+        assert describe(found.identity) == f") Z 1 1 ?(1 (pid {process.pid}, sleeping)"
         process.communicate()
 
 

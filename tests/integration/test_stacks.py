@@ -386,7 +386,7 @@ class TestFailures:
         ("scope", "result"),
         [
             ("0", "another user"),
-            ("1", "kernel.yama.ptrace_scope is 1; an administrator allows it with sysctl kernel.yama.ptrace_scope=0"),
+            ("1", "kernel.yama.ptrace_scope is 1; an administrator can set it to 0"),
             ("2", "kernel.yama.ptrace_scope is 2"),
             ("3", "until the next boot"),
             (None, "--cap-add SYS_PTRACE"),

@@ -115,11 +115,7 @@ def some_facts(**changes: Any) -> RunFacts:
         policy={},
         rule="all GPUs below 1% for 30m",
         gpus="job",
-        signal="TERM",
-        grace=30.0,
-        max_time=None,
         dry_run=False,
-        idle_exit_code=124,
     )
     status = Status(
         ended=1_790_007_000.0,

@@ -29,11 +29,7 @@ def a_spec(record: Record, *, alive: bool = False, started: float | None = None)
         policy=stored_form([IdlePolicy()], whole=True),
         rule="all GPUs below 1% for 30m",
         gpus="job",
-        signal="TERM",
-        grace=30.0,
-        max_time=None,
         dry_run=False,
-        idle_exit_code=124,
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from stoker.procfs import Identity
 from stoker.runs.processes import termination as termination_module
 from stoker.runs.processes.termination import PATIENCE, Termination, TerminationOutcome
-from stoker.runs.processes.tree import Description, ProcessScan
+from stoker.runs.processes.tree import ProcessScan
 
 FIRST, SECOND = Identity(1_000_001, 5), Identity(1_000_002, 6)
 
@@ -60,9 +60,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     world = World()
     monkeypatch.setattr(termination_module, "send", world.send)
     monkeypatch.setattr(termination_module, "is_alive", lambda who: who in world.alive)
-    monkeypatch.setattr(
-        termination_module, "describe", lambda who: Description(who, 1, "trainer", "blocked in the kernel")
-    )
+    monkeypatch.setattr(termination_module, "describe", lambda who: f"trainer (pid {who.pid}, blocked in the kernel)")
     return world
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from stoker.actions.action import Action, ActionError, Facts, Tracking
-from stoker.procfs import Identity, identify, is_alive, read_stat, user_name
+from stoker.procfs import Identity, identify, is_alive, read_stat, stat, user_name
 from stoker.runs.processes.syscalls import share_file
 from stoker.runs.processes.termination import PATIENCE, Termination, TerminationOutcome
-from stoker.runs.processes.tree import ProcessScan, describe
+from stoker.runs.processes.tree import ProcessScan
 
 
 class Stop(Action, Tracking):
@@ -42,8 +42,8 @@ class Stop(Action, Tracking):
             ) from None
         except ProcessLookupError:
             raise ActionError(f"there is no process {self._pid} to stop") from None
-        description = describe(process)
-        self._name = description.name if description else ""
+        found = stat(self._pid)
+        self._name = found.name if found else ""
         self._tree = ForeignTree(process)
         self._tree.track()
         return ()

@@ -58,11 +58,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     """The rules in words."""
     gpus: str
-    signal: str
-    grace: float
-    max_time: float | None
     dry_run: bool
-    idle_exit_code: int
 
 
 class Status(msgspec.Struct, kw_only=True):

@@ -87,11 +87,7 @@ def spec_of(plan: Plan, record: Record) -> Spec:
         policy=stored_form(plan.policies, whole=True),
         rule=in_words(plan.policies),
         gpus=plan.gpus,
-        signal=plan.signal_name,
-        grace=plan.grace,
-        max_time=plan.max_time,
         dry_run=plan.dry_run,
-        idle_exit_code=plan.idle_exit_code,
     )
 
 

@@ -7,9 +7,7 @@ import msgspec
 
 from stoker.runs.record import Record, readable
 
-RunState = Literal["starting", "running", "stopping", "ended", "lost"]
-
-
+_LOST: Final = "Its supervisor is gone and left no status, as after a crash of the machine."
 _ENDED: Final = {
     "time limit": "stopped, time limit",
     "signal": "stopped",
@@ -26,7 +24,7 @@ class Summary(msgspec.Struct, kw_only=True):
     """What is known of a run now. The fields are documented in docs/reference/json.md."""
 
     id: str
-    state: RunState
+    state: Literal["starting", "running", "stopping", "ended", "lost"]
     command: tuple[str, ...]
     directory: str
     user: str
@@ -57,42 +55,22 @@ class Summary(msgspec.Struct, kw_only=True):
 
 def summary_of(record: Record) -> Summary:
     spec, status = record.spec(), record.status()
-    alive = record.is_alive(spec)
-    state: RunState = status.state if alive or status.state == "ended" else "lost"
-    snooze = record.snooze() if alive else None
-    ended = status.ended
-    reason = status.reason
-    if state == "lost":
-        reason = "Its supervisor is gone and left no status, as after a crash of the machine."
-    return Summary(
-        id=spec.id,
-        state=state,
-        command=spec.command,
-        directory=spec.directory,
-        user=spec.user,
-        host=spec.host,
-        started=spec.started,
-        ended=ended,
-        seconds=max((ended if ended is not None else time.time()) - spec.started, 0.0),
-        pid=status.job if alive else None,
-        verdict=status.verdict,
-        verdict_reason=status.verdict_reason,
-        progress=status.progress,
-        snoozed_until=snooze.wall if snooze else None,
-        policy=dict(spec.policy),
-        rule=spec.rule,
-        gpus=spec.gpus,
-        used=status.used,
-        dry_run=spec.dry_run,
-        containment=status.containment,
-        ending=status.ending,
-        stopped_by=status.rule,
-        reason=reason,
-        exit_code=status.exit_code,
-        left=status.left,
-        report=readable(str(record.report)) if record.report.exists() else None,
-        record=readable(str(record.directory)),
-    )
+    is_alive = record.is_alive(spec)
+    is_lost = not is_alive and status.state != "ended"
+    snooze = record.snooze() if is_alive else None
+    fields = {
+        **msgspec.structs.asdict(status),
+        **msgspec.structs.asdict(spec),
+        "seconds": max((time.time() if status.ended is None else status.ended) - spec.started, 0.0),
+        "pid": status.job if is_alive else None,
+        "snoozed_until": snooze.wall if snooze else None,
+        "stopped_by": status.rule,
+        "report": readable(str(record.report)) if record.report.exists() else None,
+        "record": readable(str(record.directory)),
+    }
+    if is_lost:
+        fields |= {"state": "lost", "reason": _LOST}
+    return msgspec.convert(fields, Summary)
 
 
 def in_a_word(summary: Summary) -> str:

@@ -205,9 +205,6 @@ class Supervisor(CommandHandler[int]):
         self._log_once("round", f"{_message(error)}; the job goes on")
         time.sleep(ERROR_PAUSE)
 
-    def on_look(self, look: Look) -> int | None:
-        return self._judge_look(look)
-
     def on_look_failed(self, error: Exception) -> None:
         if isinstance(error, AbsentError):
             self._log_once("absent", f"{error}; the command runs, but whether it is idle cannot be seen")
@@ -217,9 +214,11 @@ class Supervisor(CommandHandler[int]):
 
     # Watching
 
-    def _judge_look(self, look: Look) -> int | None:
+    def on_look(self, look: Look) -> int | None:
         look = msgspec.structs.replace(look, job=self._progress())
-        self._record_look(look)
+        self._journal.append(look)
+        if self._journal.failure is not None:
+            self._log_once("readings", f"{self._journal.failure}; the job goes on without a record of its readings")
         self._read_snooze()
         observation = self._scope.observe(look)
         self._judged_gpus = frozenset(activity.uuid for activity in observation.activities) or None
@@ -230,11 +229,6 @@ class Supervisor(CommandHandler[int]):
         for message in judgement.messages if not stops else ():
             log(message.text)
         return self._stop_by_rule(judgement.verdict) if stops else None
-
-    def _record_look(self, look: Look) -> None:
-        self._journal.append(look)
-        if self._journal.failure is not None:
-            self._log_once("readings", f"{self._journal.failure}; the job goes on without a record of its readings")
 
     def _progress(self) -> JobProgress:
         """What the job has printed, where its output is kept."""
@@ -421,7 +415,6 @@ class Supervisor(CommandHandler[int]):
             )
 
     def _log_once(self, what: str, message: str) -> None:
-        """Logs something once."""
         if what not in self._logged:
             self._logged.add(what)
             log(message)

@@ -237,8 +237,11 @@ def _output(facts: RunFacts) -> str:
         parts.append(f"It wrote nothing: {listed(empty)} {'is' if len(empty) == 1 else 'are'} empty.")
     elif empty:
         parts.append(f"Empty: {listed(empty)}.")
-    missing = [output for output in facts.outputs if not known(output.text)]
-    parts += [f"Not available: {_source(output)}; {prose(_or_reason(output.text))}." for output in missing]
+    parts += [
+        f"Not available: {_source(output)}; {prose(output.text.reason)}."
+        for output in facts.outputs
+        if not known(output.text)
+    ]
     return "\n\n".join(parts) or "Not available: no process was left."
 
 
@@ -258,19 +261,11 @@ def _facts(facts: RunFacts) -> str:
         "ended": _moment(facts.status.ended or 0.0),
         "rule": prose(facts.spec.rule),
         "ending": prose(facts.status.ending or "signal"),
-        "driver": _or_why(facts.driver),
+        "driver": prose(facts.driver if known(facts.driver) else f"unknown: {facts.driver.reason}"),
         "GPU source": code(facts.looks[-1].source) if facts.looks else "none",
         "stoker": __version__,
     }
     return "\n".join(f"- {name}: {value}" for name, value in rows.items())
-
-
-def _or_reason(value: Maybe[str]) -> str:
-    return value if known(value) else value.reason
-
-
-def _or_why(value: Maybe[str]) -> str:
-    return prose(value) if known(value) else f"unknown: {prose(value.reason)}"
 
 
 def _moment(wall: float) -> str:

@@ -304,11 +304,7 @@ def _denied(proc: str) -> str:
     except (OSError, ValueError):
         scope = "0"
     if scope == "3":
-        return f"{denied}: kernel.yama.ptrace_scope is 3, which forbids it for everyone until the next boot"
+        return f"{denied}: kernel.yama.ptrace_scope is 3, which forbids it until the next boot"
     if scope in ("1", "2"):
-        return (
-            f"{denied}: kernel.yama.ptrace_scope is {scope}; an administrator allows it with"
-            " sysctl kernel.yama.ptrace_scope=0, or run Stoker as root (in a container also with"
-            " --cap-add SYS_PTRACE)"
-        )
+        return f"{denied}: kernel.yama.ptrace_scope is {scope}; an administrator can set it to 0"
     return f"{denied}: it belongs to another user, or this container needs --cap-add SYS_PTRACE"

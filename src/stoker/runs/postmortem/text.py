@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -123,14 +123,10 @@ def where_it_was(facts: RunFacts) -> Iterator[str]:
 
 def shown_frame(frame: Frame, directory: str) -> str:
     """`load (data.py:17)`, with the file relative to the directory of the run."""
-    return f"{frame.function} ({shown_place(frame, directory)})"
-
-
-def shown_place(frame: Frame, directory: str) -> str:
     file = frame.short_file
     if frame.own and directory and PurePosixPath(file).is_relative_to(directory):
         file = str(PurePosixPath(file).relative_to(directory))
-    return f"{file}:{frame.line}"
+    return f"{frame.function} ({file}:{frame.line})"
 
 
 def _nested(processes: Sequence[ProcessInfo]) -> Iterator[tuple[ProcessInfo, int]]:
@@ -240,7 +236,7 @@ def _is_outermost(frame: Frame) -> bool:
 def _others(facts: RunFacts) -> Iterator[str]:
     """The processes without a stack, and why there is none."""
     reasons = {stack.pid: _reason(stack.threads) for stack in facts.stacks}
-    for pid in _in_order([*(process.pid for process in facts.processes), *reasons]):
+    for pid in dict.fromkeys([*(process.pid for process in facts.processes), *reasons]):
         reason = reasons.get(pid, "it was not read")
         if reason is None:
             continue
@@ -253,10 +249,6 @@ def _reason(threads: object) -> str | None:
     if isinstance(threads, Unknown):
         return threads.reason
     return None if threads else "none of its threads runs Python"
-
-
-def _in_order(pids: Iterable[int]) -> list[int]:
-    return list(dict.fromkeys(pids))
 
 
 # The chart

@@ -158,7 +158,13 @@ def fork_reaper(
                 _run_reaper(setup)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        reaper = Reaper(pid, send_requests, report, cgroup, containment, _Others(earlier, helpers), output)
+
+        def others() -> set[int]:
+            """Children of this process that do not belong to the job."""
+            here = {child.pid for child in earlier if identify(child.pid) == child}
+            return here.union(helpers())
+
+        reaper = Reaper(pid, send_requests, report, cgroup, containment, others, output)
         undo.pop_all()
     os.close(requests)
     os.close(report_events)
@@ -194,18 +200,6 @@ def _contain(wanted: bool) -> tuple[Cgroup | None, str]:
     return cgroup, f"cgroup {cgroup.path}; {by_descent}"
 
 
-class _Others:
-    """Children of this process that do not belong to the job."""
-
-    def __init__(self, earlier: list[Identity], helpers: Callable[[], Collection[int]]) -> None:
-        self._earlier = earlier
-        self._helpers = helpers
-
-    def __call__(self) -> set[int]:
-        here = {child.pid for child in self._earlier if identify(child.pid) == child}
-        return here.union(self._helpers())
-
-
 class Reaper:
     """One launched job. `fileno()` is readable when `next_event()` returns one."""
 
@@ -216,7 +210,7 @@ class Reaper:
         report: int,
         cgroup: Cgroup | None,
         containment: str,
-        others: _Others,
+        others: Callable[[], set[int]],
         output: tuple[int, int] | None = None,
     ) -> None:
         self.pid = pid

@@ -139,12 +139,8 @@ class Termination:
         return self._kill(processes)
 
     def outcome(self) -> TerminationOutcome:
-        descriptions = [describe(survivor) for survivor in self._survivors]
-        left = tuple(str(description) for description in descriptions if description)
+        left = tuple(description for survivor in self._survivors if (description := describe(survivor)))
         return TerminationOutcome(self._asked, len(self._killed), left, self._clock() - self._began, self._signum)
-
-    def members_killed(self) -> frozenset[Identity]:
-        return frozenset(self._killed)
 
     def _signal(self, processes: list[Identity]) -> int:
         """Signals these; returns how many could be."""

@@ -36,18 +36,6 @@ _MOST_SWEEPS: Final = 100
 _BETWEEN_SWEEPS: Final = 0.01
 
 
-class Description(NamedTuple):
-    """One process, for a report."""
-
-    identity: Identity
-    parent: int
-    name: str
-    state: str
-
-    def __str__(self) -> str:
-        return f"{self.name} (pid {self.identity.pid}, {self.state})"
-
-
 class ProcessScan(NamedTuple):
     """The processes found. Unsettled: the tree changed faster than it could be read, so some may be missing."""
 
@@ -73,16 +61,12 @@ def descends(pid: int, ancestor: int) -> bool:
     return False
 
 
-def descendants(of: int, exclude: Collection[int] = _NONE) -> list[Identity]:
-    """All living descendants of this process, without those of `exclude` and their descendants.
-
-    An orphan no longer shows its origin, unless it is still in the session of one of `exclude`.
-    """
-    return scan_processes([of], exclude).processes
-
-
 def scan_processes(roots: Iterable[int], exclude: Collection[int] = _NONE) -> ProcessScan:
-    """All living descendants of these processes. Two walks must agree, because orphans move up during a walk."""
+    """All living descendants of these processes, without `exclude` and their descendants.
+
+    Two walks must agree, because orphans move up during a walk. An orphan of `exclude` is recognised only while it is
+    in that session.
+    """
     roots = list(roots)
     before: dict[int, Stat | None] = {}
     for attempt in range(_MOST_WALKS):
@@ -122,12 +106,12 @@ def state_in_words(state: str) -> str:
     return _STATES.get(state, f"in state {state}")
 
 
-def describe(who: Identity) -> Description | None:
-    """None when it is gone. Never blocks, unlike reading the command line of a hung process."""
+def describe(who: Identity) -> str | None:
+    """`python (pid 7, sleeping)`; None when it is gone. Never blocks, unlike reading a command line."""
     found = stat(who.pid)
     if found is None or found.identity != who:
         return None
-    return Description(who, found.parent, found.name, state_in_words(found.state))
+    return f"{found.name} (pid {who.pid}, {state_in_words(found.state)})"
 
 
 def children(pid: int) -> list[int]:
