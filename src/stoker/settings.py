@@ -18,7 +18,7 @@ from stoker.units import parse_positive_duration
 OptionTable = dict[str, Any]
 """Options of a verb without the dashes. The command checks them, because its options depend on the registered rules."""
 
-# S-T-O-K on the keys of a telephone.
+# S-T-O-K on the keys of a phone.
 DEFAULT_PORT: Final = 7865
 LOOPBACK: Final = "127.0.0.1"
 # The events that can be notified.
@@ -101,9 +101,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fit: dict[str, OptionTable] = {}
     """Presets of `stoker fit` by name."""
     notify: Notifications = Notifications()
-    """Notifications."""
     web: WebSettings = WebSettings()
-    """The page."""
 
     @property
     def has_secrets(self) -> bool:
@@ -190,8 +188,6 @@ def _convert_path(kind: type, value: object) -> object:
     raise TypeError(f"Expected `str`, got `{type(value).__name__}`")
 
 
-# Keys that people look for in a section, and where they are instead.
-_ELSEWHERE: Final = {("web", "queue"): "`queue` stands above the tables", ("web", "home"): "STOKER_HOME sets it"}
 _SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {"": Settings, "notify": Notifications, "web": WebSettings}
 
 
@@ -199,22 +195,17 @@ def _mistake(message: str) -> str:
     """A message of msgspec, with section and key as they are in the file: `[web] port: expected `int`, got `str``."""
     problem, _, where = message.partition(" - at `$")
     section, _, key = where.strip(".`").rpartition(".")
-    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem):
-        section = f"{section}.{key}".strip(".")
-        return f"{_title(section)}has no key {unknown[1]!r}: {_instead(section, unknown[1])}"
-    place = f"{_title(section)}{key}".strip()
-    return f"{place}: {problem[:1].lower()}{problem[1:]}" if place else problem
+    if not (unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem)):
+        place = f"{_title(section)}{key}".strip()
+        return f"{place}: {problem[:1].lower()}{problem[1:]}" if place else problem
+    import difflib
+
+    section = f"{section}.{key}".strip(".")
+    keys = [field.encode_name for field in msgspec.structs.fields(_SECTIONS[section])]
+    near = difflib.get_close_matches(unknown[1], keys, n=1)
+    cure = f"did you mean {near[0]!r}?" if near else f"use {', '.join(keys)}"
+    return f"{_title(section)}has no key {unknown[1]!r}: {cure}"
 
 
 def _title(section: str) -> str:
     return f"[{section}] " if section else ""
-
-
-def _instead(section: str, key: str) -> str:
-    if (elsewhere := _ELSEWHERE.get((section, key))) is not None:
-        return elsewhere
-    import difflib
-
-    keys = [field.encode_name for field in msgspec.structs.fields(_SECTIONS[section])]
-    near = difflib.get_close_matches(key, keys, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"use {', '.join(keys)}"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.queue import AttemptDetails, ChangeListener, JobSpec, Store, Usage, View, init_queue, open_queue
-from stoker.queue.changes import SECONDS_BETWEEN, NotifyThrottle
+from stoker.queue.driver import SECONDS_BETWEEN_NOTIFICATIONS, NotifyThrottle
 from tests.support.either_queue import queue, url
 from tests.support.postgres import PostgresServer
 from tests.support.waiting import wait_for
@@ -139,14 +139,14 @@ def test_first_outcome_notifies_at_once_and_later_ones_together(
     assert rings(changes)
     for attempt in soon_after:
         assert attempt is not None
-        now += SECONDS_BETWEEN / 20
+        now += SECONDS_BETWEEN_NOTIFICATIONS / 20
         assert other.attempts.finish(attempt.id, "succeeded", 0)
         other.flush()
     owed = other.flush_due()
     assert owed is not None
-    assert 0.0 < owed < SECONDS_BETWEEN
+    assert 0.0 < owed < SECONDS_BETWEEN_NOTIFICATIONS
     assert not select.select([changes], [], [], 0.05)[0]
-    now += SECONDS_BETWEEN
+    now += SECONDS_BETWEEN_NOTIFICATIONS
     assert other.flush_due() == 0.0
     other.flush()
     assert rings(changes)

@@ -154,7 +154,7 @@ def test_job_with_a_failed_indirect_dependency_can_never_start(state: State, bec
     why = explain(job(), around(worker()), known)
     assert (why.kind, why.word) == ("never", f"after 2c2c2c2c, {state}")
     assert why.reason == (
-        f"can never start: it waits for 1b1b1b1b, which waits for 2c2c2c2c, {became}; "
+        f"can never start: it comes after 1b1b1b1b, which comes after 2c2c2c2c, {became}; "
         "`stoker retry 2c2c2c2c` tries that again, `stoker cancel 0a0a0a0a` gives this one up"
     )
 
@@ -163,7 +163,7 @@ def test_long_path_to_a_failed_dependency_is_cut() -> None:
     names = [f"{number}" * 8 for number in range(1, 9)]
     steps: list[tuple[str, str, State]] = [(one, other, "queued") for one, other in itertools.pairwise(names)]
     why = explain(job(), around(worker()), needs({names[0]: "held"}, *steps, (names[-1], "2c2c2c2c", "failed")))
-    assert "33333333, which waits for 5 others, the last of them for 2c2c2c2c, which failed; " in why.reason
+    assert "33333333, which comes after 5 others, the last of them after 2c2c2c2c, which failed; " in why.reason
 
 
 def test_job_with_runnable_dependencies_waits() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.queue.changes import SECONDS_BETWEEN, NotifyThrottle
+from stoker.queue.driver import SECONDS_BETWEEN_NOTIFICATIONS, NotifyThrottle
 
 
 def test_early_notification_is_deferred() -> None:
@@ -12,9 +12,9 @@ def test_early_notification_is_deferred() -> None:
     assert pace.flush_due() is None
     pace.sent()
     assert not pace.may_send()
-    now += SECONDS_BETWEEN / 4
+    now += SECONDS_BETWEEN_NOTIFICATIONS / 4
     pace.defer()
-    assert pace.flush_due() == pytest.approx(SECONDS_BETWEEN * 3 / 4)
+    assert pace.flush_due() == pytest.approx(SECONDS_BETWEEN_NOTIFICATIONS * 3 / 4)
     now += 1.0
     assert pace.flush_due() == 0.0
     assert pace.may_send()

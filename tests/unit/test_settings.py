@@ -33,7 +33,7 @@ def test_sections_are_converted() -> None:
         ("[web]\nprot = 0", "[web] has no key 'prot': did you mean 'port'?"),
         ("[web]\nport = 70000", "[web] port: expected `int` <= 65535"),
         ("[web]\ncert = 1", "[web] cert: expected `str`, got `int`"),
-        ('[web]\nqueue = "x.db"', "[web] has no key 'queue': `queue` stands above the tables"),
+        ('[web]\nqueue = "x.db"', "[web] has no key 'queue': use host, port,"),
         ('[web]\nurl = "box"', "[web] url: 'box' is not an address: write it like https://stoker.example.org"),
         ('[notify]\nevents = ["lost"]', "[notify] events: there is no event 'lost': use failed, stopped"),
         ('[notify]\nunknown-after = "x"', "[notify] unknown-after: 'x' is not a duration"),

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,29 +19,23 @@ from stoker.paths import may_be_read_by_others
 from stoker.streams import warn
 
 GOOGLE: Final = "https://sheets.googleapis.com"
-# Nothing of the Drive is needed, so nothing of it is asked for.
+# Access to the Drive is not needed.
 SCOPES: Final = ("https://www.googleapis.com/auth/spreadsheets",)
-# To connect, and between two bytes of an answer.
+# Seconds to connect, and between two bytes of an answer.
 TIMEOUT: Final = (10.0, 30.0)
-# What a proxy or an overloaded Google answers for a while.
-PASSING: Final = frozenset({408, 429, 500, 502, 503, 504})
+# Temporary answers of a proxy or an overloaded Google.
+TEMPORARY: Final = frozenset({408, 429, 500, 502, 503, 504})
 _URL: Final = re.compile(r"/spreadsheets/d/([\w-]+)")
 _KEY: Final = re.compile(r"[\w-]+")
 
 
 def key_in(text: str) -> str:
-    """The key of a sheet from itself, or from the address that the browser shows."""
+    """The key of a sheet, also from the address that the browser shows."""
     if found := _URL.search(text):
         return found[1]
     if not _KEY.fullmatch(text):
         raise BadInputError(f"{text!r} is not the key of a sheet: it is the long word in its address, after /d/")
     return text
-
-
-class _Account(msgspec.Struct):
-    """What a sentence needs of the credentials."""
-
-    client_email: str = "the service account"
 
 
 class GoogleSheet:
@@ -65,7 +59,7 @@ class GoogleSheet:
             return self._worksheet().batch_get(ranges)
 
     def write(self, cells: Sequence[Cell]) -> None:
-        """All of them in one request; as text: an id like 12e45678 is no number."""
+        """Writes all of them in one request, as text: an id like 12e45678 is not a number."""
         with self._explained():
             self._worksheet().batch_update([{"range": cell.address, "values": [[cell.value]]} for cell in cells])
 
@@ -97,15 +91,15 @@ class GoogleSheet:
             raise self._answered(error) from None
         except RefreshError as error:
             if error.retryable:
-                raise self._away("Google gives no token now") from None
+                raise self._away("Google issues no token now") from None
             raise self._refused(
                 f"Google does not accept the credentials of {self._account}: {_reason(error)}; "
-                "make a new key for it, and look whether this machine's clock is right"
+                "create a new key for it, and check this machine's clock"
             ) from None
         except (JSONDecodeError, TypeError, LookupError):
-            # What the libraries make of a page that is not from Google at all.
+            # The libraries raise these for a page that is not Google's.
             raise self._away(
-                "Google cannot be reached: somebody else, such as a hotel's network, answers for it"
+                "Google cannot be reached: another server answers for it, as the login page of a hotel's network does"
             ) from None
         except (RequestException, GoogleAuthError, ValueError) as error:
             raise self._away(f"Google cannot be reached: {_reason(error)}") from None
@@ -115,7 +109,7 @@ class GoogleSheet:
         message = " ".join(str(error.error.get("message", "")).split())[:200]
         if code == 429 or (code == 403 and "rate" in str(error.error).lower()):
             return self._away("Google's quota for reading and writing sheets is used up")
-        if code in PASSING or error.code == -1:
+        if code in TEMPORARY or error.code == -1:
             return self._away(f"Google answered {code}")
         if code == 404:
             return self._refused(f"there is no sheet with the key {self._key} any more")
@@ -126,13 +120,13 @@ class GoogleSheet:
     def _not_shared(self) -> str:
         return f"{self._account} may not edit the sheet {self._key}: share the sheet with that address, as an editor"
 
-    def _away(self, sentence: str) -> SheetAwayError:
+    def _away(self, message: str) -> SheetAwayError:
         self._opened = None
-        return SheetAwayError(sentence)
+        return SheetAwayError(message)
 
-    def _refused(self, sentence: str, *, exit_code: int | None = None) -> SheetRefusedError:
+    def _refused(self, message: str, *, exit_code: int | None = None) -> SheetRefusedError:
         self._opened = None
-        return SheetRefusedError(sentence, exit_code=exit_code)
+        return SheetRefusedError(message, exit_code=exit_code)
 
 
 def _authorized(credentials: Path, address: str) -> tuple[str, gspread.Client]:
@@ -143,26 +137,21 @@ def _authorized(credentials: Path, address: str) -> tuple[str, gspread.Client]:
             return super().request(method, endpoint.replace(GOOGLE, address, 1), *args, **options)
 
     try:
-        text = credentials.read_bytes()
+        key = msgspec.json.decode(credentials.read_bytes(), type=dict[str, Any])
         if may_be_read_by_others(credentials.stat()):
             warn(f"other users of this machine can read the key {credentials}: run `chmod 600 {credentials}`")
-        account = msgspec.json.decode(text, type=_Account).client_email
-        client = gspread.service_account_from_dict(_decoded(text), scopes=SCOPES, http_client=AtAddress)
+        client = gspread.service_account_from_dict(key, scopes=SCOPES, http_client=AtAddress)
     except OSError as error:
         raise BadInputError(f"the credentials {credentials} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, ValueError, GoogleAuthError) as error:
         raise BadInputError(
             f"{credentials} is not the key of a service account as Google gives it, in JSON: {_reason(error)}"
         ) from None
-    return account, client
-
-
-def _decoded(text: bytes) -> Mapping[str, Any]:
-    return msgspec.json.decode(text, type=dict[str, Any])
+    return str(key.get("client_email", "the service account")), client
 
 
 def _reason(error: BaseException) -> str:
-    """The first, shortest words that say why; requests wraps several layers of them."""
+    """The innermost reason; requests wraps errors several times."""
     inner: Any = error.args[0] if error.args else error
     while (deeper := getattr(inner, "reason", None)) is not None:
         inner = deeper

@@ -1,4 +1,4 @@
-"""From a feed into the queue: each origin becomes a job once; and what feeds print, and how they retry."""
+"""What both feeds share: making jobs of commands, printing, and retrying."""
 
 import contextlib
 import random
@@ -55,42 +55,42 @@ class Intake:
 
 
 class FeedLog:
-    """Every line is flushed at once: somebody may read it through a pipe."""
+    """Prints what a feed does. Every line is flushed at once, for readers of a pipe."""
 
     def __init__(self) -> None:
         self._reported: set[str] = set()
 
     def job(self, job: str, command: str) -> None:
-        """A job that this feed has put into the queue."""
+        """Prints a job that this feed has submitted."""
         _write(sys.stdout, f"{job}  {' '.join(command.splitlines())}\n")
 
-    def write(self, sentence: str) -> None:
-        _write(sys.stderr, f"stoker: {sentence}\n")
+    def write(self, message: str) -> None:
+        _write(sys.stderr, f"stoker: {message}\n")
 
-    def write_once(self, sentence: str) -> None:
-        """Writes each message once in the life of the feed."""
-        if sentence not in self._reported:
-            self._reported.add(sentence)
-            self.write(sentence)
+    def write_once(self, message: str) -> None:
+        """Writes each message once per process."""
+        if message not in self._reported:
+            self._reported.add(message)
+            self.write(message)
 
 
 def _write(stream: TextIO, line: str) -> None:
-    # A disk that is full or a reader that left is no reason to feed no more.
+    # A full disk or a closed pipe must not stop the feed.
     with contextlib.suppress(OSError):
         stream.write(line)
         stream.flush()
 
 
-# Most outages are a dropped connection: the first try again comes soon.
+# Most outages are a dropped connection, so the first retry comes soon.
 FIRST_PAUSE: Final = 0.5
-# Google's quotas are per minute: this is longer.
+# Longer than a minute, for which Google's quotas count.
 LONGEST_PAUSE: Final = 64.0
 
 T = TypeVar("T")
 
 
 class RetryForever:
-    """Waits out the errors in `away`; all others end the feed."""
+    """Retries after the errors in `away`; all others end the feed."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class RetryForever:
         self._chance = chance
 
     def also(self, *away: type[StokerError]) -> None:
-        """From now on these are waited out too."""
+        """Retries after these errors too, from now on."""
         self._away = (*self._away, *away)
 
     def until_done(self, step: Callable[[], T]) -> T:
@@ -120,7 +120,7 @@ class RetryForever:
                 if not reported:
                     self._log.write(f"{error} (waiting, and trying again)")
                 reported = True
-                # Several feeders that were stopped by the same thing must not all come back at the same moment.
+                # With jitter, so that several feeds do not all come back at the same moment.
                 self._sleep(backoff.next() * (1.0 + self._chance()) / 2)
                 continue
             if reported:

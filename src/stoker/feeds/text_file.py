@@ -2,13 +2,11 @@
 
 import contextlib
 import fcntl
-import math
 import os
 import select
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
@@ -20,23 +18,18 @@ from stoker import inotify
 from stoker.errors import BadInputError, StokerError
 from stoker.feeds.intake import FeedLog, Intake, RetryForever, SourceCommand
 from stoker.inotify import Inotify
-from stoker.queue import ChangeListener, QueueAwayError, Store, new_id
+from stoker.queue import QueueAwayError, Store, new_id
 from stoker.queue.model import Job
 
-# An editor writes a file in a moment, a person types `echo -n` and then `echo`: a last line that has not changed for so
-# long is whole, only without its newline.
+# A last line without a newline is complete when it has not changed for this long.
 SECONDS_TO_FINISH_A_LINE: Final = 2.0
-# File servers tell no events of what other machines write.
+# inotify reports nothing of what other machines write to a file server.
 SECONDS_BETWEEN_LOOKS: Final = 5.0
 # A transaction of this many jobs takes a fraction of a second, which is how long other processes wait.
 MOST_AT_ONCE: Final = 500
 
-# Finished jobs are looked up at most and at least this often.
-SECONDS_BETWEEN_SETTLINGS: Final = 1.0
-LONGEST_UNSETTLED: Final = 60.0
-
 _OF_THE_FILE: Final = inotify.MODIFIED | inotify.CLOSED_AFTER_WRITING
-# The directory is watched for the file itself: editors write another one and give it this name.
+# Editors write another file and rename it, so the directory is watched too.
 _OF_THE_DIRECTORY: Final = inotify.CREATED | inotify.MOVED_HERE
 
 
@@ -59,19 +52,15 @@ class FileFeed:
         self._open_store = open_store
         self._log = log
         self._store: Store | None = None
-        self._changes: ChangeListener | None = None
         self._taken: set[str] = set()
         """Origins that are known to be in the queue."""
         self._data = b""
         self._changed = time.monotonic()
         self._done: bytes | None = None
         """What of the file was taken already."""
-        self._is_owed = True
-        """Whether jobs may have finished that were not looked at."""
-        self._settled = -math.inf
 
     def run_once(self) -> None:
-        """Takes what is there; a last line without a newline is given its moment."""
+        """Takes what is there; waits for a last line without a newline to be complete."""
         while (pause := self._look()) < SECONDS_BETWEEN_LOOKS:
             time.sleep(pause)
         self._write_finished()
@@ -82,25 +71,25 @@ class FileFeed:
         events = Inotify()
         try:
             while True:
-                # First the watch, then the look: what happens in between wakes at once.
+                # The watch comes before the look: what happens in between wakes at once.
                 events.drain()
                 events.watch(self._path.parent, _OF_THE_DIRECTORY)
                 events.watch(self._path, _OF_THE_FILE)
                 pause = patience.until_done(self._look)
-                if self._until_settling() == 0.0:
-                    patience.until_done(self._settle)
-                self._wait(events, min(pause, self._until_settling()))
+                patience.until_done(self._report_finished)
+                if events.fileno() >= 0:
+                    select.select([events], [], [], pause)
+                else:
+                    time.sleep(pause)
         finally:
             events.close()
 
     def close(self) -> None:
-        if self._changes is not None:
-            self._changes.close()
         if self._store is not None:
             self._store.close()
 
     def _look(self) -> float:
-        """Takes every line that is whole and new; in how many seconds to look again at the latest."""
+        """Takes every complete new line; in how many seconds to look again at the latest."""
         data = self._read()
         now = time.monotonic()
         if data != self._data:
@@ -117,7 +106,7 @@ class FileFeed:
             self._log.write_once(f"{self._path} is not there yet: its lines are taken when it is")
             return b""
         except IsADirectoryError:
-            raise BadInputError(f"{self._path} is a directory: a file with one command per line is meant") from None
+            raise BadInputError(f"{self._path} is a directory: name a file with one command per line") from None
         except OSError as error:
             raise FileAwayError(f"{self._path} cannot be read: {error.strerror}") from None
 
@@ -154,21 +143,12 @@ class FileFeed:
             if name == one.id:
                 self._log.job(name, one.command)
 
-    def _until_settling(self) -> float:
-        """In how many seconds finished jobs are to be written; None when there is no file for them."""
-        if self._finished is None:
-            return math.inf
-        distance = SECONDS_BETWEEN_SETTLINGS if self._is_owed else LONGEST_UNSETTLED
-        return max(0.0, self._settled + distance - time.monotonic())
-
-    def _settle(self) -> None:
+    def _report_finished(self) -> None:
         try:
             self._write_finished()
         except FileAwayError as error:
-            # The lines must not wait for a disk that is full elsewhere.
+            # New lines must not wait for a disk that is full elsewhere.
             self._log.write_once(f"{error} (trying again)")
-        self._settled = time.monotonic()
-        self._is_owed = False
 
     def _write_finished(self) -> None:
         if self._finished is None:
@@ -177,21 +157,6 @@ class FileFeed:
             jobs = [job for job in store.jobs.by_origin(self._prefix) if job.state == "succeeded"]
         self._finished.append(sorted(jobs, key=lambda job: (job.ended or 0.0, job.id)))
 
-    def _wait(self, events: Inotify, seconds: float) -> None:
-        """Until the file or, where that matters, the queue has changed."""
-        if self._finished is not None and self._changes is None:
-            with self._queue() as store:
-                self._changes = store.listen()
-            # What happened before it could be heard was not.
-            self._is_owed, seconds = True, min(seconds, SECONDS_BETWEEN_SETTLINGS)
-        poll = select.poll()
-        for descriptor in (events.fileno(), self._changes.fileno() if self._changes is not None else -1):
-            if descriptor >= 0:
-                poll.register(descriptor, select.POLLIN)
-        poll.poll(seconds * 1000)
-        if self._changes is not None and self._changes.poll():
-            self._is_owed = True
-
     @contextlib.contextmanager
     def _queue(self) -> Iterator[Store]:
         if self._store is None:
@@ -199,13 +164,13 @@ class FileFeed:
         try:
             yield self._store
         except QueueAwayError:
-            # What comes back may have lost its last jobs, or be a copy of yesterday: every line is brought again.
+            # The database that comes back may have lost its last jobs: submit every line again.
             self._taken.clear()
             self._done = None
             raise
 
 
-# A database indexes no more than some 2,700 bytes of an origin, and a path alone may have 4,096.
+# PostgreSQL indexes at most 2,700 bytes of an origin, and a path may have 4,096.
 LONGEST_NAME: Final = 600
 
 
@@ -226,7 +191,7 @@ def lines_in(data: bytes) -> Lines:
     """The commands; blank lines and comments are skipped."""
     found = Lines([], [])
     seen: Counter[str] = Counter()
-    # Some editors put a mark before the first letter that is no part of the command.
+    # Some editors begin a file with a byte order mark.
     for number, written in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         try:
             text = written.decode().strip()
@@ -247,22 +212,22 @@ def finished_part(data: bytes) -> bytes:
 
 
 def feed_prefix(path: Path, name: str | None) -> str:
-    """What the origins of all lines of a file begin with: its name if it was given one, else its real path."""
+    """What the origins of all lines of a file begin with: the name of the feed, or the real path of the file."""
     written = quote(os.fsencode(name if name is not None else os.path.realpath(path)), safe="/ .,-_~+=@")
     return f"file:{written if len(written) <= LONGEST_NAME else sha256(written.encode()).hexdigest()}:"
 
 
 def origin_of(prefix: str, line: Line) -> str:
-    """Neither the number of the line nor what is around it: those change when the file is edited."""
+    """The number of the line and the lines around it are left out, because they change when the file is edited."""
     return f"{prefix}{sha256(line.text.encode()).hexdigest()[:32]}:{line.occurrence}"
 
 
 class FileAwayError(StokerError):
-    """A file cannot be read or written now; later it may."""
+    """A file cannot be read or written now."""
 
 
 class FinishedEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of the journal: what is about to be appended, or, without a text, that it was."""
+    """A line of the journal: what is about to be appended, or, without a text, that it was appended."""
 
     jobs: tuple[str, ...] = ()
     at: int = 0
@@ -271,10 +236,10 @@ class FinishedEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FinishedFile:
-    """It belongs to people: they may edit, empty or remove it. What was appended is remembered in a file beside it."""
+    """The file of `--finished`, which people may edit or remove. A journal beside it remembers what was appended."""
 
     def __init__(self, path: Path, appended: str = "") -> None:
-        """`appended`: what the feed put behind each command, and is left out here."""
+        """`appended`: what the feed put behind each command; it is left out here."""
         self.path = path
         self._appended = appended
         self._journal = path.with_name(f".{path.name}.stoker")
@@ -295,7 +260,7 @@ class FinishedFile:
         except OSError as error:
             raise FileAwayError(f"finished commands cannot be written to {self.path}: {error.strerror}") from None
 
-    @contextmanager
+    @contextlib.contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
         """The journal, for one feeder at a time."""
         with self._journal.open("a+b") as journal:
@@ -303,7 +268,7 @@ class FinishedFile:
             yield journal
 
     def _known(self, journal: BinaryIO) -> set[str]:
-        """The jobs that are in the file. What somebody began to append and could not finish is finished first."""
+        """The jobs that are in the file, after an append that was interrupted is completed."""
         journal.seek(0)
         entries = [_entry(line) for line in journal.read().splitlines()]
         if entries and entries[-1] is not None and entries[-1].text:
@@ -329,21 +294,21 @@ class FinishedFile:
             if text.startswith(there):
                 file.write(text[len(there) :])
             else:
-                # Somebody has edited it since: all of it is there, or none.
+                # It was edited since: either all of the text is there, or none.
                 file.seek(0)
                 if text.strip() not in file.read():
                     file.write(text)
 
 
 def _write(journal: BinaryIO, entry: FinishedEntry) -> None:
-    # A line that was cut off by a crash or a full disk is ended by the first newline.
+    # The first newline ends a line that was cut off by a crash or a full disk.
     journal.write(b"\n" + msgspec.json.encode(entry) + b"\n")
     journal.flush()
     os.fsync(journal.fileno())
 
 
 def _entry(line: bytes) -> FinishedEntry | None:
-    """None for what is no entry: an empty line, or half of one that was never acted on."""
+    """None for an empty line, and for one that was cut off before anything was appended."""
     try:
         return msgspec.json.decode(line, type=FinishedEntry) if line else None
     except msgspec.DecodeError:
@@ -351,7 +316,7 @@ def _entry(line: bytes) -> FinishedEntry | None:
 
 
 def _separator(file: BinaryIO, size: int) -> str:
-    """A newline, where the last one to write into the file left that out."""
+    """A newline, if the file does not end with one."""
     if not size:
         return ""
     file.seek(size - 1)
@@ -359,7 +324,7 @@ def _separator(file: BinaryIO, size: int) -> str:
 
 
 def _one_line(job: Job, appended: str) -> str:
-    """As it was written in the feed; a person may have edited it since."""
+    """The command as it was written in the feed, on one line."""
     words = job.command if isinstance(job.command, str) else " ".join(job.command)
     words = words.removesuffix(f" {appended}") if appended else words
     return " ".join(words.splitlines())

@@ -14,7 +14,7 @@ from stoker.errors import BadInputError, StokerError
 from stoker.notifications.events import MAX_AGE, Event, EventDetector, QueueState, awaits_cause
 from stoker.notifications.senders import RETRY_DELAYS, Message, Sender, compose
 from stoker.notifications.throttle import Throttle, release
-from stoker.queue.changes import ChangeListener
+from stoker.queue.driver import ChangeListener
 from stoker.queue.model import ENDED, Attempt, AttemptDetails, Job
 from stoker.queue.store import Store
 from stoker.settings import Notifications

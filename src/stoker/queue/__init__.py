@@ -1,8 +1,7 @@
 """Jobs that wait: the model, and the store in SQLite or PostgreSQL through one code path."""
 
 from stoker.errors import QueueAwayError, StokerError
-from stoker.queue.changes import ChangeListener
-from stoker.queue.driver import VERSION, Address, queue_address
+from stoker.queue.driver import VERSION, Address, ChangeListener, queue_address
 from stoker.queue.fields import JobSpec, State
 from stoker.queue.jobs import Cancellation, new_id
 from stoker.queue.model import (

@@ -10,8 +10,7 @@ import msgspec
 
 from stoker.backoff import delay
 from stoker.errors import BadInputError, StokerError
-from stoker.queue.changes import NotifyThrottle
-from stoker.queue.driver import CollisionError, Driver, Parameters, Row
+from stoker.queue.driver import CollisionError, Driver, NotifyThrottle, Parameters, Row
 from stoker.queue.fields import LONGEST_LABEL, State
 from stoker.queue.model import (
     Attempt,

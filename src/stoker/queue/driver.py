@@ -1,9 +1,11 @@
-"""The seam between the store and a database: `Driver`, the registry of databases, and the SQL in `sql/`."""
+"""The seam between the store and a database: `Driver`, change notifications, the registry of databases, the SQL."""
 
 import functools
 import importlib
+import math
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
@@ -13,7 +15,6 @@ import msgspec
 from stoker.errors import BadInputError
 from stoker.masking import without_passwords
 from stoker.paths import state_home
-from stoker.queue.changes import ChangeListener
 
 T = TypeVar("T")
 Parameters = Mapping[str, str | int | float | bytes | None]
@@ -21,6 +22,9 @@ Row = tuple[Any, ...]
 
 VERSION: Final = 8
 """Of the tables. A queue of another version is refused."""
+
+# Every NOTIFY takes a lock of the whole PostgreSQL server and wakes every listener. Nobody notices this delay.
+SECONDS_BETWEEN_NOTIFICATIONS: Final = 0.02
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+]*):(//)?", re.IGNORECASE)
 _HEADER: Final = re.compile(r"^-- (.+) --$", re.MULTILINE)
@@ -31,21 +35,61 @@ class CollisionError(Exception):
     """Another process has taken what must be unique; the transaction was rolled back and may be tried again."""
 
 
+class ChangeListener(Protocol):
+    """May wake for nothing, and rarely late, so every user also polls slowly.
+
+    It ignores changes by the store that created it, and is closed before that store.
+    """
+
+    def fileno(self) -> int:
+        """Readable when something may have changed; -1 while it cannot listen."""
+
+    def poll(self) -> bool:
+        """Whether something may have changed since the last call. Never raises; reconnects a lost listener."""
+
+    def close(self) -> None: ...
+
+
+class NotifyThrottle:
+    """The first notification after a pause is sent at once; one too soon after it is deferred."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = -math.inf
+        self._deferred = False
+
+    def may_send(self) -> bool:
+        """Whether a notification may be sent now."""
+        return self._clock() - self._last >= SECONDS_BETWEEN_NOTIFICATIONS
+
+    def sent(self) -> None:
+        """Call it after sending: it covers everything that was deferred."""
+        self._last = self._clock()
+        self._deferred = False
+
+    def defer(self) -> None:
+        self._deferred = True
+
+    def flush_due(self) -> float | None:
+        """In how many seconds a deferred notification may be sent; None when there is none."""
+        return max(0.0, self._last + SECONDS_BETWEEN_NOTIFICATIONS - self._clock()) if self._deferred else None
+
+
 class Driver(Protocol):
     """One connection to one database, for one thread."""
 
     @property
     def place(self) -> str:
-        """Where the queue is, for people."""
+        """Where the queue is, without a password."""
 
     def transaction(self, work: Callable[[], T]) -> T:
-        """All that `work` does, or nothing. It may be called again when the database asks for that."""
+        """All that `work` does, or nothing. `work` may be called again after a deadlock."""
 
     def fetch(self, statement: str, parameters: Parameters) -> list[Row]:
-        """Runs a named statement; outside `transaction`, in its own."""
+        """Runs a named statement; outside `transaction` it is a transaction by itself."""
 
     def fetch_text(self, sql: str, parameters: Parameters) -> list[Row]:
-        """Runs a statement that the store put together from named ones."""
+        """Runs a statement composed of named ones."""
 
     def at_once(self, statement: str, parameters: Parameters) -> list[Row]:
         """Runs a named change of several tables in one transaction and as few round trips as possible.
@@ -59,7 +103,7 @@ class Driver(Protocol):
         """The text of a named statement, in this dialect."""
 
     def positions(self, count: int) -> list[float]:
-        """This many positions after all that were ever given, in order."""
+        """This many positions after all that were ever assigned, in order."""
 
     def notify(self) -> None:
         """Wakes listeners when the transaction is committed."""
@@ -67,7 +111,7 @@ class Driver(Protocol):
     def listen(self) -> ChangeListener: ...
 
     def damage(self) -> list[str]:
-        """What is broken below the tables, as far as the database can tell."""
+        """Damage to the file, as far as the database can tell."""
 
     def version(self) -> int | None:
         """The version of the queue there; None where there is none."""
@@ -120,11 +164,11 @@ class Address(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> str:
-        """As it is understood also from another directory."""
+        """The location with an absolute path, valid in every directory."""
         return str(Path(self.location).absolute()) if self.database.is_file else self.location
 
     def connect(self, timeout: float | None = None) -> Driver:
-        """A statement that takes longer than `timeout` seconds fails as if the database were away."""
+        """A statement that takes longer than `timeout` seconds raises QueueAwayError."""
         driver: Driver = importlib.import_module(self.database.module).connect(self, timeout)
         return driver
 

@@ -1,4 +1,4 @@
-"""Why a job is as it is, and above all why it does not run: one decision, for `why`, `list`, `show` and every page."""
+"""Why a job is in its state, above all why it does not run: for `why`, `list`, `show` and the page."""
 
 import time
 from collections import deque
@@ -32,24 +32,23 @@ ReasonKind = Literal[
     "next",
 ]
 
-# Counting more than these would read each of them, and the exact number helps no one.
+# Each job that is counted is read, and nobody needs the exact number of more.
 MOST_AHEAD: Final = 1000
-# The first few are enough to know what to look at.
 _MOST_NAMES: Final = 3
 
 
 class Why(msgspec.Struct, frozen=True):
-    """The reason, in three lengths."""
+    """Why a job is in its state."""
 
     kind: ReasonKind
     word: str
-    """For a column of a table, after the state; empty when the state says it all."""
+    """For a column of a table, after the state; often empty."""
     reason: str
-    """For people: without the job as its subject, no capital, no full stop."""
+    """A sentence without its subject, the job: no capital, no full stop."""
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is the case around all jobs."""
+    """The state of queue and workers, which explains the states of jobs."""
 
     now: float
     """By the database's clock."""
@@ -67,16 +66,16 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Needs:
-    """What queued jobs still wait for, as far back as that goes, and which of them wait in vain."""
+    """Which jobs queued jobs still wait for, directly and through others, and which can never start."""
 
     def __init__(self, edges: Iterable[tuple[str, str, State]] = ()) -> None:
-        """Each edge is a job, one that it waits for, and the state of that one."""
+        """Each edge is a job, one it waits for, and the state of that one."""
         self._of: dict[str, dict[str, State]] = {}
         waiting: dict[str, list[str]] = {}
         for job, needed, state in edges:
             self._of.setdefault(job, {})[needed] = state
             waiting.setdefault(needed, []).append(job)
-        # From what has failed back to whatever waits for it, nearest first: each then knows the way there.
+        # Breadth first from jobs that have ended without success: each job that is reached knows the shortest way.
         failed = (needed for needs in self._of.values() for needed, state in needs.items() if state in ENDED)
         reached = dict.fromkeys(failed, "")
         self._way = reached
@@ -89,11 +88,11 @@ class Needs:
                     line.append(job)
 
     def of(self, job: str) -> dict[str, State]:
-        """The jobs that it waits for itself."""
+        """The jobs that it waits for directly."""
         return self._of.get(job, {})
 
     def dead_end(self, job: str) -> DeadEnd:
-        """The jobs between it and one that will not succeed, and that one last; nothing when there is none."""
+        """The jobs between it and one that did not succeed, and that one last; nothing when there is none."""
         way: list[tuple[str, State]] = []
         while needed := self._way.get(job):
             way.append((needed, self._of[job][needed]))
@@ -105,7 +104,7 @@ NO_NEEDS: Final = Needs()
 
 
 def explain(job: Job, around: Surroundings, needs: Needs = NO_NEEDS, ahead: int = 0) -> Why:
-    """`needs` knows the jobs that it still waits for; `ahead` says how many queued ones come before it."""
+    """`needs`: the jobs that it still waits for. `ahead`: how many queued jobs come before it."""
     if job.state == "running":
         return _running(job, around)
     if job.state in ENDED:
@@ -119,20 +118,14 @@ def explain(job: Job, around: Surroundings, needs: Needs = NO_NEEDS, ahead: int 
 
 
 def _waiting(job: Job, around: Surroundings, known: Needs) -> Why | None:
-    """What is this job's own affair."""
-    needs = known.of(job.id)
-    if failed := [name for name, state in needs.items() if state in ENDED]:
-        return _never(job, failed, needs)
+    """What this job waits for, whatever the queue and the workers do."""
     if way := known.dead_end(job.id):
-        return _never_through(job, way)
-    if needs:
+        return _never(job, way)
+    if needs := known.of(job.id):
         return _and_besides(_after(needs), around)
     if job.not_before > around.now:
         return _and_besides(_retry(job, around.now), around)
     return None
-
-
-# Those that do not wait
 
 
 def _running(job: Job, around: Surroundings) -> Why:
@@ -161,7 +154,7 @@ def _where(attempt: Attempt, around: Surroundings) -> str:
 
 
 def gpu_names(uuids: Sequence[str], worker: Worker | None) -> list[str]:
-    """What people call these GPUs: their indices, as far as their worker tells them."""
+    """The indices of these GPUs, or their uuids where no worker reports them."""
     indices = {gpu.uuid: str(gpu.index) for gpu in worker.view.gpus} if worker is not None else {}
     return [indices.get(uuid, uuid) for uuid in uuids]
 
@@ -180,32 +173,23 @@ def _held(job: Job) -> Why:
     return Why("held", word, f"held{because}: `stoker release {job.id}` lets it start")
 
 
-# Those that wait for something that is their own affair
-
-
-def _never(job: Job, failed: Sequence[str], needs: Mapping[str, State]) -> Why:
-    which = name_some([f"{name}, which {_became(needs[name])}" for name in failed])
-    cure = f"`stoker retry {failed[0]}` tries that again, `stoker cancel {job.id}` gives this one up"
-    return Why(
-        "never", f"after {_first_of(failed)}, {needs[failed[0]]}", f"can never start: it comes after {which}; {cure}"
-    )
-
-
-def _never_through(job: Job, way: DeadEnd) -> Why:
-    """Behind others that wait in vain themselves."""
+def _never(job: Job, way: DeadEnd) -> Why:
+    """It comes after a job that did not succeed, directly or through others."""
     *between, (failed, state) = way
     shown = [name for name, _ in between[:_MOST_NAMES]]
-    waits = "".join(f" {name}, which waits for" for name in shown)
-    more = f" {len(between) - len(shown)} others, the last of them for" if len(between) > len(shown) else ""
+    chain = "".join(f" {name}, which comes after" for name in shown)
+    more = f" {len(between) - len(shown)} others, the last of them after" if len(between) > len(shown) else ""
+    became = "was cancelled" if state == "cancelled" else state
     cure = f"`stoker retry {failed}` tries that again, `stoker cancel {job.id}` gives this one up"
-    reason = f"can never start: it waits for{waits}{more} {failed}, which {_became(state)}; {cure}"
+    reason = f"can never start: it comes after{chain}{more} {failed}, which {became}; {cure}"
     return Why("never", f"after {failed}, {state}", reason)
 
 
 def _after(needs: Mapping[str, State]) -> Why:
     which = name_some([f"{name} ({state})" for name, state in needs.items()])
     jobs = "job" if len(needs) == 1 else "jobs"
-    return Why("after", f"after {_first_of(list(needs))}", f"waits for {jobs} {which}")
+    more = f" and {len(needs) - 1} more" if len(needs) > 1 else ""
+    return Why("after", f"after {next(iter(needs))}{more}", f"waits for {jobs} {which}")
 
 
 def _retry(job: Job, now: float) -> Why:
@@ -216,7 +200,7 @@ def _retry(job: Job, now: float) -> Why:
 
 
 def _attempt_before(job: Job) -> str:
-    """How the attempt ended that it is queued again after; nothing is kept of one that a person had repeated."""
+    """How its last attempt ended; empty when a person has asked for another run since."""
     if not job.attempts or (job.exit_code is None and not job.reason):
         return ""
     code = f" with exit code {job.exit_code}" if job.exit_code is not None else ""
@@ -225,12 +209,9 @@ def _attempt_before(job: Job) -> str:
 
 
 def _and_besides(why: Why, around: Surroundings) -> Why:
-    """What would keep it from starting even then."""
+    """Adds what would keep it from starting even then."""
     obstacle = _obstacle(around)
     return why if obstacle is None else Why(why.kind, why.word, f"{why.reason}; besides, {obstacle.reason}")
-
-
-# Those that wait for the queue and its workers
 
 
 def _obstacle(around: Surroundings) -> Why | None:
@@ -259,13 +240,13 @@ def _on_workers(job: Job, there: Sequence[Worker], ahead: int) -> Why:
     if too_large := _too_large(job, there):
         return too_large
     said = [(worker.host, _word_of(worker, job.id)) for worker in there]
-    reaper_process = next((worker for worker in there if job.kept is not None and worker.id == job.kept.worker), None)
-    if reaper_process is not None or any(job.id in worker.view.waiting for worker in there):
+    keeper = next((worker for worker in there if job.kept is not None and worker.id == job.kept.worker), None)
+    if keeper is not None or any(job.id in worker.view.waiting for worker in there):
         reasons = [f"on {host}: {word}" for host, word in said if word]
-        if reaper_process is None:
+        if keeper is None:
             return Why("waits", "", "; ".join(reasons))
         has = len(job.kept.gpus) if job.kept is not None else 0
-        return Why("waits", f"has {has} of {_count(job.gpus)}", "; ".join([_kept(job, reaper_process), *reasons]))
+        return Why("waits", f"has {has} of {_count(job.gpus)}", "; ".join([_kept(job, keeper), *reasons]))
     if ahead:
         many = f"at least {ahead}" if ahead >= MOST_AHEAD else str(ahead)
         jobs = "1 other job comes" if ahead == 1 else f"{many} other jobs come"
@@ -274,11 +255,11 @@ def _on_workers(job: Job, there: Sequence[Worker], ahead: int) -> Why:
     return Why("next", "", f"waits for a worker to look at it: it is next{problems}")
 
 
-def _kept(job: Job, reaper_process: Worker) -> str:
+def _kept(job: Job, keeper: Worker) -> str:
     """`GPUs are kept for it on gpu-box (2 GPUs, has 1: GPU 0)`."""
-    names = gpu_names(job.kept.gpus, reaper_process) if job.kept is not None else []
+    names = gpu_names(job.kept.gpus, keeper) if job.kept is not None else []
     which = f": {'GPU' if len(names) == 1 else 'GPUs'} {list_all(names)}" if names else ""
-    return f"GPUs are kept for it on {reaper_process.host} ({_count(job.gpus)}, has {len(names)}{which})"
+    return f"GPUs are kept for it on {keeper.host} ({_count(job.gpus)}, has {len(names)}{which})"
 
 
 def _word_of(worker: Worker, job: str) -> str:
@@ -288,9 +269,9 @@ def _word_of(worker: Worker, job: str) -> str:
 
 
 def _too_large(job: Job, there: Sequence[Worker]) -> Why | None:
-    """More than any machine has. A worker that cannot see its GPUs might have enough of them.
+    """It asks for more than any machine has.
 
-    Where no worker found any GPU, they say themselves where they looked.
+    A worker that cannot read its GPUs might have enough; workers that found no GPU say where they looked.
     """
     blind = any(worker.view.problem for worker in there) or all(worker.view.absent for worker in there)
     if not job.gpus or blind:
@@ -313,15 +294,12 @@ def _too_large(job: Job, there: Sequence[Worker]) -> Why | None:
 
 
 def _large_enough(worker: Worker, memory: int) -> int:
-    """How many of its GPUs may be so large: one that tells no size may."""
+    """How many of its GPUs may have this much memory; one whose size is unknown may."""
     return sum(gpu.memory_total is None or gpu.memory_total >= memory for gpu in worker.view.gpus)
 
 
-# Words
-
-
 def spoken(seconds: float, *, up: bool = False) -> str:
-    """`20 s`, `12 min`, `3 h`, `1 h 20 min`, `2 days`; `up` when it must not be less than it is."""
+    """`20 s`, `12 min`, `3 h`, `1 h 20 min`, `2 days`; `up` rounds up."""
     whole = max(0, int(-(-seconds // 1) if up else round(seconds)))
     if whole <= 90:
         return f"{whole} s"
@@ -339,20 +317,12 @@ def clock_time(wall: float, now: float) -> str:
     return time.strftime("%H:%M" if then[:3] == today[:3] else "%Y-%m-%d %H:%M", then)
 
 
-def _became(state: State) -> str:
-    return "was cancelled" if state == "cancelled" else state
-
-
 def _count(gpus: int) -> str:
     return "a GPU" if gpus == 1 else f"{gpus} GPUs"
 
 
-def _first_of(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-
-
 def look_around(store: "Store") -> Surroundings:
-    """What is the case around all jobs now."""
+    """The state of queue and workers now."""
     return Surroundings(
         now=store.clock(),
         paused=store.paused(),
@@ -362,7 +332,7 @@ def look_around(store: "Store") -> Surroundings:
 
 
 def why(store: "Store", job: Job) -> Why:
-    """Why this one job is as it is."""
+    """Why this job is in its state."""
     return explain(job, look_around(store), needs_of(store, job), ahead_of(store, job))
 
 
@@ -372,5 +342,5 @@ def needs_of(store: "Store", job: Job) -> Needs:
 
 
 def ahead_of(store: "Store", job: Job) -> int:
-    """How many queued jobs come before it, if it is queued; those that could not start are counted too."""
+    """How many queued jobs come before it, if it is queued, including those that cannot start yet."""
     return store.jobs.ahead_of(job, MOST_AHEAD) if job.state == "queued" else 0

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from stoker.errors import QueueAwayError, StokerError
 from stoker.masking import without_passwords
-from stoker.queue.changes import ChangeListener
-from stoker.queue.driver import VERSION, Address, CollisionError, Parameters, Row, schema, statements
+from stoker.queue.driver import (
+    VERSION,
+    Address,
+    ChangeListener,
+    CollisionError,
+    Parameters,
+    Row,
+    schema,
+    statements,
+)
 
 if TYPE_CHECKING:
     import psycopg

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from stoker.errors import QueueAwayError, StokerError
 from stoker.paths import open_privately, private_directory
 from stoker.procfs import boot_id
-from stoker.queue.changes import ChangeListener
 from stoker.queue.driver import (
     VERSION,
     Address,
+    ChangeListener,
     CollisionError,
     Parameters,
     Row,

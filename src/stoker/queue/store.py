@@ -9,8 +9,7 @@ import msgspec
 
 from stoker.errors import StokerError
 from stoker.queue.attempts import Attempts
-from stoker.queue.changes import ChangeListener, NotifyThrottle
-from stoker.queue.driver import Driver, Parameters
+from stoker.queue.driver import ChangeListener, Driver, NotifyThrottle, Parameters
 from stoker.queue.fields import JobSpec
 from stoker.queue.jobs import Jobs, check_submission, insert, until_free
 from stoker.queue.logs import Logs

@@ -6,8 +6,7 @@ from typing import Any, Final, TypeVar, get_args
 import msgspec
 
 from stoker.errors import BadInputError
-from stoker.queue.changes import NotifyThrottle
-from stoker.queue.driver import Driver, Row
+from stoker.queue.driver import Driver, NotifyThrottle, Row
 from stoker.queue.fields import JobSpec, State
 from stoker.queue.model import Attempt, Job, KeptGpus
 

@@ -6,8 +6,7 @@ from typing import Final, get_args
 
 import msgspec
 
-from stoker.queue.changes import NotifyThrottle
-from stoker.queue.driver import Driver, Parameters
+from stoker.queue.driver import Driver, NotifyThrottle, Parameters
 from stoker.queue.model import (
     GpuUse,
     Usage,

@@ -19,7 +19,7 @@ from stoker.engines.engine import CannotTellError, Engine, Log, RunningAttempt, 
 from stoker.engines.identity import WorkerIdentity
 from stoker.errors import StokerError
 from stoker.queue import QueueAwayError, Store, open_queue
-from stoker.queue.changes import ChangeListener
+from stoker.queue.driver import ChangeListener
 from stoker.queue.model import Snoozed, View
 from stoker.runs.processes.signals import SignalStream
 from stoker.units import format_duration

@@ -15,7 +15,7 @@ from typing import Final
 
 from stoker.errors import StokerError
 from stoker.queue import Store, open_queue
-from stoker.queue.changes import ChangeListener
+from stoker.queue.driver import ChangeListener
 from stoker.status.model import Snapshot
 from stoker.status.snapshot import SnapshotBuilder
 from stoker.web.config import QUEUE_TIMEOUT, Config
