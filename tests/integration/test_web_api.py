@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from stoker.logs.reader import STEP, attempt_directory
+from stoker.logs.reader import MAX_TAIL, STEP, attempt_directory
 from stoker.queue import AttemptDetails, JobSpec, Store, Usage, View, WorkerGpu
-from stoker.web.api.attempts import LONGEST_END
 from tests.support.api_site import ApiSite, Client, job_body, site
 from tests.support.queue_jobs import end, start, states, submit
 
@@ -513,9 +512,9 @@ def test_a_long_output_is_never_in_memory_as_a_whole(site: ApiSite, client: Clie
     answer = client.get(path, params={"lines": 3})
     assert (answer.text, answer.headers["stoker-log"]) == (f"{line}last\nwords", "whole")
     # Twice, for a moment: in pieces, and put together.
-    assert most < 2.5 * LONGEST_END
+    assert most < 2.5 * MAX_TAIL
     many = client.get(path, params={"lines": 10**9}).text
-    assert LONGEST_END <= len(many.encode()) < LONGEST_END + 2 * STEP
+    assert MAX_TAIL <= len(many.encode()) < MAX_TAIL + 2 * STEP
     assert many.startswith(line)
     assert many.endswith(f"{line}last\nwords")
     pieces = list[int]()

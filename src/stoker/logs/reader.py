@@ -25,7 +25,7 @@ _BLOCK: Final = 1 << 20
 # The writer carries no longer line over to a new file: it cuts it.
 _MAX_CARRIED: Final = 64 * 1024
 # The last lines are looked for in this much of the end, even if they are very long.
-_MAX_TAIL: Final = 4 * 2**20
+MAX_TAIL: Final = 4 * 2**20
 # The first search for an overlap: longer than most lines, so that few wrong places match.
 _PROBE: Final = 256
 _MISSING: Final = b"[stoker: lines are missing here: they came faster than the queue gets them]\n"
@@ -282,43 +282,27 @@ def _read_from(file: int, offset: int, limit: int | None) -> bytes:
 
 def read_tail(path: str | os.PathLike[str], size: int) -> str:
     """The last bytes of both files together, from the beginning of a line if there is one in them."""
-    newer, older = _open_both(os.fspath(path))
-    try:
-        # One byte more shows whether a line begins exactly there.
-        tail = _end_of(newer, size + 1)
-        tail = _end_of(older, size + 1 - len(tail)) + tail
-    finally:
-        for descriptor in (newer, older):
-            if descriptor is not None:
-                os.close(descriptor)
-    if len(tail) > size:
-        _, _, whole_lines = tail.partition(b"\n")
-        tail = whole_lines or tail[1:]
-    return tail.decode(errors="replace")
-
-
-def local_tail(home: Path, attempt: LoggedAttempt, size: int) -> str | None:
-    """The last bytes of the attempt's log; None when it is not on this machine."""
-    directory = attempt_directory(home, attempt)
-    return read_tail(directory / "output", size) if has_log(directory) else None
-
-
-def _open_both(path: str) -> tuple[int | None, int | None]:
-    """The file and the older part; None for a missing one."""
+    name = os.fspath(path)
     while True:
-        newer, older = _open_to_read(path), _open_to_read(f"{path}.1")
-        if newer is None or older is None or not os.path.sameopenfile(newer, older):
-            return newer, older
-        # It was rotated in between.
-        os.close(newer)
-        os.close(older)
+        with contextlib.ExitStack() as files:
+            newer, older = _open_end(files, name), _open_end(files, f"{name}.1")
+            if newer is not None and older is not None and os.path.sameopenfile(newer, older):
+                continue  # Rotated in between.
+            # One byte more shows whether a line begins exactly there.
+            tail = _end_of(newer, size + 1)
+            tail = _end_of(older, size + 1 - len(tail)) + tail
+            if len(tail) > size:
+                tail = tail.partition(b"\n")[2] or tail[1:]
+            return tail.decode(errors="replace")
 
 
-def _open_to_read(path: str) -> int | None:
+def _open_end(files: contextlib.ExitStack, path: str) -> int | None:
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
+    files.callback(os.close, descriptor)
+    return descriptor
 
 
 def _end_of(descriptor: int | None, size: int) -> bytes:
@@ -328,6 +312,12 @@ def _end_of(descriptor: int | None, size: int) -> bytes:
         return os.pread(descriptor, size, max(0, os.fstat(descriptor).st_size - size))
     except OSError:
         return b""
+
+
+def local_tail(home: Path, attempt: LoggedAttempt, size: int) -> str | None:
+    """The last bytes of the attempt's log; None when it is not on this machine."""
+    directory = attempt_directory(home, attempt)
+    return read_tail(directory / "output", size) if has_log(directory) else None
 
 
 class TailReader:
@@ -390,7 +380,7 @@ def last_lines(update: LogUpdate, count: int | None) -> LogUpdate:
 
 
 class LastLines:
-    """Keeps the last `count` finished lines of a log that is read in steps, and of very long lines the last 4 MiB."""
+    """Keeps the last `count` finished lines of a log that is read in steps, but about 4 MiB at most."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -405,7 +395,7 @@ class LastLines:
         self._size += len(block)
         while len(self._blocks) > 1:
             lines, size = self._blocks[0].count(b"\n"), len(self._blocks[0])
-            if self._lines - lines < self._count and self._size <= _MAX_TAIL:
+            if self._lines - lines < self._count and self._size - size < MAX_TAIL:
                 break
             self._blocks.popleft()
             self._lines, self._size, self._dropped = self._lines - lines, self._size - size, self._dropped + lines

@@ -3,7 +3,6 @@
 import asyncio
 import codecs
 import contextlib
-from collections import deque
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Final
 
@@ -12,7 +11,7 @@ from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from stoker.logs.reader import LogUpdate, TailReader, last_lines, stored_lines
+from stoker.logs.reader import LastLines, LogUpdate, TailReader, last_lines, stored_lines
 from stoker.queue.logs import LAST_WITHIN, SECONDS_BETWEEN_LOOKS
 from stoker.queue.model import Attempt, AttemptDetails
 from stoker.queue.store import Store
@@ -26,8 +25,6 @@ router = APIRouter(tags=["attempts"])
 
 TEXT: Final = "text/plain; charset=utf-8"
 MARKDOWN: Final = "text/markdown; charset=utf-8"
-# The last lines are taken from this much of the end, in bytes, which is held in memory.
-LONGEST_END: Final = 4 * 2**20
 Number = Annotated[int, Path(ge=1, lt=2**31, description="The number of the attempt, from 1.")]
 
 
@@ -110,7 +107,10 @@ async def get_log(
             return _text(update, headers | {"Stoker-Log": "end"})
         headers["Stoker-Log"] = "whole"
         if lines is not None:
-            return _text(last_lines(await _end_of(whole), lines), headers)
+            last = LastLines(lines)
+            async for update in whole:
+                last.add(update)
+            return _text(last_lines(last.update(), lines), headers)
         return StreamingResponse(_decoded(whole, stack.pop_all()), headers=headers)
 
 
@@ -133,19 +133,6 @@ async def _decoded(whole: AsyncIterator[LogUpdate], stack: contextlib.AsyncExitS
         async for update in whole:
             yield decoder.decode(update.finished + update.unfinished)
         yield decoder.decode(b"", final=True)
-
-
-async def _end_of(whole: AsyncIterator[LogUpdate]) -> LogUpdate:
-    """The last part of a log, from the beginning of a line."""
-    blocks: deque[bytes] = deque()
-    size, unfinished = 0, b""
-    async for update in whole:
-        unfinished = update.unfinished
-        blocks.append(update.finished)
-        size += len(update.finished)
-        while size - len(blocks[0]) >= LONGEST_END:
-            size -= len(blocks.popleft())
-    return LogUpdate(b"".join(blocks), unfinished)
 
 
 @operation(router, "GET", "/jobs/{job}/attempts/{number}/report", "text/markdown", 404)
