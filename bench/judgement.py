@@ -280,7 +280,7 @@ def _as_data(outcomes: Sequence[Outcome], seed: int) -> dict[str, Any]:
             for rule in _rules(outcomes)
         },
         "classes": [
-            {"name": of.name, "label": of.label, "words": of.words, "source": of.source, "traces": of.count}
+            {"name": of.name, "label": of.label, "words": of.words, "source": of.source, "traces": of.traces}
             for of in trace_classes()
         ],
         "outcomes": [one._asdict() for one in outcomes],

@@ -27,7 +27,7 @@ class TraceClass(NamedTuple):
     source: str
     """Where such a case was reported; `common` for what every operator knows."""
     build: Callable[[Draw], Script]
-    count: int
+    traces: int
 
 
 class Trace:
@@ -121,7 +121,7 @@ def corpus(seed: int = SEED) -> tuple[Trace, ...]:
     """All traces. Every class has as many in one half as in the other, at most one more."""
     found: list[Trace] = []
     for of in _CLASSES.values():
-        traces = [Trace(of, number, seed) for number in range(of.count)]
+        traces = [Trace(of, number, seed) for number in range(of.traces)]
         by_hash = sorted(traces, key=lambda trace: hashlib.sha256(trace.id.encode()).digest())
         for place, trace in enumerate(by_hash):
             trace.half = HALVES[place % 2]

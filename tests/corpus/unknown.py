@@ -30,8 +30,8 @@ def lost_gpu(draw: Draw) -> Script:
     script.train(draw.hours(0.5, 2))
     begun = _then_quiet(script, draw.between(2, 5))
     gpu = draw.count(0, script.setting.used - 1)
-    kind = "gone" if draw.chance(0.4) else "gpu"
-    script.faults.append(Fault(begun, script.now, kind, "the GPU has fallen off the bus", gpu))
+    fault = Fault(begun, script.now, "gpu", "the GPU has fallen off the bus", gpu)
+    script.faults.append(fault._replace(kind="gone") if draw.chance(0.4) else fault)
     return script
 
 
