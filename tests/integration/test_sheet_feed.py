@@ -138,6 +138,25 @@ def test_two_feeders_that_read_different_texts_of_a_row_create_one_job(
     this.close()
 
 
+def test_row_whose_id_is_overwritten_by_a_slow_feeder_runs_once(sheet: Sheet, monkeypatch: pytest.MonkeyPatch) -> None:
+    sheet.fill("one")
+    slow, other = sheet.feed(), sheet.feed()
+    write = GoogleSheet.write
+
+    def after_the_other(google: GoogleSheet, cells: Sequence[Cell]) -> None:
+        monkeypatch.setattr(GoogleSheet, "write", write)
+        other.run_once()
+        write(google, cells)
+
+    monkeypatch.setattr(GoogleSheet, "write", after_the_other)
+    slow.run_once()
+    other.run_once()
+    assert sheet.queue.commands() == ["one"]
+    assert sheet.ids(3, 3) == [sheet.queue.jobs()[0].id]
+    slow.close()
+    other.close()
+
+
 def test_feeder_with_stale_data_does_not_lower_the_counter(sheet: Sheet, monkeypatch: pytest.MonkeyPatch) -> None:
     sheet.fill("one")
     first, slow = sheet.feed(), sheet.feed()

@@ -223,11 +223,13 @@ def recognize(memory: Memory | None, content: Content, layout: Layout, known: Co
     for row in content.rows:
         if row.id in left and left[row.id].digest == row.digest:
             match(row, left[row.id])
-    if not is_verified:
-        # Rows that have no id come first: the others may have been edited into this text.
-        for row in sorted(free.values(), key=lambda row: bool(row.id)):
+    # An id of ours beside another text was written by a feed for a row that has moved, or that another feed has taken.
+    ours = {*known, *last.claims, *left, *(entry.id for entry in taken.values())}
+    # Rows that have no id come first: the others may have been edited into this text.
+    for row in sorted(free.values(), key=lambda row: bool(row.id)):
+        if row.is_command and (row.id in ours or not is_verified):
             same = next((entry for entry in left.values() if entry.digest == row.digest), None)
-            if row.is_command and same is not None:
+            if same is not None:
                 match(row, same)
     # None of the rows that were claimed is an older one that was edited.
     claimed = set() if is_verified else {claim.digest for claim in last.claims.values()}
