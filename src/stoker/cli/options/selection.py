@@ -24,7 +24,6 @@ PAGE: Final = 100_000
 MOST_COMPLETED: Final = 500
 # Completion gives up on a database that does not answer.
 COMPLETION_SECONDS: Final = 2.0
-STATES: Final = ("queued", "held", "running", "succeeded", "failed", "cancelled")
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -91,10 +90,8 @@ def _pages(store: "Store", states: tuple["State", ...], tag: str | None) -> Iter
             return
 
 
-class JobName(click.ParamType[str]):
-    """An id, its beginning, or a name; completed with jobs and sweeps in these states, or in any."""
-
-    name = "job"
+class _Completed(click.ParamType[str]):
+    """A word, completed from recent jobs of the queue."""
 
     def __init__(self, *states: "State") -> None:
         self._states = states
@@ -107,34 +104,37 @@ class JobName(click.ParamType[str]):
     ) -> list["CompletionItem[Any]"]:
         from click.shell_completion import CompletionItem
 
+        offered = self.offered(_recent(ctx, self._states))
+        return [
+            CompletionItem(word, help=text)
+            for word, text in offered.items()
+            if word.startswith(incomplete) and _is_a_word(word)
+        ]
+
+    def offered(self, jobs: list["Job"]) -> dict[str, str | None]:
+        """The words, and what is said about each."""
+        raise NotImplementedError
+
+
+class JobName(_Completed):
+    """An id, its beginning, or a name; completed with jobs and sweeps in these states, or in any."""
+
+    name = "job"
+
+    def offered(self, jobs: list["Job"]) -> dict[str, str | None]:
         from stoker.queue.model import sweep_name
 
-        found = _recent(ctx, self._states)
-        ids = [CompletionItem(job.id, help=_summary(job)) for job in found if job.id.startswith(incomplete)]
-        called = [name for job in found for name in (job.name, sweep_name(job.name))]
-        names = dict.fromkeys(name for name in called if name.startswith(incomplete) and _is_a_word(name))
-        return [*(CompletionItem(name) for name in names), *ids]
+        names: dict[str, str | None] = dict.fromkeys(name for job in jobs for name in (job.name, sweep_name(job.name)))
+        return names | {job.id: _summary(job) for job in jobs}
 
 
-class TagName(click.ParamType[str]):
+class TagName(_Completed):
     """A tag, completed with those of recent jobs."""
 
     name = "tag"
 
-    def shell_complete(
-        self,
-        ctx: click.Context,
-        param: click.Parameter,  # noqa: ARG002 - click's signature
-        incomplete: str,
-    ) -> list["CompletionItem[Any]"]:
-        from click.shell_completion import CompletionItem
-
-        tags = dict.fromkeys(tag for job in _recent(ctx, ()) for tag in job.tags)
-        return [CompletionItem(tag) for tag in tags if tag.startswith(incomplete) and _is_a_word(tag)]
-
-
-def state_choice() -> click.Choice[str]:
-    return click.Choice(STATES)
+    def offered(self, jobs: list["Job"]) -> dict[str, str | None]:
+        return dict.fromkeys(tag for job in jobs for tag in job.tags)
 
 
 def _recent(context: click.Context, states: tuple["State", ...]) -> list["Job"]:
@@ -142,25 +142,17 @@ def _recent(context: click.Context, states: tuple["State", ...]) -> list["Job"]:
     from stoker.cli.options.queue import opened
     from stoker.errors import StokerError
 
-    _use_configuration(context)
+    # `stoker --config FILE …`: click does not call the group during completion.
+    if config := context.find_root().params.get("config"):
+        os.environ["STOKER_CONFIG"] = config
     # The time limit is for the queue: imports come before it.
     importlib.import_module("stoker.queue.sqlite")
-    _limit_time()
+    # Not by an exception: database drivers swallow those while importing.
+    signal.signal(signal.SIGALRM, lambda _number, _frame: os._exit(0))
+    signal.setitimer(signal.ITIMER_REAL, COMPLETION_SECONDS)
     with contextlib.suppress(StokerError, OSError), opened(context.params.get("queue_url")) as store:
         return store.jobs.find(states=states, limit=MOST_COMPLETED)
     return []
-
-
-def _use_configuration(context: click.Context) -> None:
-    """`stoker --config FILE …`: click does not call the group during completion."""
-    if config := context.find_root().params.get("config"):
-        os.environ["STOKER_CONFIG"] = config
-
-
-def _limit_time() -> None:
-    """Ends this process after the time limit. Not by an exception: database drivers swallow those while importing."""
-    signal.signal(signal.SIGALRM, lambda _number, _frame: os._exit(0))
-    signal.setitimer(signal.ITIMER_REAL, COMPLETION_SECONDS)
 
 
 def _is_a_word(text: str) -> bool:

@@ -89,30 +89,20 @@ def _label(name: str, place: str) -> str:
 
 def _workers_named(store: "Store", text: str) -> list["Worker"]:
     """The live workers of a host, or the worker whose id begins with the text."""
-    workers = store.workers.all()
-    on_host = [worker for worker in workers if worker.host == text]
-    if on_host:
-        return _live(store, on_host, text)
-    by_id = [worker for worker in workers if worker.id == text] or [
-        worker for worker in workers if worker.id.startswith(text)
-    ]
-    if not by_id or not text:
+    workers, now = store.workers.all(), store.clock()
+    if on_host := [worker for worker in workers if worker.host == text]:
+        if live := [worker for worker in on_host if worker.is_there(now)]:
+            return live
+        silent = format_duration(round(now - max(worker.seen for worker in on_host)))
+        raise StokerError(f"the worker on {text} was last seen {silent} ago: a worker that restarts is not paused")
+    found = [worker for worker in workers if text and worker.id.startswith(text)]
+    if len(found) > 1:
+        some = ", ".join(worker.id for worker in found[:4])
+        raise BadInputError(f"{text!r} fits several workers ({some}): write more of it")
+    if not found:
         hosts = ", ".join(sorted({worker.host for worker in workers}))
         known = f"there are some on {hosts}" if hosts else "none was ever started"
         raise BadInputError(f"there is no worker {text!r} in {store.place}: {known}")
-    if len(by_id) > 1:
-        raise BadInputError(
-            f"{text!r} fits several workers ({', '.join(worker.id for worker in by_id[:4])}): write more of it"
-        )
-    return by_id
-
-
-def _live(store: "Store", workers: list["Worker"], host: str) -> list["Worker"]:
-    now = store.clock()
-    found = [worker for worker in workers if worker.is_there(now)]
-    if not found:
-        silent = format_duration(round(now - max(worker.seen for worker in workers)))
-        raise StokerError(f"the worker on {host} was last seen {silent} ago: a worker that restarts is not paused")
     return found
 
 

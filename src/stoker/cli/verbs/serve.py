@@ -41,35 +41,24 @@ _NOTIFIER_STOPS_WITHIN: Final = 10.0
 
 
 def page_options(command: Function) -> Function:
-    """The options of the page, passed to the command as one mapping `page`."""
-
-    @click.option("--host", metavar="ADDRESS", help="Listen here [127.0.0.1]; 0.0.0.0 admits other machines.")
-    @click.option("--port", type=click.IntRange(0, 65535), metavar="N", help="Listen on this port [7865]; 0: any.")
-    @click.option("--cert", type=click.Path(path_type=Path), metavar="FILE", help="Certificate (PEM), for https.")
-    @click.option("--key", type=click.Path(path_type=Path), metavar="FILE", help="The key of --cert.")
-    @click.option("--url", metavar="URL", help="The address that people use, when it is behind a proxy.")
-    @click.option("--name", "names", multiple=True, metavar="HOST", help="Another name of this machine (repeatable).")
-    @functools.wraps(command)
-    def wrapped(
-        *args: Any,
-        host: str | None,
-        port: int | None,
-        cert: Path | None,
-        key: Path | None,
-        url: str | None,
-        names: tuple[str, ...],
-        **rest: Any,
-    ) -> Any:
-        given = {"host": host, "port": port, "cert": cert, "key": key, "url": url, "names": names or None}
-        return command(*args, page={name: value for name, value in given.items() if value is not None}, **rest)
-
-    return wrapped
+    """The options of the page: a command takes them as `**page`."""
+    options = (
+        click.option("--host", metavar="ADDRESS", help="Listen here [127.0.0.1]; 0.0.0.0 admits other machines."),
+        click.option("--port", type=click.IntRange(0, 65535), metavar="N", help="Listen on this port [7865]; 0: any."),
+        click.option("--cert", type=click.Path(path_type=Path), metavar="FILE", help="Certificate (PEM), for https."),
+        click.option("--key", type=click.Path(path_type=Path), metavar="FILE", help="The key of --cert."),
+        click.option("--url", metavar="URL", help="The address that people use, when it is behind a proxy."),
+        click.option(
+            "--name", "names", multiple=True, metavar="HOST", help="Another name of this machine (repeatable)."
+        ),
+    )
+    return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
 @click.command("serve")
 @page_options
 @queue_option
-def serve_command(page: dict[str, Any], queue_url: str | None) -> int:
+def serve_command(queue_url: str | None, **page: Any) -> int:
     """Serve the page and the HTTP API: see and control the queue from a phone or another machine.
 
     It runs no jobs: `stoker work` does, here or elsewhere; `stoker up` starts both. Anyone with the link can submit
@@ -89,7 +78,8 @@ def page_config(page: Mapping[str, Any], queue: str | None, home: Path | None = 
     """The options over the table `[web]` of the configuration file."""
     from stoker.web.config import Config
 
-    chosen = {**msgspec.structs.asdict(load_settings().web), **page}
+    given = {name: value for name, value in page.items() if value not in (None, ())}
+    chosen = {**msgspec.structs.asdict(load_settings().web), **given}
     config = Config(**chosen, queue=queue, home=home or state_home())
     try:
         config.check()

@@ -8,7 +8,7 @@ import click
 from msgspec import to_builtins
 
 from stoker.cli.options.queue import opened, queue_option
-from stoker.cli.options.selection import JobName, TagName, state_choice
+from stoker.cli.options.selection import JobName, TagName
 from stoker.cli.output import json_option, print_json
 from stoker.cli.tables.jobs import job_json, job_page, print_jobs, print_runs, rows_of, run_text, summed_up
 from stoker.errors import BadInputError, StokerError
@@ -40,7 +40,9 @@ class _Wanted(NamedTuple):
 
 
 @click.command("list")
-@click.option("--state", "states", multiple=True, type=state_choice(), help="Only jobs in this state (repeatable).")
+@click.option(
+    "--state", "states", multiple=True, type=click.Choice(get_args(State)), help="Only jobs in this state (repeatable)."
+)
 @click.option("--tag", type=TagName(), metavar="TAG", help="Only jobs with this tag.")
 @click.option("--all", "everything", is_flag=True, help="All jobs.")
 @click.option(

@@ -2,14 +2,14 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, Final, cast, get_args
 
 import click
 import msgspec
 from msgspec.structs import replace
 
 from stoker.cli.options.queue import opened, queue_option
-from stoker.cli.options.selection import JobName, Selection, TagName, state_choice
+from stoker.cli.options.selection import JobName, Selection, TagName
 from stoker.cli.output import (
     CHANGES_AS_JSON,
     Changed,
@@ -43,7 +43,11 @@ def request_options(*among: State, tag_option: str = "--tag") -> Callable[[Funct
         click.argument("jobs", nargs=-1, type=JobName(*among), metavar="[JOB]..."),
         click.option(tag_option, "chosen_tag", type=TagName(), metavar="TAG", help="All jobs with this tag."),
         click.option(
-            "--state", "states", type=state_choice(), multiple=True, help="All jobs in this state (repeatable)."
+            "--state",
+            "states",
+            type=click.Choice(get_args(State)),
+            multiple=True,
+            help="All jobs in this state (repeatable).",
         ),
         click.option("--all", "everything", is_flag=True, help="All jobs to which it applies."),
         dry_run_option(),
@@ -53,24 +57,12 @@ def request_options(*among: State, tag_option: str = "--tag") -> Callable[[Funct
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
-        def with_request(
-            *,
-            jobs: tuple[str, ...],
-            chosen_tag: str | None,
-            states: tuple[State, ...],
-            everything: bool,
-            dry_run: bool,
-            as_json: bool,
-            queue_url: str | None,
-            **others: Any,
-        ) -> Any:
-            selection = Selection(jobs, chosen_tag, states, everything, tag_option)
-            return function(request=Request(selection, dry_run, as_json, queue_url), **others)
+        def command(**given: Any) -> Any:
+            which = [given.pop(name) for name in ("jobs", "chosen_tag", "states", "everything")]
+            common = {name: given.pop(name) for name in ("dry_run", "as_json", "queue_url")}
+            return function(request=Request(Selection(*which, tag_option), **common), **given)
 
-        command: Function = with_request
-        for option in reversed(options):
-            command = option(command)
-        return command
+        return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
     return decorate
 
@@ -104,46 +96,27 @@ def print_job_changes(report: ChangeReport, done: str, request: Request, among: 
     return 0 if report.changed else 1
 
 
-@click.command("cancel")
-@request_options(*CANCEL.among)
-def cancel_command(request: Request) -> int:
-    """Cancel jobs. Running jobs are asked to stop: `stoker wait` waits until they have.
+def _command(verb: Verb, text: str) -> click.Command:
+    @request_options(*verb.among)
+    def command(request: Request) -> int:
+        return steer(verb, request)
 
-    JOB is an id, the beginning of an id, or the name of a job or sweep.
-    """
-    return steer(CANCEL, request)
+    return click.command(verb.name, help=text)(command)
 
 
-@click.command("hold")
-@request_options(*HOLD.among)
-def hold_command(request: Request) -> int:
-    """Keep waiting jobs from starting, until `stoker release`.
+_JOB: Final = "JOB is an id, the beginning of an id, or the name of a job or sweep."
 
-    JOB is an id, the beginning of an id, or the name of a job or sweep.
-    """
-    return steer(HOLD, request)
-
-
-@click.command("release")
-@request_options(*RELEASE.among)
-def release_command(request: Request) -> int:
-    """Let held jobs start in their turn.
-
-    JOB is an id, the beginning of an id, or the name of a job or sweep.
-    """
-    return steer(RELEASE, request)
-
-
-@click.command("retry")
-@request_options(*RETRY.among)
-def retry_command(request: Request) -> int:
-    """Run ended jobs again, with all their retries; a job that waits for its next retry starts at once.
-
-    JOB is an id, the beginning of an id, or the name of a job or sweep. A sweep, --tag and --all select jobs that
-    failed or were cancelled; to repeat a job that succeeded, name it, or write --state succeeded.
-    """
-    return steer(RETRY, request)
-
+cancel_command = _command(
+    CANCEL, f"Cancel jobs. Running jobs are asked to stop: `stoker wait` waits until they have.\n\n{_JOB}"
+)
+hold_command = _command(HOLD, f"Keep waiting jobs from starting, until `stoker release`.\n\n{_JOB}")
+release_command = _command(RELEASE, f"Let held jobs start in their turn.\n\n{_JOB}")
+retry_command = _command(
+    RETRY,
+    "Run ended jobs again, with all their retries; a job that waits for its next retry starts at once.\n\n"
+    f"{_JOB} A sweep, --tag and --all select jobs that failed or were cancelled; to repeat a job that succeeded, "
+    "name it, or write --state succeeded.",
+)
 
 PLACES: Final = ("up", "down", "first", "last")
 SIDES: Final = ("before", "after")

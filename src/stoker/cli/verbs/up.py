@@ -37,7 +37,7 @@ _NOTHING: Final = nullcontext()
 @page_options
 @queue_option
 @click.option("--demo/--no-demo", default=None, help="Use simulated GPUs and jobs [when there is no GPU].")
-def up_command(page: dict[str, Any], queue_url: str | None, demo: bool | None) -> int:
+def up_command(queue_url: str | None, demo: bool | None, **page: Any) -> int:
     """Start all of Stoker on this machine: the page, a worker for its GPUs, and a queue in a file.
 
     Without a GPU and without a queue it is a demo: simulated GPUs and jobs in a separate queue. Ctrl-C ends page and
