@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from stoker.masking import masked, masked_actions, masked_command, masked_environment
-from stoker.paths import state_home
-from stoker.queue.explanation import Surroundings, Why, gpu_names, look_around, spoken, why
+from stoker.queue.explanation import Surroundings, Why, gpu_names, spoken
 from stoker.queue.fields import State
-from stoker.queue.model import Attempt, AttemptDetails, Job
+from stoker.queue.model import Job
 from stoker.status.job_columns import JobRow, columns_of
 from stoker.status.job_text import command_text
 from stoker.units import format_duration, format_memory
 
 if TYPE_CHECKING:
     from stoker.fit.model import ProbeOutcome
-    from stoker.queue import Store
     from stoker.runs.record import Record
     from stoker.runs.summary import Summary
+    from stoker.status.detail import AttemptDetail, JobDetail
 
 # In the order of the table.
 ORDER: Final[tuple[State, ...]] = ("running", "queued", "held", "succeeded", "failed", "cancelled")
@@ -74,81 +73,47 @@ def _workers(around: Surroundings) -> str:
     return f"{len(there)} {'worker' if len(there) == 1 else 'workers'}, on {', '.join(hosts[:_MOST_HOSTS])}{more}"
 
 
-class JobText(msgspec.Struct, frozen=True):
-    """A job with its attempts, and their files on this machine."""
-
-    job: Job
-    attempts: list[Attempt]
-    why: Why
-    around: Surroundings
-    log: Path | None
-    """The log of the last attempt, if it ran here."""
-    report: Path | None
-    """The report on the last attempt, if it ran here and was stopped."""
-    details: AttemptDetails | None
-    """What the queue keeps of the last attempt besides its outcome."""
-
-    def json(self) -> dict[str, Any]:
-        return {
-            "job": job_json(self.job),
-            "attempts": [attempt_json(attempt, self.around.host_of(attempt.worker)) for attempt in self.attempts],
-            "why": self.why,
-            "log": None if self.log is None else str(self.log),
-            "report": None if self.report is None else str(self.report),
-            "details": self.details,
-        }
-
-    def text(self) -> str:
-        lines = {**_request(self.job), **self._state()}
-        head = "".join(f"{name:13}{_indented(value)}\n" for name, value in lines.items() if value)
-        attempts = "".join(f"{_attempt_words(attempt, self.around)}\n" for attempt in self.attempts)
-        report = self._report()
-        return head + (f"\nattempts\n{attempts}" if attempts else "") + (f"\n{report}" if report else "")
-
-    def _report(self) -> str:
-        """The report on this machine, or the copy in the queue."""
-        if self.report is not None:
-            return self.report.read_text(encoding="utf-8", errors="replace")
-        if self.details is None or not self.details.report:
-            return ""
-        return "\n".join(map(_printable, self.details.report.rstrip("\n").split("\n"))) + "\n"
-
-    def _state(self) -> dict[str, str]:
-        job = self.job
-        return {
-            "submitted": ", ".join(
-                [
-                    _clock(job.submitted),
-                    *([f"by {job.submitter}"] if job.submitter else []),
-                    *([f"from {job.origin}"] if job.origin else []),
-                ]
-            ),
-            "state": job.state,
-            "why": self.why.reason,
-            "fit": "" if self.details is None else fit_words(self.details.fit),
-            "link": job.link,
-            "output": "" if self.log is None else str(self.log),
-        }
+def show_json(detail: "JobDetail", home: Path) -> dict[str, Any]:
+    return {
+        "job": job_json(detail.job),
+        "attempts": [{**msgspec.to_builtins(one.attempt), "host": one.host} for one in detail.attempts],
+        "why": detail.why,
+        "log": _file(detail, home, "output"),
+        "report": _file(detail, home, "report.md"),
+        "details": detail.last.details if detail.last else None,
+    }
 
 
-def job_page(store: "Store", job: Job) -> JobText:
+def _file(detail: "JobDetail", home: Path, name: str) -> str | None:
+    """A file of the last attempt, if it ran here."""
     from stoker.logs.reader import attempt_directory
 
-    attempts = store.attempts.of(job.id)
-    last = attempt_directory(state_home(), attempts[-1]) if attempts else None
-    return JobText(
-        job=job,
-        attempts=attempts,
-        why=why(store, job),
-        around=look_around(store),
-        log=_if_there(last, "output"),
-        report=_if_there(last, "report.md"),
-        details=store.attempts.details(attempts[-1].id) if attempts else None,
-    )
+    path = attempt_directory(home, detail.last.attempt) / name if detail.last else None
+    return str(path) if path is not None and path.exists() else None
 
 
-def _if_there(directory: Path | None, name: str) -> Path | None:
-    return directory / name if directory is not None and (directory / name).exists() else None
+def show_text(detail: "JobDetail", home: Path) -> str:
+    lines = {**_request(detail.job), **_state(detail), "output": _file(detail, home, "output") or ""}
+    parts = ["".join(f"{name:13}{_indented(value)}\n" for name, value in lines.items() if value)]
+    if detail.last is not None:
+        parts.append("attempts\n" + "".join(f"{_attempt_words(one, detail.now)}\n" for one in detail.attempts))
+        if report := detail.last.details.report:
+            parts.append("\n".join(map(_printable, report.rstrip("\n").split("\n"))) + "\n")
+    return "\n".join(parts)
+
+
+def _state(detail: "JobDetail") -> dict[str, str]:
+    job = detail.job
+    submitted = [_clock(job.submitted)]
+    submitted += [f"by {job.submitter}"] if job.submitter else []
+    submitted += [f"from {job.origin}"] if job.origin else []
+    return {
+        "submitted": ", ".join(submitted),
+        "state": job.state,
+        "why": detail.why.reason,
+        "fit": fit_words(detail.last.details.fit) if detail.last else "",
+        "link": job.link,
+    }
 
 
 def _request(job: Job) -> dict[str, str]:
@@ -188,16 +153,15 @@ def _retries(job: Job) -> str:
 def _commit(job: Job) -> str:
     if job.commit is None:
         return ""
-    tree = {True: ", with uncommitted changes", False: "", None: ""}[job.dirty]
+    tree = ", with uncommitted changes" if job.dirty else ""
     return f"{job.commit}{tree}" + (", run from a snapshot" if job.pin else "")
 
 
-def _attempt_words(attempt: Attempt, around: Surroundings) -> str:
-    """`  1  gpu-box GPUs 0,1  started …, lasted 2h05m, failed, exit code 1: out of memory`."""
-    worker = next((known for known in around.workers if known.id == attempt.worker), None)
-    host = worker.host if worker is not None else f"worker {attempt.worker}"
-    gpus = f" GPU {','.join(gpu_names(attempt.gpus, worker))}" if attempt.gpus else ""
-    until = attempt.ended if attempt.ended is not None else around.now
+def _attempt_words(one: "AttemptDetail", now: float) -> str:
+    """`  1  on gpu-box GPU 0,1, started …, lasted 2h05m, failed, exit code 1: out of memory`."""
+    attempt = one.attempt
+    gpus = f" GPU {','.join(one.gpus)}" if one.gpus else ""
+    until = attempt.ended if attempt.ended is not None else now
     facts = [
         f"started {_clock(attempt.started)}",
         f"{'lasted' if attempt.ended is not None else 'for'} {format_duration(max(0, round(until - attempt.started)))}",
@@ -206,7 +170,7 @@ def _attempt_words(attempt: Attempt, around: Surroundings) -> str:
     if attempt.exit_code is not None:
         facts.append(f"exit code {attempt.exit_code}")
     because = f": {attempt.reason}" if attempt.reason else ""
-    return f"  {attempt.number}  on {host}{gpus}, {', '.join(facts)}{because}"
+    return f"  {attempt.number}  on {one.host}{gpus}, {', '.join(facts)}{because}"
 
 
 def _indented(value: Any) -> str:
@@ -249,10 +213,6 @@ def job_json(job: Job) -> dict[str, Any]:
     return found
 
 
-def attempt_json(attempt: Attempt, host: str | None) -> dict[str, Any]:
-    return {**msgspec.to_builtins(attempt), "host": host}
-
-
 def print_runs(summaries: "Sequence[Summary]") -> None:
     from stoker.cli.tables.table import Column, print_table
     from stoker.runs.summary import in_a_word
@@ -280,16 +240,10 @@ def print_runs(summaries: "Sequence[Summary]") -> None:
 
 
 def run_text(record: "Record") -> str:
-    from stoker.runs.summary import summary_of
+    from stoker.runs.summary import in_a_word, summary_of
 
     summary = summary_of(record)
-    report = "" if summary.report is None else "\n" + record.report.read_text(encoding="utf-8")
-    return _text(summary) + report
-
-
-def _text(summary: "Summary") -> str:
-    from stoker.runs.summary import in_a_word
-
+    is_running = summary.state in {"running", "stopping"}
     lines = {
         "run": summary.id + (" (dry run)" if summary.dry_run else ""),
         "command": masked_command(shlex.join(summary.command)),
@@ -297,18 +251,14 @@ def _text(summary: "Summary") -> str:
         "started": f"{_clock(summary.started)} by {summary.user} on {summary.host}",
         "state": f"{in_a_word(summary)}, for {format_duration(round(summary.seconds))}",
         "rule": summary.rule,
+        "pid": str(summary.pid) if is_running else "",
+        "verdict": f"{summary.verdict}: {summary.verdict_reason}" if is_running else "",
+        "snoozed": "" if summary.snoozed_until is None else f"until {_clock(summary.snoozed_until)}",
+        "ended": "" if summary.ended is None else f"{_clock(summary.ended)} with code {summary.exit_code}",
+        "why": summary.reason,
+        "left over": ", ".join(summary.left),
+        "contained by": summary.containment,
+        "record": summary.record,
     }
-    if summary.state in {"running", "stopping"}:
-        lines["pid"] = str(summary.pid)
-        lines["verdict"] = f"{summary.verdict}: {summary.verdict_reason}"
-    if summary.snoozed_until is not None:
-        lines["snoozed"] = f"until {_clock(summary.snoozed_until)}"
-    if summary.ended is not None:
-        lines["ended"] = f"{_clock(summary.ended)} with code {summary.exit_code}"
-    if summary.reason:
-        lines["why"] = summary.reason
-    for left in summary.left:
-        lines["left over"] = left
-    lines["contained by"] = summary.containment
-    lines["record"] = summary.record
-    return "".join(f"{name:13}{value}\n" for name, value in lines.items() if value)
+    report = "" if summary.report is None else "\n" + record.report.read_text(encoding="utf-8")
+    return "".join(f"{name:13}{value}\n" for name, value in lines.items() if value) + report

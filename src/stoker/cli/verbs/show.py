@@ -10,7 +10,7 @@ from msgspec import to_builtins
 from stoker.cli.options.queue import opened, queue_option
 from stoker.cli.options.selection import JobName, TagName
 from stoker.cli.output import json_option, print_json
-from stoker.cli.tables.jobs import job_json, job_page, print_jobs, print_runs, rows_of, run_text, summed_up
+from stoker.cli.tables.jobs import job_json, print_jobs, print_runs, rows_of, run_text, show_json, show_text, summed_up
 from stoker.errors import BadInputError, StokerError
 from stoker.paths import state_home
 from stoker.queue.explanation import Surroundings, Why, explain, look_around, why
@@ -154,35 +154,22 @@ def _run_of_this_id(records: "Records", what: str) -> "Record | None":
 
 
 def _show_job_or_run(records: "Records", what: str, as_json: bool, queue_url: str | None) -> None:
+    from stoker.status.detail import read_detail
+
     try:
-        store = opened(queue_url)
-    except StokerError as error:
-        _show_run(_run_or_neither(records, what, error), as_json)
-        return
-    with store:
+        with opened(queue_url) as store:
+            detail = read_detail(store, store.jobs.get(what).id, state_home())
+    except StokerError as no_job:
         try:
-            job = store.jobs.get(what)
-        except StokerError as error:
-            run = _run_or_neither(records, what, error)
-        else:
-            _show_job(store, job, as_json)
-            return
-    _show_run(run, as_json)
-
-
-def _run_or_neither(records: "Records", what: str, no_job: StokerError) -> "Record":
-    try:
-        return records.find(what)
-    except BadInputError as no_run:
-        raise BadInputError(f"{no_job}; {no_run}") from None
-
-
-def _show_job(store: "Store", job: "Job", as_json: bool) -> None:
-    page = job_page(store, job)
+            run = records.find(what)
+        except BadInputError as no_run:
+            raise BadInputError(f"{no_job}; {no_run}") from None
+        _show_run(run, as_json)
+        return
     if as_json:
-        print_json(page.json())
+        print_json(show_json(detail, state_home()))
     else:
-        sys.stdout.write(page.text())
+        sys.stdout.write(show_text(detail, state_home()))
 
 
 def _show_run(record: "Record | None", as_json: bool) -> None:
