@@ -1,5 +1,6 @@
 """Options of `submit`, `edit` and `feed`, made from the table of job fields; and `--fit-with`."""
 
+import functools
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
@@ -114,6 +115,22 @@ def _help(verb: JobVerb, field: JobField) -> str:
 def check_share(values: Mapping[str, Any]) -> None:
     if values.get("share") and values.get("memory") is None:
         raise BadInputError("--share needs --memory: how much of a GPU does the job take?")
+
+
+def fit_options(what: str) -> Callable[[F], F]:
+    """`--fit`, `--fit-with` and `--retries-oom`; `what` is done with `--fit`."""
+    options = (
+        click.option("--fit", "fits", is_flag=True, help=what),
+        click.option("--fit-with", metavar="TEXT", help="--fit with options of `stoker fit`, such as '--max 64'."),
+        click.option(
+            "--retries-oom",
+            type=click.IntRange(0),
+            default=2,
+            metavar="N",
+            help="With --fit: retries with a smaller batch when out of memory [2].",
+        ),
+    )
+    return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
 def fit_of(

@@ -97,7 +97,10 @@ def show_text(detail: "JobDetail", home: Path) -> str:
     parts = ["".join(f"{name:13}{_indented(value)}\n" for name, value in lines.items() if value)]
     if detail.last is not None:
         parts.append("attempts\n" + "".join(f"{_attempt_words(one, detail.now)}\n" for one in detail.attempts))
-        if report := detail.last.details.report:
+        # The copy in the queue may be cut.
+        here = _file(detail, home, "report.md")
+        report = Path(here).read_text(encoding="utf-8", errors="replace") if here else detail.last.details.report
+        if report:
             parts.append("\n".join(map(_printable, report.rstrip("\n").split("\n"))) + "\n")
     return "\n".join(parts)
 

@@ -1,5 +1,6 @@
 """`stoker feed`: take jobs from a text file or a Google Sheet."""
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from stoker.cli.options.common import DURATION, Typed
-from stoker.cli.options.job import check_share, job_options, job_values
+from stoker.cli.options.job import check_share, fit_of, fit_options, job_options, job_values
 from stoker.cli.options.queue import opened_or_created, queue_option
 from stoker.errors import BadInputError, StokerError
 
@@ -32,15 +33,8 @@ def _columns(text: str) -> Any:
 def feed_options(command: F) -> F:
     """The options of both feeds."""
     options = (
-        click.option("--fit", "fits", is_flag=True, help="Find the largest batch size that fits each job."),
-        click.option("--fit-with", metavar="TEXT", help="--fit with options of `stoker fit`."),
-        click.option(
-            "--retries-oom",
-            type=click.IntRange(0),
-            default=2,
-            metavar="N",
-            help="With --fit: retries with a smaller batch when out of memory [2].",
-        ),
+        job_options("feed"),
+        fit_options("Find the largest batch size that fits each job."),
         click.option(
             "--append", default="", metavar="TEXT", help="Append this to each command, such as --version={id}."
         ),
@@ -48,9 +42,7 @@ def feed_options(command: F) -> F:
         click.option("--once", is_flag=True, help="Take the present lines or rows and exit, for cron."),
         queue_option,
     )
-    for option in reversed(options):
-        command = option(command)
-    return job_options("feed")(command)
+    return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
 @click.group("feed")
@@ -180,8 +172,6 @@ def _intake(options: dict[str, Any]) -> "Intake":
     asked = job_values(options)
     check_share(asked)
     if options["fits"] or options["fit_with"] is not None:
-        from stoker.cli.options.job import fit_of
-
         asked["fit"] = fit_of(options["fit_with"] or "", options["retries_oom"], (), asked["batch_size"], asked["gpus"])
     directory = working_directory(options["directory"])
     pattern = spec_of(

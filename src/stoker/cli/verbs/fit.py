@@ -1,11 +1,10 @@
 """`stoker fit`: find the largest batch size that fits, by short runs of the command itself."""
 
-import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from stoker.queue.commands import Command
     from stoker.runs.processes.signals import SignalStream
 
-_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ANY_AGE: Final = "36500d"
 # Options of one call, not of the training that a preset describes.
 _NOT_IN_PRESETS: Final = ("preset", "json", "gpu", "source", "deadline", "refit")
@@ -101,35 +99,34 @@ def fit_command(
     **options: Any,
 ) -> int:
     """Find the largest batch size with which COMMAND fits on the GPU."""
-    from stoker.fit.fitter import probe_outputs
+    from stoker.fit.fitter import FitRequest, Fitter, probe_outputs
     from stoker.gpus.spawn import forked
     from stoker.paths import state_home
+    from stoker.runs.processes.signals import SignalStream
 
     if not words:
         raise BadInputError("there is no command to fit: write it after --, as in `stoker fit -- python train.py`")
     typed: Command = words[0] if len(words) == 1 else words
     with (
-        _signals() as signals,
+        SignalStream((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)) as signals,
         open_prober(source, deadline, start=forked) as prober,
         probe_outputs(state_home() / "probes", note) as outputs,
     ):
-        request = _request(typed, options, outputs)
+        environment = {
+            name: value for name, value in os.environ.items() if name not in ("STOKER_RUN", "STOKER_RUN_DIR")
+        }
+        request = FitRequest(command=typed, environment=environment, outputs=outputs, **search_fields(options))
         request.check()
-        fitter = _fitter(request, gpu, prober, lambda: _heed(signals))
+        if gpu is not None:
+            request = _on(gpu, request, prober)
+        fitter = Fitter(request, prober, note, lambda: _heed(signals))
         key = _key(request, fitter)
         cached = None if reuse is None or refit else _recall(key, reuse, fitter)
         if cached is None and not refit:
-            fitter = _fitter(_learned(request, key), gpu, prober, lambda: _heed(signals))
+            fitter = Fitter(_learned(request, key), prober, note, lambda: _heed(signals))
         fitted = cached.fitted if cached is not None else _found(fitter, key)
     _print(fitted, cached, key, fitter, as_json)
     return 0
-
-
-def _request(typed: "Command", options: dict[str, Any], outputs: Path) -> "FitRequest":
-    from stoker.fit.fitter import FitRequest
-
-    environment = {name: value for name, value in os.environ.items() if name not in ("STOKER_RUN", "STOKER_RUN_DIR")}
-    return FitRequest(command=typed, environment=environment, outputs=outputs, **search_fields(options))
 
 
 def search_fields(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,14 +141,6 @@ def search_fields(options: Mapping[str, Any]) -> dict[str, Any]:
         ),
         "rate": options["rate"],
     }
-
-
-def _fitter(request: "FitRequest", gpu: str | None, prober: "Prober", check: Callable[[], None]) -> "Fitter":
-    from stoker.fit.fitter import Fitter
-
-    if gpu is not None:
-        request = _on(gpu, request, prober)
-    return Fitter(request, prober, note, check)
 
 
 def _on(typed: str, request: "FitRequest", prober: "Prober") -> "FitRequest":
@@ -235,31 +224,13 @@ def _found(fitter: "Fitter", key: "Key") -> "Fitted":
 
 
 def _print(fitted: "Fitted", cached: "CachedFit | None", key: "Key", fitter: "Fitter", as_json: bool) -> None:
+    from stoker.gpus.model import known
     from stoker.units import format_memory
 
     if fitted.note:
         note(f"note: {fitted.note}")
     if as_json:
-        _print_json(fitted, cached, key, fitter)
-        return
-    predicted, limit = format_memory(fitted.predicted), format_memory(fitted.limit)
-    note(f"memory = {format_memory(round(fitted.fixed))} + {format_memory(round(fitted.slope))} × batch size")
-    steps = "" if fitted.accumulate is None else f", accumulated over {fitted.accumulate} steps"
-    note(f"a batch of {fitted.size} takes {predicted} of the {limit} that it may take{steps}")
-    sys.stdout.write(f"{fitted.size}\n")
-
-
-def _print_json(fitted: "Fitted", cached: "CachedFit | None", key: "Key", fitter: "Fitter") -> None:
-    from stoker.gpus.model import known
-
-    answer = {
-        "size": fitted.size,
-        "accumulate": fitted.accumulate,
-        "model": {"fixed": round(fitted.fixed), "slope": round(fitted.slope)},
-        "predicted": fitted.predicted,
-        "limit": fitted.limit,
-        "margin": key.search_options.margin,
-        "gpus": [
+        gpus = [
             {
                 "index": gpu.index,
                 "uuid": gpu.uuid,
@@ -267,20 +238,27 @@ def _print_json(fitted: "Fitted", cached: "CachedFit | None", key: "Key", fitter
                 "memory": gpu.memory if known(gpu.memory) else None,
             }
             for gpu in fitter.gpus
-        ],
-        "probes": fitted.observations,
-        "note": fitted.note,
-        "reused": None if cached is None else {"at": cached.at, "age": round(time.time() - cached.at, 3)},
-    }
-    print_json(answer)
-
-
-@contextlib.contextmanager
-def _signals() -> "Iterator[SignalStream]":
-    from stoker.runs.processes.signals import SignalStream
-
-    with SignalStream(_ENDING) as signals:
-        yield signals
+        ]
+        print_json(
+            {
+                "size": fitted.size,
+                "accumulate": fitted.accumulate,
+                "model": {"fixed": round(fitted.fixed), "slope": round(fitted.slope)},
+                "predicted": fitted.predicted,
+                "limit": fitted.limit,
+                "margin": key.search_options.margin,
+                "gpus": gpus,
+                "probes": fitted.observations,
+                "note": fitted.note,
+                "reused": None if cached is None else {"at": cached.at, "age": round(time.time() - cached.at, 3)},
+            }
+        )
+        return
+    predicted, limit = format_memory(fitted.predicted), format_memory(fitted.limit)
+    note(f"memory = {format_memory(round(fitted.fixed))} + {format_memory(round(fitted.slope))} × batch size")
+    steps = "" if fitted.accumulate is None else f", accumulated over {fitted.accumulate} steps"
+    note(f"a batch of {fitted.size} takes {predicted} of the {limit} that it may take{steps}")
+    sys.stdout.write(f"{fitted.size}\n")
 
 
 def _heed(signals: "SignalStream") -> None:

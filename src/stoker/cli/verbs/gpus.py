@@ -68,19 +68,13 @@ def looks_of(prober: Prober, first: Look, chosen: str, rhythm: SteadyRhythm) -> 
 def _narrowed(look: Look, chosen: str) -> Look:
     if chosen == "all" or (look.problem and not look.gpus):
         return look
+    from msgspec.structs import replace
+
     from stoker.gpus.visible import select_gpus
 
     uuids = {gpu.uuid for gpu in select_gpus(look.gpus, chosen)}
     kept = [(g, r) for g, r in zip(look.gpus, look.readings, strict=True) if g.uuid in uuids]
-    return Look(
-        look.source,
-        look.at,
-        look.wall,
-        tuple(g for g, _ in kept),
-        tuple(r for _, r in kept),
-        look.problem,
-        look.note,
-    )
+    return replace(look, gpus=tuple(gpu for gpu, _ in kept), readings=tuple(reading for _, reading in kept))
 
 
 def _show_json(look: Look) -> int:

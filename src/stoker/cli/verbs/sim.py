@@ -1,6 +1,5 @@
 """`stoker sim`: loads and faults on simulated GPUs, and a simulated training."""
 
-import itertools
 import math
 import os
 import random
@@ -49,15 +48,13 @@ def sim_command(context: click.Context, spec: str | None) -> None:
 def _machine(spec: str | None) -> "SimMachine":
     """The machine of --machine, of STOKER_GPUS, or the default one."""
     from stoker.gpus.sim.machine import SimMachine, is_simulated
+    from stoker.settings import load_settings
 
-    if spec is None:
-        from stoker.settings import load_settings
-
-        set_to = load_settings().gpus
-        spec = set_to if is_simulated(set_to) else DEFAULT_MACHINE
-        if spec is not set_to:
-            note(f"STOKER_GPUS names no simulated machine; using {DEFAULT_MACHINE}")
-    return SimMachine.find(spec, os.environ)
+    chosen = spec or load_settings().gpus
+    if spec is None and not is_simulated(chosen):
+        note(f"STOKER_GPUS names no simulated machine; using {DEFAULT_MACHINE}")
+        chosen = DEFAULT_MACHINE
+    return SimMachine.find(chosen, os.environ)
 
 
 @sim_command.command("load")
@@ -307,83 +304,67 @@ def train(
     hang_at: int | None,
 ) -> None:
     """Run a simulated training: progress bars, a falling loss, and memory that depends on the batch size."""
-    from contextlib import ExitStack
-
     from stoker.gpus.report import title
-    from stoker.gpus.sim.machine import SimMachine, is_simulated
     from stoker.gpus.sim.process import SimulatedProcess
-    from stoker.settings import load_settings
 
-    chosen = load_settings().gpus
-    machine = SimMachine.find(chosen if is_simulated(chosen) else DEFAULT_MACHINE, os.environ)
+    machine = _machine(None)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
+    # A small rate learns slowly, a large one not at all, so that a sweep looks like one.
+    speed = math.exp(-abs(math.log10(lr) + 3))
+    loss = 2.5
+    dice = random.Random(f"{lr} {steps}")  # noqa: S311 - no secret depends on it
     with ExitStack() as stack:
         gpus = [stack.enter_context(SimulatedProcess.attach(number, machine=machine)) for number in range(len(visible))]
         names = ", ".join(title(gpu.gpu) for gpu in gpus)
         sys.stdout.write(f"{_BOLD}training{_PLAIN} on {names} · lr {lr:g} · batch size {batch_size}\n")
         for gpu in gpus:
             gpu.hold(memory + batch_size * per_example)
-        training = _Training(gpus, lr, steps, step_time)
         for epoch in range(1, epochs + 1):
-            training.epoch(epoch, epochs, fail_at if epoch == 1 else None, hang_at if epoch == 1 else None)
-    sys.stdout.write(f"{_GREEN}done{_PLAIN}: {epochs} epochs, final loss {training.loss:.4f}\n")
+            _work(gpus, 0.86 + 0.12 * dice.random())
+            began, drawn = time.monotonic(), -math.inf
+            for step in range(1, steps + 1):
+                time.sleep(step_time)
+                done = (epoch - 1) * steps + step
+                loss = 0.2 + 2.3 * math.exp(-done * speed / 300) * (0.97 + 0.06 * dice.random())
+                if done == fail_at:
+                    sys.stdout.flush()
+                    sys.stderr.write(f"\nRuntimeError: the loss is nan at step {step}: the gradient exploded\n")
+                    sys.exit(1)
+                if done == hang_at:
+                    _hang(gpus)
+                if time.monotonic() - drawn >= _BETWEEN_BARS or step == steps:
+                    drawn = time.monotonic()
+                    _draw(f"Epoch {epoch}/{epochs}", step, steps, drawn - began, loss)
+            _work(gpus, 0.15)
+            sys.stdout.write(f"\nepoch {epoch}: {_YELLOW}val loss{_PLAIN} {loss * 1.04:.4f}\n")
+            sys.stdout.flush()
+    sys.stdout.write(f"{_GREEN}done{_PLAIN}: {epochs} epochs, final loss {loss:.4f}\n")
 
 
-class _Training:
-    def __init__(self, gpus: "list[SimulatedProcess]", lr: float, steps: int, step_time: float) -> None:
-        self._gpus = gpus
-        # A small rate learns slowly, a large one not at all, so that a sweep looks like one.
-        self._speed = math.exp(-abs(math.log10(lr) + 3))
-        self._steps = steps
-        self._step_time = step_time
-        self._dice = random.Random(f"{lr} {steps}")  # noqa: S311 - no secret depends on it
-        self._done = 0
-        self.loss = 2.5
+def _work(gpus: "list[SimulatedProcess]", utilization: float) -> None:
+    for gpu in gpus:
+        gpu.work(utilization)
 
-    def epoch(self, number: int, epochs: int, fail_at: int | None, hang_at: int | None) -> None:
-        busy = 0.86 + 0.12 * self._dice.random()
-        for gpu in self._gpus:
-            gpu.work(busy)
-        began, drawn = time.monotonic(), -math.inf
-        for step in itertools.count(1):
-            time.sleep(self._step_time)
-            self._done += 1
-            self.loss = 0.2 + 2.3 * math.exp(-self._done * self._speed / 300) * (0.97 + 0.06 * self._dice.random())
-            if step == fail_at:
-                sys.stdout.flush()
-                sys.stderr.write(f"\nRuntimeError: the loss is nan at step {step}: the gradient exploded\n")
-                sys.exit(1)
-            if step == hang_at:
-                self._hang()
-            if time.monotonic() - drawn >= _BETWEEN_BARS or step == self._steps:
-                drawn = time.monotonic()
-                self._draw(number, epochs, step, drawn - began)
-            if step == self._steps:
-                break
-        for gpu in self._gpus:
-            gpu.work(0.15)
-        sys.stdout.write(f"\nepoch {number}: {_YELLOW}val loss{_PLAIN} {self.loss * 1.04:.4f}\n")
-        sys.stdout.flush()
 
-    def _draw(self, epoch: int, epochs: int, step: int, spent: float) -> None:
-        share = step / self._steps
-        whole, part = divmod(round(share * _WIDTH * 8), 8)
-        bar = ("█" * whole + (_BLOCKS[part] if part else "")).ljust(_WIDTH)
-        rate = step / spent if spent else 0.0
-        left = (self._steps - step) / rate if rate else 0.0
-        sys.stdout.write(
-            f"\rEpoch {epoch}/{epochs}: {share:4.0%}|{bar}| {step}/{self._steps} "
-            f"[{_clock(spent)}<{_clock(left)}, {rate:.2f}it/s, loss={self.loss:.3f}]"
-        )
-        sys.stdout.flush()
+def _draw(label: str, step: int, steps: int, spent: float, loss: float) -> None:
+    """A bar like tqdm's."""
+    whole, part = divmod(round(step / steps * _WIDTH * 8), 8)
+    bar = ("█" * whole + (_BLOCKS[part] if part else "")).ljust(_WIDTH)
+    rate = step / spent if spent else 0.0
+    left = (steps - step) / rate if rate else 0.0
+    sys.stdout.write(
+        f"\r{label}: {step / steps:4.0%}|{bar}| {step}/{steps} "
+        f"[{_clock(spent)}<{_clock(left)}, {rate:.2f}it/s, loss={loss:.3f}]"
+    )
+    sys.stdout.flush()
 
-    def _hang(self) -> None:
-        """Like a rank that waits for a dead one: memory held, no work."""
-        for gpu in self._gpus:
-            gpu.work(0.0)
-        sys.stdout.write("\nwaiting for rank 1 …\n")
-        sys.stdout.flush()
-        _all_reduce_that_never_returns()
+
+def _hang(gpus: "list[SimulatedProcess]") -> None:
+    """Like a rank that waits for a dead one: memory held, no work."""
+    _work(gpus, 0.0)
+    sys.stdout.write("\nwaiting for rank 1 …\n")
+    sys.stdout.flush()
+    _all_reduce_that_never_returns()
 
 
 def _all_reduce_that_never_returns() -> None:

@@ -58,9 +58,10 @@ def request_options(*among: State, tag_option: str = "--tag") -> Callable[[Funct
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def command(**given: Any) -> Any:
-            which = [given.pop(name) for name in ("jobs", "chosen_tag", "states", "everything")]
+            words, tag, states = given.pop("jobs"), given.pop("chosen_tag"), given.pop("states")
+            selection = Selection(words, tag, states, given.pop("everything"), tag_option)
             common = {name: given.pop(name) for name in ("dry_run", "as_json", "queue_url")}
-            return function(request=Request(Selection(*which, tag_option), **common), **given)
+            return function(request=Request(selection, **common), **given)
 
         return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from stoker.cli.options.common import Typed
-from stoker.cli.options.job import check_share, job_options, job_values
+from stoker.cli.options.job import check_share, fit_of, fit_options, job_options, job_values
 from stoker.cli.options.policy import policy_options_with, with_joined_actions
 from stoker.cli.options.queue import opened, opened_or_created, queue_option
-from stoker.cli.output import dry_run_option, json_option, print_json
+from stoker.cli.output import count_of, dry_run_option, json_option, print_json
 from stoker.errors import BadInputError
 from stoker.queue.commands import Command, check_command, shell_text, wants_batch_size
 from stoker.queue.fields import JobSpec, spec_of
@@ -44,15 +44,7 @@ class _SubmitCommand(click.Command):
 @click.option("--bare-env", is_flag=True, help="Do not use the active virtualenv or conda environment.")
 @click.option("--directory", metavar="DIR", help="Working directory [here].")
 @click.option("--allow-dirty", is_flag=True, help="With --pin: ignore uncommitted changes.")
-@click.option("--fit", "fits", is_flag=True, help="Find the largest batch size that fits, and run with it.")
-@click.option("--fit-with", metavar="TEXT", help="--fit with options of `stoker fit`, such as '--max 64'.")
-@click.option(
-    "--retries-oom",
-    type=click.IntRange(0),
-    default=2,
-    metavar="N",
-    help="With --fit: retries with a smaller batch when out of memory [2].",
-)
+@fit_options("Find the largest batch size that fits, and run with it.")
 @policy_options_with(flags={"--after": "--idle-after"})
 @click.option("--sweep", "sweeps", multiple=True, type=SWEEP, metavar="NAME=VALUES",
               help="One job per value of 1e-3,1e-4 or 1..5; repeat for all combinations.")  # fmt: skip
@@ -83,14 +75,15 @@ def submit_command(
     is_fitted = fits or fit_with is not None
     asked = job_values(options)
     check_share(asked)
-    if asked["batch_size"] is None and not is_fitted and not any(sweep.name == "batch_size" for sweep in sweeps):
-        _refuse_open_batch_size(commands)
+    is_sized = asked["batch_size"] is not None or is_fitted or any(sweep.name == "batch_size" for sweep in sweeps)
+    if not is_sized and any(map(wants_batch_size, commands)):
+        raise BadInputError(
+            "the command contains {batch_size}: set it with --batch-size, or write {{batch_size}} for the literal text"
+        )
     asked["policy"] = stored_form(policies_of(options))
     asked["environment"] = _environment(variables, bare_env)
     asked |= submitted_from(directory, asked["pin"], allow_dirty)
     if is_fitted:
-        from stoker.cli.options.job import fit_of
-
         asked["fit"] = fit_of(fit_with or "", retries_oom, commands, asked["batch_size"], asked["gpus"])
     name, needs = asked.pop("name"), {field: asked.pop(field) for field in ("after", "after_any")}
     jobs = [
@@ -103,7 +96,10 @@ def submit_command(
         return 0
     with opened_or_created(queue_url) as store:
         ids = store.jobs.submit(_depending(store, jobs, needs))
-        _print_submitted(store, ids, as_json)
+        if as_json:
+            _print_json([store.jobs.get(name) for name in ids])
+        else:
+            sys.stdout.write("".join(f"{name}\n" for name in ids))
         _advise(store)
     return 0
 
@@ -120,13 +116,6 @@ def _commands(words: tuple[str, ...], file: str | None) -> list[Command]:
     typed: Command = words[0] if len(words) == 1 else words
     check_command(typed)
     return [typed]
-
-
-def _refuse_open_batch_size(commands: Sequence[Command]) -> None:
-    if any(map(wants_batch_size, commands)):
-        raise BadInputError(
-            "the command contains {batch_size}: set it with --batch-size, or write {{batch_size}} for the literal text"
-        )
 
 
 def _environment(variables: tuple[str, ...], bare: bool) -> dict[str, str]:
@@ -168,14 +157,7 @@ def _print_dry_run(
         return
     for job in jobs:
         sys.stdout.write(shell_text(job.command) + "\n")
-    sys.stderr.write(f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} would be submitted\n")
-
-
-def _print_submitted(store: "Store", ids: Sequence[str], as_json: bool) -> None:
-    if as_json:
-        _print_json([store.jobs.get(name) for name in ids])
-    else:
-        sys.stdout.write("".join(f"{name}\n" for name in ids))
+    sys.stderr.write(f"{count_of(len(jobs), 'job')} would be submitted\n")
 
 
 def _print_json(jobs: Sequence[object]) -> None:

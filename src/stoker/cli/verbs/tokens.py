@@ -1,8 +1,8 @@
 """`stoker tokens`: access to the page."""
 
+import itertools
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -26,7 +26,7 @@ def tokens_command(context: click.Context, demo: bool, as_json: bool) -> int:
     """
     from stoker.web.auth.keys import Keys
 
-    context.obj = Keys(_home(demo))
+    context.obj = Keys(state_home() / "demo" if demo else state_home())
     if as_json:
         # `tokens --json add` means `tokens add --json`.
         context.default_map = {verb: {"as_json": True} for verb in tokens_command.commands}
@@ -88,10 +88,6 @@ def link(keys: "Keys", called: str | None, url: str | None, as_json: bool) -> in
     return 0
 
 
-def _home(demo: bool) -> Path:
-    return state_home() / "demo" if demo else state_home()
-
-
 def _address(keys: "Keys", url: str | None) -> str:
     """The given address, the page's last one, or its default."""
     if url is None and (known := keys.address()):
@@ -103,10 +99,8 @@ def _address(keys: "Keys", url: str | None) -> str:
 
 def _free_name(keys: "Keys", role: str) -> str:
     taken = {token.name for token in keys.tokens()}
-    number = 1
-    while (name := role if number == 1 else f"{role}-{number}") in taken:
-        number += 1
-    return name
+    names = (role if number == 1 else f"{role}-{number}" for number in itertools.count(1))
+    return next(name for name in names if name not in taken)
 
 
 def _link(address: str, token: "Token") -> str:
@@ -142,12 +136,10 @@ def _list(keys: "Keys", as_json: bool) -> None:
         Column("devices", "right", left_out=1),
         Column("last seen", "right"),
     )
-    rows = []
-    for token in tokens:
-        devices = by_token[token.id]
-        seen = _seen(token, devices)
-        used = "never" if seen is None else _ago(seen)
-        rows.append((token.name, token.role, token.id, _ago(token.created), str(len(devices)), used))
+    rows = [
+        (token.name, token.role, token.id, _ago(token.created), str(len(devices)), _ago(_seen(token, devices)))
+        for token, devices in ((token, by_token[token.id]) for token in tokens)
+    ]
     print_table(columns, rows)
 
 
@@ -167,7 +159,7 @@ def _seen(token: "Token", devices: "list[DeviceSession]") -> float | None:
     return max((at for at in (token.seen, *(one.seen for one in devices)) if at is not None), default=None)
 
 
-def _ago(at: float) -> str:
+def _ago(at: float | None) -> str:
     from stoker.queue.explanation import spoken
 
-    return f"{spoken(max(0.0, time.time() - at))} ago"
+    return "never" if at is None else f"{spoken(max(0.0, time.time() - at))} ago"
