@@ -4,6 +4,7 @@ Each looks so many times at a steady rhythm and prints the processor seconds tha
 started, and the memory it then held.
 """
 
+import contextlib
 import os
 import resource
 import struct
@@ -14,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 Look = Callable[[], object]
+# Graphics, SM, tensor, DRAM, PCIe out and in, NVLink in and out.
+GPM_METRICS = (1, 2, 5, 10, 20, 21, 60, 61)
 
 
 def ours() -> tuple[Look, list[int]]:
@@ -31,27 +34,56 @@ def bare() -> tuple[Look, list[int]]:
 
     pynvml.nvmlInit()
     handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    seen = [int((time.time() - 1) * 1e6)] * len(handles)
+    began = int((time.time() - 1) * 1e6)
+    kinds = (pynvml.NVML_GPU_UTILIZATION_SAMPLES, pynvml.NVML_MEMORY_UTILIZATION_SAMPLES)
+    seen = {kind: [began] * len(handles) for kind in kinds}
+    events = pynvml.nvmlEventSetCreate()
+    for handle in handles:
+        pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
+    samples_before = [pynvml.nvmlGpmSampleAlloc() for _ in handles]
+    samples_now = [pynvml.nvmlGpmSampleAlloc() for _ in handles]
+    for handle, sample in zip(handles, samples_before, strict=True):
+        pynvml.nvmlGpmSampleGet(handle, sample)
+
+    def highest(place: int, kind: int) -> int:
+        try:
+            _kind, samples = pynvml.nvmlDeviceGetSamples(handles[place], kind, seen[kind][place])
+        except pynvml.NVMLError:
+            rates = pynvml.nvmlDeviceGetUtilizationRates(handles[place])
+            return int(rates.gpu if kind == kinds[0] else rates.memory)
+        seen[kind][place] = max(sample.timeStamp for sample in samples)
+        return max(int(sample.sampleValue.uiVal) for sample in samples)
 
     def look() -> object:
         found = []
+        with contextlib.suppress(pynvml.NVMLError):  # nothing happened
+            found.append(pynvml.nvmlEventSetWait_v2(events, 0).eventData)
         for place, handle in enumerate(handles):
-            try:
-                _kind, samples = pynvml.nvmlDeviceGetSamples(handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, seen[place])
-                seen[place] = max(sample.timeStamp for sample in samples)
-                peak = max(sample.sampleValue.uiVal for sample in samples)
-            except pynvml.NVMLError:
-                peak = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
+            peak, traffic = (highest(place, kind) for kind in seen)
+            clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+            throttling = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+            pynvml.nvmlGpmSampleGet(handle, samples_now[place])
+            metrics = pynvml.c_nvmlGpmMetricsGet_t()
+            metrics.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+            metrics.numMetrics = len(GPM_METRICS)
+            metrics.sample1, metrics.sample2 = samples_before[place], samples_now[place]
+            for number, metric in enumerate(GPM_METRICS):
+                metrics.metrics[number].metricId = metric
+            pynvml.nvmlGpmMetricsGet(metrics)
+            pipes = [metrics.metrics[number].value for number in range(len(GPM_METRICS))]
+            samples_before[place], samples_now[place] = samples_now[place], samples_before[place]
             memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
             energy = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
             temperature = pynvml.nvmlDeviceGetTemperature(handle, 0)
             processes = [(p.pid, p.usedGpuMemory) for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
             processes += [(p.pid, p.usedGpuMemory) for p in pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)]
             try:
-                used = {s.pid: s.smUtil for s in pynvml.nvmlDeviceGetProcessUtilization(handle, seen[place])}
+                shares = pynvml.nvmlDeviceGetProcessUtilization(handle, seen[kinds[0]][place])
+                used = {share.pid: (share.smUtil, share.memUtil) for share in shares}
             except pynvml.NVMLError:
                 used = {}
-            found.append((peak, memory.used, memory.total, energy, temperature, processes, used))
+            found.append((peak, traffic, clock, throttling, memory.used, memory.total, energy, temperature))
+            found.append((pipes, processes, used))
         return found
 
     return look, []

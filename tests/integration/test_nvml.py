@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.gpus.model import Gpu, Look, Pipes, Reading, Unknown, Utilization, known
+from stoker.gpus.model import NOT_SUPPORTED, DeviceHealth, Gpu, Look, Pipes, Reading, Unknown, Utilization, known
 from stoker.gpus.prober import Prober
 from tests.support.mock_nvml import MockMachine, Samples
 
@@ -71,6 +71,132 @@ def test_reading_has_the_values_of_the_driver(nvidia: MockMachine, prober: Probe
     assert process.utilization == pytest.approx(0.33)
     with open(f"/proc/{other_pid}/stat") as stat:  # noqa: PTH123 - a file of /proc
         assert process.started == int(stat.read().rpartition(")")[2].split()[19])
+
+
+def test_reading_has_memory_activity_clock_and_throttling(nvidia: MockMachine, prober: Prober, other_pid: int) -> None:
+    gpu = nvidia.gpus[1]
+    gpu.utilization = 100
+    gpu.memory_utilization = 31
+    gpu.sm_clock = 1755
+    gpu.throttling = 0x4 | 0x40 | 0x8000
+    gpu.add_process(other_pid)
+    gpu.set_process_utilization(other_pid, sm=97, memory=29)
+    idle, busy = _readings(prober.look())
+    assert known(busy.memory_activity)
+    assert busy.memory_activity.peak == 0.31
+    assert busy.memory_activity.mean == pytest.approx(0.31)
+    assert (busy.sm_clock, busy.throttling) == (1755, ("power cap", "hardware thermal", "another reason"))
+    assert known(busy.processes)
+    assert busy.processes[0].memory_activity == pytest.approx(0.29)
+    assert (idle.sm_clock, idle.throttling) == (345, ("idle",))
+
+
+def test_memory_burst_between_two_samples_is_seen(nvidia: MockMachine, prober: Prober) -> None:
+    gpu = nvidia.gpus[0]
+    gpu.set_samples([])
+    prober.look()
+    gpu.set_samples([(0.01, 100), (0.02, 100)])
+    gpu.set_memory_samples([(0.01, 0), (0.02, 44)])
+    reading = prober.look().readings[0]
+    assert reading.utilization == Utilization(1.0, 1.0, 2)
+    assert reading.memory_activity == Utilization(0.44, 0.22, 2)
+
+
+def test_empty_buffers_cost_one_call_for_both_rates(nvidia: MockMachine, prober: Prober) -> None:
+    for gpu in nvidia.gpus:
+        gpu.samples_mode = Samples.EMPTY
+        gpu.utilization, gpu.memory_utilization = 42, 7
+    reading = prober.look().readings[0]
+    assert reading.utilization == Utilization(0.42, 0.42, 1)
+    assert reading.memory_activity == Utilization(0.07, 0.07, 1)
+    assert nvidia.calls("nvmlDeviceGetUtilizationRates") == 2  # one for each GPU
+
+
+def test_driver_without_memory_samples_is_asked_for_them_once(nvidia: MockMachine, prober: Prober) -> None:
+    nvidia.fault("nvmlDeviceGetSamples", code=3, after_calls=1, times=1)  # the second call of the first GPU
+    nvidia.gpus[0].utilization, nvidia.gpus[0].memory_utilization = 90, 20
+    for _ in range(2):
+        reading = prober.look().readings[0]
+        assert known(reading.utilization)
+        assert reading.utilization.peak == 0.9
+        assert reading.memory_activity == Utilization(0.2, 0.2, 1)
+
+
+def test_xid_is_reported_by_the_gpu_it_happened_on(nvidia: MockMachine, prober: Prober) -> None:
+    healthy = DeviceHealth((), 0, needs_reset=False, remapping_failed=False)
+    nvidia.gpus[1].report_xid(13)  # before anybody has registered
+    assert [reading.health for reading in prober.look().readings] == [healthy, healthy]
+    nvidia.gpus[1].report_xid(31)
+    nvidia.gpus[1].report_xid(31)
+    nvidia.gpus[1].report_xid(48)
+    first, second = _readings(prober.look())
+    assert first.health == healthy
+    assert second.health == healthy._replace(xids=(31, 31, 48))
+    assert prober.look().readings[1].health == second.health
+
+
+def test_storm_of_xids_is_bounded(nvidia: MockMachine, prober: Prober) -> None:
+    prober.look()
+    for number in range(50):
+        nvidia.gpus[0].report_xid(number)
+    health = prober.look().readings[0].health
+    assert known(health)
+    assert health.xids == tuple(range(18, 50))
+
+
+def test_xid_of_a_mig_slice_stays_its_own_and_one_of_the_gpu_is_of_all(nvidia: MockMachine, prober: Prober) -> None:
+    parent = nvidia.gpus[0]
+    parts = [parent.add_mig(), parent.add_mig()]
+    assert known(prober.look().readings[0].sm_clock)  # the board's
+    parts[1].report_xid(31)
+    parent.report_xid(48)
+    xids = [reading.health.xids for reading in prober.look().readings if known(reading.health)]
+    assert xids == [(48,), (31, 48), ()]
+
+
+def test_lost_gpu_has_its_xid(nvidia: MockMachine, prober: Prober) -> None:
+    prober.look()
+    nvidia.gpus[0].report_xid(79)
+    nvidia.fault("*", code=15, gpu=0)
+    lost, other = _readings(prober.look())
+    assert isinstance(lost.utilization, Unknown)
+    assert known(lost.health)
+    assert lost.health.xids == (79,)
+    assert isinstance(lost.health.uncorrected, Unknown)
+    assert known(other.health)
+    assert other.health.xids == ()
+
+
+def test_memory_errors_are_counted_once_a_minute_and_after_an_xid(nvidia: MockMachine, prober: Prober) -> None:
+    gpu = nvidia.gpus[0]
+    prober.look()
+    gpu.uncorrected_errors, gpu.rows_pending, gpu.rows_failed = 3, 1, 1
+    for _ in range(3):
+        assert prober.look().readings[0].health == DeviceHealth((), 0, needs_reset=False, remapping_failed=False)
+    assert nvidia.calls("nvmlDeviceGetTotalEccErrors") == 2  # one for each GPU
+    gpu.report_xid(48)
+    assert prober.look().readings[0].health == DeviceHealth((48,), 3, needs_reset=True, remapping_failed=True)
+
+
+def test_board_without_row_remapping_needs_a_reset_for_its_pages(nvidia: MockMachine, prober: Prober) -> None:
+    nvidia.fault("nvmlDeviceGetRemappedRows", code=3)
+    nvidia.fault("nvmlDeviceGetTotalEccErrors", code=3, gpu=1)
+    nvidia.gpus[0].pages_pending = 1
+    why = Unknown(NOT_SUPPORTED)
+    first, second = _readings(prober.look())
+    assert first.health == DeviceHealth((), 0, needs_reset=True, remapping_failed=why)
+    assert second.health == DeviceHealth((), why, needs_reset=False, remapping_failed=why)
+
+
+def test_slow_throughput_call_is_never_made(nvidia: MockMachine, prober: Prober) -> None:
+    for gpu in nvidia.gpus:
+        gpu.set_traffic(nvlink_in=100, nvlink_out=200)
+    first = prober.look()
+    time.sleep(max(0.0, first.at + 0.15 - time.monotonic()))
+    pipes = prober.look().readings[0].pipes
+    assert known(pipes)
+    assert pipes.nvlink == 300 * 2**20
+    assert nvidia.calls("nvmlDeviceGetPcieThroughput") == 0
 
 
 def test_burst_between_two_samples_is_seen_where_current_rates_miss_it(nvidia: MockMachine, prober: Prober) -> None:
@@ -160,12 +286,13 @@ def test_utilization_of_a_mig_slice_comes_from_gpm(nvidia: MockMachine, prober: 
     parent.gpm_supported = part.gpm_supported = 1
     for device in (parent, part):
         device.set_gpm(graphics=64, sm=50, tensor=25, dram=12)
+        device.set_traffic(pcie_out=3, pcie_in=1)
     first = prober.look()
     assert isinstance(first.readings[0].utilization, Unknown)  # GPM needs two looks
     time.sleep(max(0.0, first.at + 0.15 - time.monotonic()))  # and a tenth of a second between them
     reading = prober.look().readings[0]
     assert reading.utilization == Utilization(0.64, 0.64, 0)
-    assert reading.pipes == Pipes(0.64, 0.5, 0.25, 0.12)
+    assert reading.pipes == Pipes(0.64, 0.5, 0.25, 0.12, pcie=4 * 2**20, nvlink=Unknown(NOT_SUPPORTED))
 
 
 def test_nvml_is_initialized_once_for_all_samples(nvidia: MockMachine, prober: Prober) -> None:
@@ -188,6 +315,10 @@ def test_older_driver_without_newer_calls_is_read(nvidia: MockMachine, prober: P
         "nvmlDeviceGetSamples",
         "nvmlDeviceGetTotalEnergyConsumption",
         "nvmlDeviceGetProcessUtilization",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlEventSetCreate",
+        "nvmlDeviceGetRemappedRows",
+        "nvmlDeviceGetRetiredPagesPendingStatus",
     ):
         nvidia.fault(function, code=13)
     gpu = nvidia.gpus[0]
@@ -200,6 +331,10 @@ def test_older_driver_without_newer_calls_is_read(nvidia: MockMachine, prober: P
     assert known(reading.power)
     assert known(reading.processes)
     assert isinstance(reading.processes[0].utilization, Unknown)
+    assert reading.memory_activity == Utilization(0.0, 0.0, 1)
+    assert isinstance(reading.throttling, Unknown)
+    assert known(reading.health)
+    assert isinstance(reading.health.needs_reset, Unknown)
 
 
 def test_compute_and_graphics_processes_form_one_list(nvidia: MockMachine, prober: Prober, other_pid: int) -> None:

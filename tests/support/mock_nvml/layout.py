@@ -18,7 +18,8 @@ FAULTS: Final = 32
 HANGS: Final = 32
 PROCESSES: Final = 64
 RING: Final = 128
-GPM_METRICS: Final = 16
+EVENTS: Final = 64
+GPM_METRICS: Final = 64
 """Metric ids below this one can be given a value."""
 
 PHYSICAL: Final = -1
@@ -96,15 +97,23 @@ class Device(ctypes.Structure):
         ("utilization", ctypes.c_uint32),
         ("memory_utilization", ctypes.c_uint32),
         ("temperature", ctypes.c_int32),
+        ("sm_clock", ctypes.c_uint32),
+        ("throttling", ctypes.c_uint64),
+        ("uncorrected_errors", ctypes.c_uint64),
+        ("rows_pending", ctypes.c_uint32),
+        ("rows_failed", ctypes.c_uint32),
+        ("pages_pending", ctypes.c_uint32),
         ("enforced_limit_mw", ctypes.c_uint32),
         ("management_limit_mw", ctypes.c_uint32),
         ("samples_mode", ctypes.c_uint32),
         ("gpm_supported", ctypes.c_uint32),
         ("meter_in_use", ctypes.c_uint32),
         ("ring_in_use", ctypes.c_uint32),
+        ("memory_ring_in_use", ctypes.c_uint32),
         ("gpm", ctypes.c_double * GPM_METRICS),
         ("meters", Meter * 2),
         ("rings", Ring * 2),
+        ("memory_rings", Ring * 2),
         ("processes", Process * PROCESSES),
         ("utilizations", ProcessUtilization * PROCESSES),
     )
@@ -124,6 +133,16 @@ class Fault(ctypes.Structure):
     )
 
 
+class Event(ctypes.Structure):
+    """An XID error of a device."""
+
+    _fields_ = (
+        ("xid", ctypes.c_uint64),
+        ("device", ctypes.c_int32),
+        ("gpu_instance", ctypes.c_uint32),
+    )
+
+
 class State(ctypes.Structure):
     """The whole file. `hangs` has the process of each call that hangs now: believe it only while that runs."""
 
@@ -140,6 +159,8 @@ class State(ctypes.Structure):
         ("fault_count", ctypes.c_uint32),
         ("fault_serial", ctypes.c_uint32),
         ("max_in_flight", ctypes.c_uint32),
+        ("event_count", ctypes.c_uint32),
+        ("events", Event * EVENTS),
         ("faults", Fault * FAULTS),
         ("hangs", ctypes.c_int32 * HANGS),
         ("calls", ctypes.c_uint64 * FUNCTIONS),
@@ -147,7 +168,7 @@ class State(ctypes.Structure):
     )
 
 
-STRUCTURES: Final = (Process, ProcessUtilization, Sample, Ring, Meter, Device, Fault, State)
+STRUCTURES: Final = (Process, ProcessUtilization, Sample, Ring, Meter, Device, Fault, Event, State)
 
 C_TYPES: Final = {
     ctypes.c_char: "char",

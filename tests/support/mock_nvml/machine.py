@@ -19,6 +19,7 @@ GIB: Final = 1024**3
 Kind = Literal["compute", "graphics", "mps"]
 KINDS: Final[Sequence[Kind]] = ("compute", "graphics", "mps")
 GPM_IDS: Final = {"graphics": 1, "sm": 2, "occupancy": 3, "tensor": 5, "dram": 10}
+TRAFFIC_IDS: Final = {"pcie_out": 20, "pcie_in": 21, "nvlink_in": 60, "nvlink_out": 61}
 EVERYTHING: Final = "*"
 
 
@@ -83,6 +84,13 @@ class MockGpu:
     utilization = _Number("utilization")
     memory_utilization = _Number("memory_utilization")
     temperature = _Number("temperature")
+    sm_clock = _Number("sm_clock")
+    throttling = _Number("throttling")
+    """A mask of NVML's reasons."""
+    uncorrected_errors = _Number("uncorrected_errors")
+    rows_pending = _Number("rows_pending")
+    rows_failed = _Number("rows_failed")
+    pages_pending = _Number("pages_pending")
     enforced_limit_mw = _Number("enforced_limit_mw")
     management_limit_mw = _Number("management_limit_mw")
     mig_mode = _Number("mig_mode")
@@ -163,17 +171,30 @@ class MockGpu:
 
     def set_samples(self, samples: Iterable[tuple[float, int]]) -> None:
         """Has the driver remember these and no others: (how many seconds ago, per cent)."""
+        self._set_ring("", samples)
+
+    def set_memory_samples(self, samples: Iterable[tuple[float, int]]) -> None:
+        """The same of the memory controller."""
+        self._set_ring("memory_", samples)
+
+    def _set_ring(self, prefix: str, samples: Iterable[tuple[float, int]]) -> None:
         now = _wall_us()
         taken = sorted((now - round(age * 1_000_000), percent) for age, percent in samples)
         if len(taken) > layout.RING:
             raise ValueError(f"the mock NVML remembers at most {layout.RING} samples, not {len(taken)}")
-        other = 1 - self._shared.ring_in_use
-        ring = self._shared.rings[other]
+        other = 1 - getattr(self._shared, f"{prefix}ring_in_use")
+        ring = getattr(self._shared, f"{prefix}rings")[other]
         for slot, (timestamp, percent) in enumerate(taken):
             ring.samples[slot] = layout.Sample(timestamp, percent)
         ring.count = len(taken)
-        self._shared.ring_in_use = other
+        setattr(self._shared, f"{prefix}ring_in_use", other)
         self.samples_mode = Samples.RING
+
+    # Faults
+
+    def report_xid(self, xid: int) -> None:
+        """Reports an error to whoever has registered for it; of a MIG device, with its GPU instance."""
+        self._machine._add_event(self, xid)
 
     # Processes
 
@@ -257,6 +278,19 @@ class MockGpu:
         given = {"graphics": graphics, "sm": sm, "occupancy": occupancy, "tensor": tensor, "dram": dram}
         for name, value in given.items():
             self._shared.gpm[GPM_IDS[name]] = math.nan if value is None else value
+
+    def set_traffic(
+        self,
+        *,
+        pcie_out: float | None = None,
+        pcie_in: float | None = None,
+        nvlink_in: float | None = None,
+        nvlink_out: float | None = None,
+    ) -> None:
+        """The same of traffic, in MiB/s."""
+        given = {"pcie_out": pcie_out, "pcie_in": pcie_in, "nvlink_in": nvlink_in, "nvlink_out": nvlink_out}
+        for name, value in given.items():
+            self._shared.gpm[TRAFFIC_IDS[name]] = math.nan if value is None else value
 
 
 class MockMachine:
@@ -396,6 +430,16 @@ class MockMachine:
                 raise TimeoutError(f"no call into the mock NVML hung within {deadline:g} s")
             time.sleep(0.005)
 
+    def _add_event(self, gpu: MockGpu, xid: int) -> None:
+        count: int = self._shared.event_count
+        on_mig = gpu._shared.parent != layout.PHYSICAL
+        self._shared.events[count % layout.EVENTS] = layout.Event(
+            xid=xid,
+            device=gpu._shared.parent if on_mig else gpu.entry,
+            gpu_instance=gpu.gpu_instance if on_mig else layout.NO_INSTANCE,
+        )
+        self._shared.event_count = count + 1
+
     def _new_device(self, number: int, *, parent: int = layout.PHYSICAL) -> MockGpu:
         entry: int = self._shared.entry_count
         if entry >= layout.DEVICES:
@@ -412,6 +456,8 @@ class MockMachine:
         gpu.memory_reserved = 640 * 1024**2
         gpu.memory_used = 0
         gpu.temperature = 34
+        gpu.sm_clock = 345
+        gpu.throttling = 1
         gpu.enforced_limit_mw = gpu.management_limit_mw = 700_000
         gpu.energy_mj = 1_000_000_000
         gpu.power_mw = 70_000

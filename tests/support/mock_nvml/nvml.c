@@ -35,6 +35,7 @@ enum {
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
+    TIMEOUT = 10,
     VERSION_MISMATCH_WITH_DRIVER = 18,
     OUT_OF_MEMORY = 20,
     VERSION_MISMATCH_OF_ARGUMENT = 25,
@@ -43,7 +44,8 @@ enum {
 enum { SLOT_FREE = 0, SLOT_FRESH = 2 };
 enum { KIND_COMPUTE, KIND_GRAPHICS, KIND_MPS };
 enum { SAMPLES_RING, SAMPLES_GENERATED, SAMPLES_EMPTY };
-enum { SAMPLING_GPU_UTILIZATION = 1, VALUE_UNSIGNED_INT = 1 };
+enum { SAMPLING_GPU_UTILIZATION = 1, SAMPLING_MEMORY_UTILIZATION = 2, VALUE_UNSIGNED_INT = 1 };
+enum { CLOCK_OF_SM = 1, ERRORS_UNCORRECTED = 1, COUNTER_VOLATILE = 0, EVENT_XID = 8 };
 
 /* The driver takes about six samples a second and remembers about a hundred. */
 enum { SAMPLE_PERIOD_US = 1000000 / 6, SAMPLES_REMEMBERED = 100 };
@@ -120,6 +122,18 @@ typedef struct {
     AbiGpmMetric metrics[];
 } AbiGpmMetrics;
 
+typedef struct {
+    const Device *device;
+    unsigned long long type, data;
+    unsigned gpu_instance, compute_instance;
+} AbiEvent;
+
+typedef struct {
+    uint32_t next;
+    bool registered[LENGTH(((State *)NULL)->devices)];
+} EventSet;
+
+_Static_assert(sizeof(AbiEvent) == 32, "nvmlEventData_t");
 _Static_assert(sizeof(AbiProcess) == 24, "nvmlProcessInfo_v2_t");
 _Static_assert(sizeof(AbiProcessUtilization) == 32, "nvmlProcessUtilizationSample_t");
 _Static_assert(sizeof(AbiSample) == 16, "nvmlSample_t");
@@ -636,9 +650,8 @@ API int nvmlDeviceGetTotalEnergyConsumption(const Device *device, unsigned long 
 
 /* ---- Samples that the driver took between two looks ---- */
 
-static unsigned samples_from_ring(const Device *device, uint64_t last_seen, AbiSample *samples, unsigned room)
+static unsigned samples_from_ring(const Ring *ring, uint64_t last_seen, AbiSample *samples, unsigned room)
 {
-    const Ring *ring = &device->rings[LOAD(device->ring_in_use) % LENGTH(device->rings)];
     unsigned found = 0;
     for (uint32_t i = 0; i < ring->count && i < LENGTH(ring->samples) && found < room; i++) {
         if (ring->samples[i].timestamp <= last_seen)
@@ -651,8 +664,7 @@ static unsigned samples_from_ring(const Device *device, uint64_t last_seen, AbiS
 }
 
 /* On a grid in time, so that a caller who asks again gets the same samples and not new ones. */
-static unsigned samples_from_clock(const Device *device, uint64_t last_seen, AbiSample *samples,
-                                   unsigned room)
+static unsigned samples_from_clock(uint64_t value, uint64_t last_seen, AbiSample *samples, unsigned room)
 {
     uint64_t newest = clock_us(CLOCK_REALTIME) / SAMPLE_PERIOD_US;
     uint64_t oldest = newest - SAMPLES_REMEMBERED + 1;
@@ -661,7 +673,7 @@ static unsigned samples_from_clock(const Device *device, uint64_t last_seen, Abi
     unsigned found = 0;
     for (uint64_t tick = oldest; tick <= newest && found < room; tick++, found++)
         if (samples != NULL)
-            samples[found] = (AbiSample){tick * SAMPLE_PERIOD_US, {.wide = device->utilization}};
+            samples[found] = (AbiSample){tick * SAMPLE_PERIOD_US, {.wide = value}};
     return found;
 }
 
@@ -670,17 +682,124 @@ API int nvmlDeviceGetSamples(const Device *device, unsigned type, unsigned long 
 {
     BEGIN_ON(nvmlDeviceGetSamples, device);
     REQUIRE(value_type != NULL && count != NULL && (samples == NULL || *count > 0), INVALID_ARGUMENT);
-    REQUIRE(is_whole(device) && type == SAMPLING_GPU_UTILIZATION, NOT_SUPPORTED);
+    bool of_memory = type == SAMPLING_MEMORY_UTILIZATION;
+    REQUIRE(is_whole(device) && (of_memory || type == SAMPLING_GPU_UTILIZATION), NOT_SUPPORTED);
+    const Ring *ring = of_memory ? &device->memory_rings[LOAD(device->memory_ring_in_use) % 2]
+                                 : &device->rings[LOAD(device->ring_in_use) % 2];
     unsigned room = samples == NULL ? (unsigned)-1 : *count;
     unsigned found = 0;
     if (device->samples_mode == SAMPLES_RING)
-        found = samples_from_ring(device, last_seen, samples, room);
+        found = samples_from_ring(ring, last_seen, samples, room);
     else if (device->samples_mode == SAMPLES_GENERATED)
-        found = samples_from_clock(device, last_seen, samples, room);
+        found = samples_from_clock(of_memory ? device->memory_utilization : device->utilization, last_seen,
+                                   samples, room);
     REQUIRE(found > 0, NOT_FOUND);
     *value_type = VALUE_UNSIGNED_INT;
     *count = found;
     return SUCCESS;
+}
+
+/* ---- Clocks and faults: of boards, not of MIG devices ---- */
+
+API int nvmlDeviceGetClockInfo(const Device *device, unsigned type, unsigned *megahertz)
+{
+    BEGIN_ON(nvmlDeviceGetClockInfo, device);
+    REQUIRE(!is_mig(device) && type == CLOCK_OF_SM, NOT_SUPPORTED);
+    return put_number(megahertz, device->sm_clock);
+}
+
+static int put_throttling(const Device *device, unsigned long long *mask)
+{
+    REQUIRE(mask != NULL, INVALID_ARGUMENT);
+    REQUIRE(!is_mig(device), NOT_SUPPORTED);
+    *mask = device->throttling;
+    return SUCCESS;
+}
+
+API int nvmlDeviceGetCurrentClocksEventReasons(const Device *device, unsigned long long *mask)
+{
+    BEGIN_ON(nvmlDeviceGetCurrentClocksEventReasons, device);
+    return put_throttling(device, mask);
+}
+
+API int nvmlDeviceGetCurrentClocksThrottleReasons(const Device *device, unsigned long long *mask)
+{
+    BEGIN_ON(nvmlDeviceGetCurrentClocksThrottleReasons, device);
+    return put_throttling(device, mask);
+}
+
+API int nvmlDeviceGetTotalEccErrors(const Device *device, unsigned type, unsigned counter,
+                                    unsigned long long *count)
+{
+    BEGIN_ON(nvmlDeviceGetTotalEccErrors, device);
+    REQUIRE(count != NULL, INVALID_ARGUMENT);
+    REQUIRE(!is_mig(device) && type == ERRORS_UNCORRECTED && counter == COUNTER_VOLATILE, NOT_SUPPORTED);
+    *count = device->uncorrected_errors;
+    return SUCCESS;
+}
+
+API int nvmlDeviceGetRemappedRows(const Device *device, unsigned *corrected, unsigned *uncorrected,
+                                  unsigned *pending, unsigned *failed)
+{
+    BEGIN_ON(nvmlDeviceGetRemappedRows, device);
+    REQUIRE(!is_mig(device), NOT_SUPPORTED);
+    ATTEMPT(put_number(corrected, 0));
+    ATTEMPT(put_number(uncorrected, device->rows_pending));
+    ATTEMPT(put_number(pending, device->rows_pending));
+    return put_number(failed, device->rows_failed);
+}
+
+API int nvmlDeviceGetRetiredPagesPendingStatus(const Device *device, unsigned *pending)
+{
+    BEGIN_ON(nvmlDeviceGetRetiredPagesPendingStatus, device);
+    REQUIRE(!is_mig(device), NOT_SUPPORTED);
+    return put_number(pending, device->pages_pending);
+}
+
+API int nvmlEventSetCreate(EventSet **set)
+{
+    BEGIN(nvmlEventSetCreate);
+    REQUIRE(set != NULL, INVALID_ARGUMENT);
+    *set = calloc(1, sizeof **set);
+    REQUIRE(*set != NULL, OUT_OF_MEMORY);
+    (*set)->next = LOAD(machine->event_count);
+    return SUCCESS;
+}
+
+API int nvmlEventSetFree(EventSet *set)
+{
+    BEGIN(nvmlEventSetFree);
+    REQUIRE(set != NULL, INVALID_ARGUMENT);
+    free(set);
+    return SUCCESS;
+}
+
+API int nvmlDeviceRegisterEvents(const Device *device, unsigned long long types, EventSet *set)
+{
+    BEGIN_ON(nvmlDeviceRegisterEvents, device);
+    REQUIRE(set != NULL && types == EVENT_XID, INVALID_ARGUMENT);
+    REQUIRE(!is_mig(device), NOT_SUPPORTED);
+    set->registered[entry_of(device)] = true;
+    return SUCCESS;
+}
+
+/* Whoever waits longer than not at all is made to wait. */
+API int nvmlEventSetWait_v2(EventSet *set, AbiEvent *event, unsigned milliseconds)
+{
+    BEGIN(nvmlEventSetWait_v2);
+    REQUIRE(set != NULL && event != NULL, INVALID_ARGUMENT);
+    const struct timespec pause = {milliseconds / 1000, milliseconds % 1000 * 1000000L};
+    if (milliseconds > 0)
+        nanosleep(&pause, NULL);
+    while (set->next != LOAD(machine->event_count)) {
+        const Event *next = &machine->events[set->next++ % LENGTH(machine->events)];
+        if (!set->registered[next->device])
+            continue;
+        *event = (AbiEvent){&machine->devices[next->device], EVENT_XID, next->xid, next->gpu_instance,
+                            (unsigned)-1};
+        return SUCCESS;
+    }
+    return TIMEOUT;
 }
 
 /* ---- Processes ---- */

@@ -1,10 +1,10 @@
-"""Reads one NVIDIA device or MIG slice: utilization, memory, power, processes and GPM metrics since the look before."""
+"""Reads one NVIDIA device or MIG slice: what it did since the look before."""
 
-import contextlib
 import ctypes
 import struct
 from typing import Final
 
+import msgspec
 import pynvml
 
 from stoker.gpus.model import (
@@ -18,11 +18,15 @@ from stoker.gpus.model import (
     known,
     plausible_celsius,
     plausible_fraction,
+    plausible_megahertz,
     plausible_memory_total,
     plausible_memory_used,
     plausible_watts,
 )
+from stoker.gpus.nvidia import throttle_reasons
 from stoker.gpus.nvml import library
+from stoker.gpus.nvml.gpm import GpmMeter
+from stoker.gpus.nvml.health import HealthMeter
 from stoker.gpus.nvml.processes import ProcessLists
 
 # nvmlSample_t: a timestamp in µs and an 8-byte union, of which utilization uses the low four bytes.
@@ -41,73 +45,10 @@ _SHORTEST_POWER_SPAN: Final = 0.5
 # A power limit changes when an administrator changes it.
 _LIMIT_EVERY: Final = 60.0
 _MICRO: Final = 1_000_000
-
-
-GRAPHICS: Final = 1
-SM: Final = 2
-ANY_TENSOR: Final = 5
-DRAM: Final = 10
-_METRICS: Final = (GRAPHICS, SM, ANY_TENSOR, DRAM)
-# NVML's header asks for at least 100 ms between the two samples of a metric.
-SHORTEST_SPAN: Final = 0.1
-
-
-class GpmMeter:
-    """GPM metrics of a device (Hopper and newer, MIG included) between the samples of two looks."""
-
-    def __init__(self, handle: object, gpu_instance: int | None) -> None:
-        self._handle = handle
-        self._instance = gpu_instance
-        self._before = pynvml.nvmlGpmSampleAlloc()
-        self._now = pynvml.nvmlGpmSampleAlloc()
-        self._taken_at: float | None = None
-
-    @classmethod
-    def where_offered(cls, device: object, gpu_instance: int | None = None) -> "GpmMeter | None":
-        """A meter if this device has GPM. For a MIG device: its parent's handle and its GPU instance."""
-        try:
-            if not pynvml.nvmlGpmQueryDeviceSupport(device).isSupportedDevice:
-                return None
-            return cls(device, gpu_instance)
-        except pynvml.NVMLError:
-            return None
-
-    def read(self, at: float) -> Maybe[Pipes]:
-        try:
-            return self._read(at)
-        except pynvml.NVMLError as error:
-            self._taken_at = None
-            return library.unknown(error.value)
-
-    def _read(self, at: float) -> Maybe[Pipes]:
-        if self._taken_at is not None and at - self._taken_at < SHORTEST_SPAN:
-            return Unknown("the driver needs 0.1 s between two looks")
-        if self._instance is None:
-            pynvml.nvmlGpmSampleGet(self._handle, self._now)
-        else:
-            pynvml.nvmlGpmMigSampleGet(self._handle, self._instance, self._now)
-        first = self._taken_at is None
-        self._taken_at = at
-        self._before, self._now = self._now, self._before
-        if first:
-            return Unknown("needs two looks")
-        ask = pynvml.c_nvmlGpmMetricsGet_t()
-        ask.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        ask.numMetrics = len(_METRICS)
-        ask.sample1 = self._now
-        ask.sample2 = self._before
-        for place, metric in enumerate(_METRICS):
-            ask.metrics[place].metricId = metric
-        pynvml.nvmlGpmMetricsGet(ask)
-        answers = [ask.metrics[place] for place in range(len(_METRICS))]
-        return Pipes(
-            *(plausible_fraction(a.value) if a.nvmlReturn == 0 else library.unknown(a.nvmlReturn) for a in answers)
-        )
-
-    def close(self) -> None:
-        for sample in (self._before, self._now):
-            with contextlib.suppress(pynvml.NVMLError):
-                pynvml.nvmlGpmSampleFree(sample)
+# The two kinds of samples, by their place in nvmlUtilization_t.
+_GPU, _MEMORY = 0, 1
+_KINDS: Final = (pynvml.NVML_GPU_UTILIZATION_SAMPLES, pynvml.NVML_MEMORY_UTILIZATION_SAMPLES)
+_SAMPLES: Final = ("samples", "memory samples")
 
 
 class DeviceFunctions:
@@ -122,6 +63,10 @@ class DeviceFunctions:
         self.get_power = library.function("nvmlDeviceGetPowerUsage")
         self.get_limit = library.function("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementLimit")
         self.get_temperature = library.function("nvmlDeviceGetTemperature")
+        self.get_clock = library.function("nvmlDeviceGetClockInfo")
+        self.get_throttling = library.function(
+            "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"
+        )
         self.samples = ctypes.create_string_buffer(_SAMPLE.size * _RING)
         self.samples_view = memoryview(self.samples)
         self.since = ctypes.c_ulonglong()
@@ -137,13 +82,6 @@ class DeviceFunctions:
         self.to_long_number = ctypes.byref(self.long_number)
 
 
-class _GoneError(Exception):
-    """The GPU is lost or needs a reset: its values do not count."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(library.reason(code))
-
-
 class Device:
     """A handle and the state between two looks."""
 
@@ -151,17 +89,22 @@ class Device:
         self,
         gpu: Gpu,
         handle: object,
+        board: object,
         functions: DeviceFunctions,
         processes: ProcessLists,
         meter: GpmMeter | None,
     ) -> None:
+        """`board`: the handle of the whole GPU, which alone knows the clocks and faults of a MIG slice."""
         self.gpu = gpu
+        self.health = HealthMeter(board)
         self._handle = handle
+        self._board = board
         self._functions = functions
         self._lists = processes
         self._meter = meter
         self._never: dict[str, Unknown] = {}
-        self._samples_seen = 0
+        self._samples_seen = [0, 0]
+        self._rates: Maybe[tuple[int, int]] | None = None
         self._processes_seen = 0
         self._read_at: float | None = None
         self._energy: tuple[float, float] | None = None
@@ -171,19 +114,21 @@ class Device:
     def read(self, at: float, wall: float) -> Reading:
         span = FIRST_SPAN if self._read_at is None else at - self._read_at
         if self._read_at is None:
-            self._samples_seen = self._processes_seen = int((wall - FIRST_SPAN) * _MICRO)
+            self._look_back_to(int((wall - FIRST_SPAN) * _MICRO))
         self._read_at = at
         try:
             return self._read(at, wall, span)
-        except _GoneError as gone:
+        except library.GoneError as gone:
             # The next good reading starts a new span: what happened meanwhile is unknown.
             self._read_at = self._energy = None
-            return Reading.unknown(self.gpu.uuid, str(gone), span=span)
+            unknown = Reading.unknown(self.gpu.uuid, str(gone), span=span)
+            return msgspec.structs.replace(unknown, health=self.health.lost(str(gone)))
 
     def _read(self, at: float, wall: float, span: float) -> Reading:
         pipes: Maybe[Pipes] = self._meter.read(at) if self._meter else _NO_GPM
         used, total = self._memory()
         energy, power = self._power(at)
+        self._rates = None
         return Reading(
             uuid=self.gpu.uuid,
             span=span,
@@ -196,34 +141,41 @@ class Device:
             temperature=self._temperature(),
             processes=self._processes(),
             pipes=pipes,
+            memory_activity=self._activity(_MEMORY, wall),
+            sm_clock=self._sm_clock(),
+            throttling=self._throttling(),
+            health=self.health.read(at),
         )
 
     def _utilization(self, wall: float, pipes: Maybe[Pipes]) -> Maybe[Utilization]:
-        seen = self._buffered(wall)
-        if seen is None:
-            seen = self._rate()
+        seen = self._activity(_GPU, wall)
         if isinstance(seen, Unknown) and known(pipes) and known(pipes.graphics):
             # On MIG only GPM reports it: the exact mean since the look before, which includes bursts.
             return Utilization(pipes.graphics, pipes.graphics, 0)
         return seen
 
-    def _buffered(self, wall: float) -> Maybe[Utilization] | None:
+    def _activity(self, kind: int, wall: float) -> Maybe[Utilization]:
+        """What one kind of samples shows since the look before; where there are none, the current rate."""
+        seen = self._buffered(kind, wall)
+        return self._rate(kind) if seen is None else seen
+
+    def _buffered(self, kind: int, wall: float) -> Maybe[Utilization] | None:
         """All samples that the driver took since the look before; None when there are none."""
-        if "samples" in self._never:
+        if _SAMPLES[kind] in self._never:
             return None
         functions = self._functions
         functions.count.value = _RING
-        functions.since.value = self._samples_seen
+        functions.since.value = self._samples_seen[kind]
         code = functions.get_samples(
             self._handle,
-            pynvml.NVML_GPU_UTILIZATION_SAMPLES,
+            _KINDS[kind],
             functions.since,
             functions.to_value_type,
             functions.to_count,
             functions.samples,
         )
         if code != library.SUCCESS:
-            self._remember("samples", code)
+            self._remember(_SAMPLES[kind], code)
             self._check_clock(wall)
             return None
         count = functions.count.value
@@ -232,7 +184,7 @@ class Device:
             self._check_clock(wall)
             return None
         stamps, values = zip(*_SAMPLE.iter_unpack(functions.samples_view[: _SAMPLE.size * count]), strict=True)
-        self._samples_seen = max(stamps)
+        self._samples_seen[kind] = max(stamps)
         peak = plausible_fraction(max(values))
         if isinstance(peak, Unknown):
             return peak
@@ -241,18 +193,30 @@ class Device:
     def _check_clock(self, wall: float) -> None:
         """Samples carry wall-clock times: after the clock was set back, none would be newer than the last."""
         now = int(wall * _MICRO)
-        if self._samples_seen > now + _MICRO:
-            self._samples_seen = self._processes_seen = now - _MICRO
+        if max(self._samples_seen) > now + _MICRO:
+            self._look_back_to(now - _MICRO)
 
-    def _rate(self) -> Maybe[Utilization]:
+    def _look_back_to(self, stamp: int) -> None:
+        self._samples_seen = [stamp, stamp]
+        self._processes_seen = stamp
+
+    def _rate(self, kind: int) -> Maybe[Utilization]:
+        if self._rates is None:
+            self._rates = self._current_rates()
+        if isinstance(self._rates, Unknown):
+            return self._rates
+        value = plausible_fraction(self._rates[kind])
+        return Utilization(value, value, 1) if known(value) else value
+
+    def _current_rates(self) -> Maybe[tuple[int, int]]:
         if never := self._never.get("rates"):
             return never
         rates = self._functions.rates
         code = self._functions.get_rates(self._handle, rates)
         if code != library.SUCCESS:
             return self._remember("rates", code)
-        value = plausible_fraction(_RATES.unpack(rates)[0])
-        return Utilization(value, value, 1) if known(value) else value
+        gpu, memory = _RATES.unpack(rates)
+        return gpu, memory
 
     def _memory(self) -> tuple[Maybe[int], Maybe[int]]:
         """Used and total. The second form of the call does not count what the driver reserves as used."""
@@ -268,7 +232,7 @@ class Device:
             code = functions.get_memory_1(self._handle, functions.memory)
             total, _free, used = _MEMORY_1.unpack_from(functions.memory)
         if code != library.SUCCESS:
-            failed = self._failed(code)
+            failed = library.failed(code)
             return failed, failed
         if not total:
             shared = Unknown("this GPU uses the machine's memory")
@@ -307,7 +271,7 @@ class Device:
         if self._limit_at is None or at - self._limit_at >= _LIMIT_EVERY:
             number = self._functions.number
             code = self._functions.get_limit(self._handle, self._functions.to_number)
-            self._limit = plausible_watts(number.value / 1000) if code == library.SUCCESS else self._failed(code)
+            self._limit = plausible_watts(number.value / 1000) if code == library.SUCCESS else library.failed(code)
             self._limit_at = at
         return self._limit
 
@@ -320,21 +284,30 @@ class Device:
             return self._remember("temperature", code)
         return plausible_celsius(number.value)
 
+    def _sm_clock(self) -> Maybe[float]:
+        if never := self._never.get("clock"):
+            return never
+        number = self._functions.number
+        code = self._functions.get_clock(self._board, pynvml.NVML_CLOCK_SM, self._functions.to_number)
+        return plausible_megahertz(number.value) if code == library.SUCCESS else self._remember("clock", code)
+
+    def _throttling(self) -> Maybe[tuple[str, ...]]:
+        if never := self._never.get("throttling"):
+            return never
+        mask = self._functions.long_number
+        code = self._functions.get_throttling(self._board, self._functions.to_long_number)
+        return throttle_reasons(mask.value) if code == library.SUCCESS else self._remember("throttling", code)
+
     def _processes(self) -> Maybe[tuple[Process, ...]]:
         processes, self._processes_seen = self._lists.read(self._handle, self._processes_seen)
         return processes
 
     def _remember(self, what: str, code: int) -> Unknown:
         """A value that is not supported is asked for once."""
-        failed = self._failed(code)
+        failed = library.failed(code)
         if code in library.NEVER:
             self._never[what] = failed
         return failed
-
-    def _failed(self, code: int) -> Unknown:
-        if code in library.GONE:
-            raise _GoneError(code)
-        return library.unknown(code)
 
     def close(self) -> None:
         if self._meter:

@@ -65,6 +65,17 @@ def unknown(code: int) -> Unknown:
     return Unknown(reason(code))
 
 
+class GoneError(Exception):
+    """The GPU is lost or needs a reset: its values do not count."""
+
+
+def failed(code: int) -> Unknown:
+    """Why a value is unknown; GoneError where no value of this GPU counts."""
+    if code in GONE:
+        raise GoneError(reason(code))
+    return unknown(code)
+
+
 def function(*names: str) -> Function:
     """The first of these functions that this driver's library has; later names are older forms of the same."""
     for name in names:

@@ -86,12 +86,13 @@ class ProcessLists:
             self._list(self._mps, handle, memory)
         used, newest = self._used(handle, last_seen)
         if isinstance(used, Unknown):
-            return tuple(process_cache.process(pid, memory[pid], used) for pid in memory), newest
+            return tuple(process_cache.process(pid, memory[pid], used, used) for pid in memory), newest
+        unlisted: tuple[Maybe[float], Maybe[float]] = (0.0, 0.0)
         if process_cache.verifies_pids and not used.keys() <= memory.keys():
             # Newer drivers number the list as this container does and the samples as the host does.
             elsewhere = Unknown("the driver numbers utilization by the host's pids, which cannot be matched here")
-            return tuple(process_cache.process(pid, memory[pid], used.get(pid, elsewhere)) for pid in memory), newest
-        return tuple(process_cache.process(pid, memory[pid], used.get(pid, 0.0)) for pid in memory), newest
+            unlisted = (elsewhere, elsewhere)
+        return tuple(process_cache.process(pid, memory[pid], *used.get(pid, unlisted)) for pid in memory), newest
 
     def _list(self, function: library.Function, handle: object, memory: dict[int, Maybe[int]]) -> int:
         table = self._infos
@@ -108,8 +109,8 @@ class ProcessLists:
                     memory[pid] = max(already, amount)
         return code
 
-    def _used(self, handle: object, last_seen: int) -> tuple[Maybe[dict[int, Maybe[float]]], int]:
-        """Mean SM utilization by pid since `last_seen`. The driver lists only those that did something."""
+    def _used(self, handle: object, last_seen: int) -> tuple[Maybe[dict[int, tuple[Maybe[float], Maybe[float]]]], int]:
+        """Mean SM and memory activity by pid since `last_seen`. The driver lists only those that did something."""
         table = self._samples
         self._since.value = last_seen
         code = _fill(lambda device, count, rows: self._utilization(device, rows, count, self._since), table, handle)
@@ -117,15 +118,20 @@ class ProcessLists:
             return {}, last_seen
         if code != library.SUCCESS:
             return library.unknown(code), last_seen
-        seen: dict[int, list[int]] = {}
+        seen: dict[int, tuple[list[int], list[int]]] = {}
         newest = last_seen
-        for pid, stamp, sm, *_ in table.rows():
-            seen.setdefault(pid, []).append(sm)
+        for pid, stamp, sm, memory, *_ in table.rows():
+            sms, memories = seen.setdefault(pid, ([], []))
+            sms.append(sm)
+            memories.append(memory)
             newest = max(newest, stamp)
-        # Drivers have leaked garbage beside zombies: one absurd sample makes that process unknown, no other.
-        return {
-            pid: plausible_fraction(max(sms) if max(sms) > 100 else sum(sms) / len(sms)) for pid, sms in seen.items()
-        }, newest
+        return {pid: (_mean(sms), _mean(memories)) for pid, (sms, memories) in seen.items()}, newest
+
+
+def _mean(percents: list[int]) -> Maybe[float]:
+    """Drivers have leaked garbage beside zombies: one absurd sample makes that process unknown, no other."""
+    highest = max(percents)
+    return plausible_fraction(highest if highest > 100 else sum(percents) / len(percents))
 
 
 def _fill(function: library.Function, table: _Table, handle: object) -> int:

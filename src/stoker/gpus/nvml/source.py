@@ -10,7 +10,9 @@ import pynvml
 
 from stoker.gpus.model import Gpu, Look, Reading, Unknown, known
 from stoker.gpus.nvml import library
-from stoker.gpus.nvml.device import Device, DeviceFunctions, GpmMeter
+from stoker.gpus.nvml.device import Device, DeviceFunctions
+from stoker.gpus.nvml.gpm import GpmMeter
+from stoker.gpus.nvml.health import XidEvents
 from stoker.gpus.nvml.processes import ProcessLists
 from stoker.gpus.processes import ProcessCache
 from stoker.gpus.source import AbsentError, Source
@@ -46,6 +48,7 @@ class NvmlSource:
         self._monotonic = monotonic
         self._process_cache = ProcessCache(root)
         self._devices: tuple[Device | _LostDevice, ...] = ()
+        self._events: XidEvents | None = None
         self._gpus: tuple[Gpu, ...] = ()
         self._lost_places: tuple[int, ...] = ()
         self._problem: Unknown | None = None
@@ -64,8 +67,16 @@ class NvmlSource:
             self._tried_at = at
             self._reopen_lost()
         self._process_cache.refresh()
+        if self._events:
+            self._events.collect()
         readings = tuple([device.read(at, wall) for device in self._devices])
         return Look(self.name, at, wall, self._gpus, readings, note=self._process_cache.note)
+
+    def _close_devices(self) -> None:
+        for device in self._devices:
+            device.close()
+        if self._events:
+            self._events.close()
 
     def _reopen_lost(self) -> None:
         """Opens all devices again when a GPU that was lost at the start answers."""
@@ -74,8 +85,7 @@ class NvmlSource:
                 pynvml.nvmlDeviceGetHandleByIndex(place)
             except pynvml.NVMLError:
                 continue
-            for device in self._devices:
-                device.close()
+            self._close_devices()
             self._initialise_again()
             return
 
@@ -86,7 +96,8 @@ class NvmlSource:
     def _initialise(self) -> None:
         try:
             pynvml.nvmlInit()
-            self._devices = tuple(self._open_devices())
+            self._events = XidEvents()
+            self._devices = tuple(self._open_devices(self._events))
         except pynvml.NVMLError as error:
             if error.value in library.NOTHING_HERE:
                 raise AbsentError(_absence(error.value, self._root)) from None
@@ -99,7 +110,7 @@ class NvmlSource:
         self._lost_places = tuple(device.place for device in self._devices if isinstance(device, _LostDevice))
         self._problem = None
 
-    def _open_devices(self) -> Iterator[Device | _LostDevice]:
+    def _open_devices(self, events: XidEvents) -> Iterator[Device | _LostDevice]:
         functions = DeviceFunctions()
         processes = ProcessLists(self._process_cache)
         index = 0
@@ -115,14 +126,18 @@ class NvmlSource:
             if not slices:
                 meter = GpmMeter.where_offered(handle)
                 gpu = _describe(handle, handle, uuid, index, parent=None)
-                yield Device(gpu, handle, functions, processes, meter)
+                device = Device(gpu, handle, handle, functions, processes, meter)
+                events.register(handle, device.health)
+                yield device
                 index += 1
             # A GPU with MIG slices runs nothing itself: its slices are the devices.
             for part in slices:
                 gpu = _describe(part, handle, pynvml.nvmlDeviceGetUUID(part), index, parent=uuid)
                 instance = _ask(pynvml.nvmlDeviceGetGpuInstanceId, part)
                 meter = GpmMeter.where_offered(handle, instance) if known(instance) else None
-                yield Device(gpu, part, functions, processes, meter)
+                device = Device(gpu, part, handle, functions, processes, meter)
+                events.register(handle, device.health, instance if known(instance) else None)
+                yield device
                 index += 1
 
     def _lost(self, place: int, index: int, error: Any) -> _LostDevice:
@@ -137,8 +152,7 @@ class NvmlSource:
 
     def close(self) -> None:
         self._process_cache.close()
-        for device in self._devices:
-            device.close()
+        self._close_devices()
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 
