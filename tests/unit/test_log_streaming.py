@@ -265,14 +265,12 @@ def test_several_logs_are_streamed_side_by_side(harness: Harness, monkeypatch: p
     assert [harness.read(run).finished for run in runs] == [b"%d00\n" % number * 5 for number in range(3)]
 
 
-def test_streams_wait_while_too_many_are_behind(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_BEHIND", 2)
+def test_streams_wait_while_too_many_are_open(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_OPEN", 3)
     before = descriptors()
     runs = [harness.requested(b"one\n") for _ in range(5)]
     harness.step_all()
-    assert descriptors() == before + 2
-    assert sum(harness.store.logs.read_chunk(run.attempt) is not None for run in runs) == 2
+    assert sum(harness.store.logs.read_chunk(run.attempt) is not None for run in runs) == 3
     for _ in range(3):
         harness.step_all(SECOND)
     assert descriptors() == before + 3
@@ -283,15 +281,6 @@ def test_streams_wait_while_too_many_are_behind(harness: Harness, monkeypatch: p
     assert all(harness.read(run).is_complete for run in runs)
     assert descriptors() == before
     assert harness.streaming.due() == harness.now + SECOND  # a complete stream is not checked again
-
-
-def test_followed_jobs_do_not_delay_other_streams(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_BEHIND", 1)
-    for _ in range(3):
-        run = harness.requested(b"one\n")
-        for _ in range(2):
-            harness.step_all(SECOND)
-        assert harness.read(run).finished == b"one\n"
 
 
 def test_new_reader_right_after_another_gets_the_log_of_a_silent_job(harness: Harness) -> None:

@@ -17,9 +17,9 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from stoker.engines.fitting import BatchSizeFit
-from stoker.fit.model import Fitted
+from stoker.fit.model import FitSpec, Fitted
 from stoker.paths import write_atomically
+from stoker.queue.commands import Command
 from stoker.queue.model import Outcome
 from stoker.runs.plan import Plan
 from stoker.runs.processes.syscalls import boot_clock
@@ -37,6 +37,19 @@ MARGIN_SHARE: Final = 0.1
 
 StopCause: TypeAlias = Literal["cancelled", "preempted", "lease"]
 """Why a worker stops an attempt; `lease`: the queue has given it up, and another worker may run the job."""
+
+
+class BatchSizeFit(msgspec.Struct, frozen=True, kw_only=True):
+    """How the batch size of a job is found; part of its attempt spec."""
+
+    spec: FitSpec
+    command: Command
+    """As the job has it, with or without placeholders for the size and the id."""
+    job: str
+    number: int
+    """Of the attempt: its probes have other ids than those of other attempts."""
+    most_memory: int | None = None
+    """Bytes that it may use on each GPU that it shares."""
 
 
 class AttemptSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,16 +40,6 @@ _WANDB: Final = re.compile(r"https://wandb\.ai/\S+/runs/\S")
 _SAYS_SO: Final = re.compile(r"view run\b", re.IGNORECASE)
 
 
-def deliver(store: Store, record: AttemptRecord, attempt_spec: AttemptSpec, result: AttemptResult) -> bool:
-    """Writes everything of an attempt that has ended. False when the queue already had an outcome."""
-    # People who wait for the outcome read the log next.
-    LogTail(record, attempt_spec).deliver_last(store)
-    accepted = store.attempts.finish(attempt_spec.attempt, result.outcome, result.exit_code, result.reason)
-    write_details(store, record, attempt_spec.attempt)
-    record.delivered()
-    return accepted
-
-
 class LogTail:
     """Keeps the queue's copy of the end of one attempt's log up to date, with the link in it and the fit."""
 
@@ -79,13 +69,10 @@ class LogTail:
         end = read_tail(self._output, min(RUNNING_TAIL, self._limit))
         if self._seen == (seen := (found.st_ino, found.st_size)) and end == self._end:
             return
-        self._deliver(store, RUNNING_TAIL if self._grew_little(*seen) else TAIL)
+        file, delivered = self._seen or (found.st_ino, 0)
+        overlaps = file == found.st_ino and found.st_size - delivered <= RUNNING_TAIL // 2
+        self._deliver(store, RUNNING_TAIL if overlaps else TAIL)
         self._seen, self._end = seen, end
-
-    def _grew_little(self, file: int, size: int) -> bool:
-        """Whether a short tail overlaps with the one before."""
-        before, delivered = self._seen or (file, 0)
-        return file == before and size - delivered <= RUNNING_TAIL // 2
 
     def deliver_last(self, store: Store) -> None:
         self._deliver(store, TAIL, is_last=True)
@@ -241,7 +228,8 @@ def _run(record: AttemptRecord, attempt_spec: AttemptSpec, result: AttemptResult
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        answer = _renew(attempt_spec) if result is None else _finish(record, attempt_spec, result)
+        with open_queue(attempt_spec.queue) as store:
+            answer = _renew(store, attempt_spec) if result is None else _deliver(store, record, attempt_spec, result)
     except StokerError as error:
         answer = Answer(problem=str(error))
     except BaseException as error:  # noqa: BLE001 - whatever it is, it must not go on as the shim
@@ -252,15 +240,19 @@ def _run(record: AttemptRecord, attempt_spec: AttemptSpec, result: AttemptResult
         os._exit(0)
 
 
-def _renew(attempt_spec: AttemptSpec) -> Answer:
-    with open_queue(attempt_spec.queue) as store:
-        found = store.attempts.renew([attempt_spec.attempt], attempt_spec.lease)
+def _renew(store: Store, attempt_spec: AttemptSpec) -> Answer:
+    found = store.attempts.renew([attempt_spec.attempt], attempt_spec.lease)
     return Answer(alive=attempt_spec.attempt in found, cancel=found.get(attempt_spec.attempt, False))
 
 
-def _finish(record: AttemptRecord, attempt_spec: AttemptSpec, result: AttemptResult) -> Answer:
-    with open_queue(attempt_spec.queue) as store:
-        return Answer(alive=deliver(store, record, attempt_spec, result))
+def _deliver(store: Store, record: AttemptRecord, attempt_spec: AttemptSpec, result: AttemptResult) -> Answer:
+    """Writes everything of an attempt that has ended."""
+    # People who wait for the outcome read the log next.
+    LogTail(record, attempt_spec).deliver_last(store)
+    accepted = store.attempts.finish(attempt_spec.attempt, result.outcome, result.exit_code, result.reason)
+    write_details(store, record, attempt_spec.attempt)
+    record.delivered()
+    return Answer(alive=accepted)
 
 
 class Links:

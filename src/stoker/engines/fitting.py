@@ -3,25 +3,21 @@
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
+from stoker.engines.attempt import AttemptRecord, BatchSizeFit, lease_clock
 from stoker.errors import StokerError
-from stoker.fit.model import FitSpec, argv, smaller
+from stoker.fit.model import argv, smaller
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import has_host_memory
 from stoker.logs.reader import read_tail
 from stoker.logs.writer import LogWriter
 from stoker.paths import private_directory
-from stoker.queue.commands import Command
 from stoker.runs.plan import Plan
-from stoker.runs.processes.syscalls import boot_clock as lease_clock
 from stoker.runs.record import Status
 from stoker.units import format_duration, format_memory
-
-if TYPE_CHECKING:
-    from stoker.engines.attempt import AttemptRecord
 
 # A job that fails in its first minutes without saying why most likely met a larger batch than its probes did.
 _FIRST_MINUTES: Final = 600.0
@@ -30,23 +26,10 @@ _RESTARTED: Final = ", and is started again with a batch of "
 _OOM_WITHIN: Final = 256 * 1024
 
 
-class BatchSizeFit(msgspec.Struct, frozen=True, kw_only=True):
-    """How the batch size of a job is found; part of its attempt spec."""
-
-    spec: FitSpec
-    command: Command
-    """As the job has it, with or without placeholders for the size and the id."""
-    job: str
-    number: int
-    """Of the attempt: its probes have other ids than those of other attempts."""
-    most_memory: int | None = None
-    """Bytes that it may use on each GPU that it shares."""
-
-
 class FittedRun:
     """The runs of a fitted job: it is started again with a smaller batch when it runs out of memory."""
 
-    def __init__(self, fit: BatchSizeFit, record: "AttemptRecord", log_limit: int, source: str) -> None:
+    def __init__(self, fit: BatchSizeFit, record: AttemptRecord, log_limit: int, source: str) -> None:
         self._fit = fit
         self._record = record
         self._log_limit = log_limit

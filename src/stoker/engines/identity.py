@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -14,7 +13,7 @@ from typing import Final
 
 from stoker.engines.attempt import AttemptRecord
 from stoker.errors import StokerError
-from stoker.paths import open_privately, private_directory
+from stoker.paths import open_privately, private_directory, try_lock
 from stoker.procfs import boot_id
 from stoker.queue import Attempt
 from stoker.runs.record import Records
@@ -74,12 +73,10 @@ class WorkerIdentity:
         )
 
     def _take_lock(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            other = os.pread(self._lock, 100, 0).decode(errors="replace").strip().split(" ")[-1]
-            raise self._taken(other) from None
-        known = os.pread(self._lock, 100, 0).decode(errors="replace").split(" ")[0].strip()
+        is_free = try_lock(self._lock)
+        known, _, other = os.pread(self._lock, 100, 0).decode(errors="replace").strip().partition(" ")
+        if not is_free:
+            raise self._taken(other)
         self.key = known if known.isalnum() else os.urandom(4).hex()
         line = f"{self.key} {os.getpid()}\n".encode()
         # In place, so that a full disk does not lose the key. A worker runs without a key on disk too.

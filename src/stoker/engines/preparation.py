@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from stoker.engines.fitting import BatchSizeFit
+from stoker.engines.attempt import BatchSizeFit
 from stoker.errors import BadInputError
 from stoker.fit.model import FitSpec
 from stoker.gpus.model import Gpu
@@ -34,31 +34,25 @@ def prepare(
     """
     words = job.command if isinstance(job.command, tuple) else ("/bin/sh", "-c", job.command)
     command = tuple(_filled_in(word, job, len(gpus)) for word in words)
-    variables = {
-        name: value for name, value in (*environment.items(), *job.environment.items()) if not _is_of_a_run(name)
+    inherited = {
+        name: value
+        for name, value in (*environment.items(), *job.environment.items())
+        # These describe a run around the worker, or around the submission.
+        if name not in ("STOKER_RUN", "STOKER_BATCH_SIZE") and not name.startswith("STOKER_RUN_")
     }
-    variables |= _own_variables(job, number)
-    for name, value in _presets(job, number).items():
-        variables.setdefault(name, value)
+    variables = _presets(job, number) | inherited | {"STOKER_JOB_ID": job.id, "STOKER_ATTEMPT": str(number)}
+    if job.batch_size is not None:
+        variables["STOKER_BATCH_SIZE"] = str(job.batch_size)
     if gpus:
         set_visible_gpus(variables, gpus, present)
     else:
         variables |= {name: job.environment.get(name, "") for name in hiding_variables()}
-    _refuse_impossible(job, command, variables)
     return Prepared(command, variables, job.directory)
 
 
 def is_fitted(job: Job) -> bool:
     """Whether its batch size is found before it starts."""
     return bool(job.fit) and job.batch_size is None
-
-
-def check_policy(job: Job) -> None:
-    """Refuses a job whose rules have settings that do not exist here or cannot work."""
-    try:
-        policies_of(job.policy if job.gpus else {})
-    except BadInputError as error:
-        raise BadInputError(f"the policy of job {job.id} cannot be used: {error}") from None
 
 
 def _filled_in(text: str, job: Job, gpus: int) -> str:
@@ -73,19 +67,6 @@ def _filled_in(text: str, job: Job, gpus: int) -> str:
             )
         values["batch_size"] = str(job.batch_size)
     return filled(text, values)
-
-
-def _is_of_a_run(name: str) -> bool:
-    """Whether it describes a run around the worker, or around the submission."""
-    return name == "STOKER_RUN" or name.startswith("STOKER_RUN_") or name == "STOKER_BATCH_SIZE"
-
-
-def _own_variables(job: Job, number: int) -> dict[str, str]:
-    """What describes the job itself, whatever the user has set."""
-    own = {"STOKER_JOB_ID": job.id, "STOKER_ATTEMPT": str(number)}
-    if job.batch_size is not None:
-        own["STOKER_BATCH_SIZE"] = str(job.batch_size)
-    return own
 
 
 def _presets(job: Job, number: int) -> dict[str, str]:
@@ -103,18 +84,12 @@ def _presets(job: Job, number: int) -> dict[str, str]:
     return presets
 
 
-def _refuse_impossible(job: Job, command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """The kernel ends every word and variable at a zero byte, and the name of a variable at its equals sign."""
-    if any("\0" in word for word in command):
-        raise BadInputError(f"the command of job {job.id} cannot be started: it has a zero byte in it")
-    for name, value in environment.items():
-        if not name or "=" in name or "\0" in name or "\0" in value:
-            raise BadInputError(f"job {job.id} cannot be started: {name!r} cannot be set in an environment")
-
-
 def run_plan(job: Job, prepared: Prepared, grace: float, source: str, deadline: float) -> Plan:
-    """What the supervisor of the attempt runs."""
-    check_policy(job)
+    """What the supervisor of the attempt runs. Raises BadInputError when the job's rules cannot work here."""
+    try:
+        policies_of(job.policy if job.gpus else {})
+    except BadInputError as error:
+        raise BadInputError(f"the policy of job {job.id} cannot be used: {error}") from None
     return Plan(
         command=prepared.command,
         policy=job.policy,

@@ -26,10 +26,8 @@ _EXPIRE_EVERY: Final = 600.0
 _SEND_EVERY: Final = 0.5
 # One chunk: between two of them the worker does its other work.
 _STEP: Final = 256 * 1024
-# Further requests wait until these streams have caught up.
-_MAX_BEHIND: Final = 8
-# Streams that have caught up and go on as their jobs do: each has a file open.
-_MAX_OPEN: Final = 64
+# Further requests wait: each stream has a file open.
+_MAX_OPEN: Final = 32
 # Of all streams in the queue, complete ones too.
 _MAX_STORED: Final = 512 * 2**20
 # A longer log is not streamed: readers get its tail.
@@ -121,10 +119,8 @@ class LogStreaming:
 
     def _has_room(self) -> bool:
         streams = self._streams.values()
-        behind = sum(stream.is_behind for stream in streams)
-        open_streams = sum(not stream.is_done for stream in streams)
-        stored = sum(stream.size for stream in streams)
-        return behind < _MAX_BEHIND and open_streams < _MAX_OPEN and stored < _MAX_STORED
+        is_open = sum(not stream.is_done for stream in streams) < _MAX_OPEN
+        return is_open and sum(stream.size for stream in streams) < _MAX_STORED
 
     def _forget(self, attempt: str) -> None:
         self._streams.pop(attempt).close()
@@ -147,10 +143,6 @@ class _LogStream:
     def size(self) -> int:
         """Bytes of it in the queue."""
         return 0 if self._sent is None else self._sent.size
-
-    @property
-    def is_behind(self) -> bool:
-        return self._sent is None or self._sent.is_behind
 
     def is_read_as(self, edition: str) -> bool:
         """Whether readers have this stream."""

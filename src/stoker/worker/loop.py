@@ -8,17 +8,18 @@ import math
 import select
 import signal
 import time
-from collections.abc import Collection, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
 
 import msgspec
 
 from stoker.engines.attempt import lease_clock
 from stoker.engines.delivery import write_details
-from stoker.engines.engine import CannotTellError, Engine, Log, RunningAttempt, WorkerOptions
+from stoker.engines.engine import CannotTellError, Engine, EngineModule, Log, RunningAttempt, WorkerOptions
 from stoker.engines.identity import WorkerIdentity
 from stoker.errors import StokerError
-from stoker.queue import QueueAwayError, Store, open_queue
+from stoker.paths import state_home
+from stoker.queue import QueueAwayError, Store, open_queue, queue_address
 from stoker.queue.driver import ChangeListener
 from stoker.queue.model import Snoozed, View
 from stoker.runs.processes.signals import SignalStream
@@ -45,6 +46,33 @@ _TROUBLE_QUIET: Final = 60.0
 # Between two searches for attempts of an earlier worker, while some of them cannot be looked at.
 _SEARCH_AGAIN: Final = 2.0
 _GIVEN_UP: Final = "The queue had given the job up, and another worker may run it."
+
+
+def work(
+    options: WorkerOptions,
+    engine_module: EngineModule,
+    engine_options: Mapping[str, Any],
+    log: Log,
+    create_queue: Callable[[], None],
+) -> int:
+    """Works until a signal asks for its end."""
+    # Before there is any connection, and before the home is taken: an engine may fork.
+    engine = engine_module.create(options, engine_options, log)
+    try:
+        identity = WorkerIdentity(state_home())
+    except StokerError:
+        engine.close()
+        raise
+    try:
+        # A wrong address of the queue is an error now; a queue that is away is waited for.
+        with contextlib.suppress(QueueAwayError):
+            create_queue()
+        log(f"at work for {queue_address(options.queue)}")
+        engine.open(identity)
+        return WorkerLoop(options, identity, engine, log).run()
+    finally:
+        engine.close()
+        identity.leave()
 
 
 class WorkerLoop:

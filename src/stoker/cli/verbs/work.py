@@ -82,7 +82,7 @@ def work_command(
     Ctrl-C ends the worker, not the jobs: the next `stoker work` finds them again.
     """
     from stoker.engines.engine import WorkerOptions
-    from stoker.worker import work
+    from stoker.worker.loop import work
 
     options = WorkerOptions(
         queue=queue_url_of(queue_url), lease=lease, grace=grace, log_limit=log_limit, until_empty=until_empty

@@ -161,7 +161,10 @@ class LocalAttempt(RunningAttempt):
             self.reaper_exit = -1
         try:
             status = self.record.checked_status()
-            has_ended = status.state == "ended" or self._kill_leftovers()
+            has_ended = status.state == "ended" or kill_leftovers(self.record, self.spec)
+            if not has_ended:
+                self._killed_at = self._killed_at or time.monotonic()
+                has_ended = time.monotonic() > self._killed_at + _KILLING
         except OSError as error:
             has_ended, status = error.errno not in _SHORTAGES, Status()
         if has_ended:
@@ -176,10 +179,6 @@ class LocalAttempt(RunningAttempt):
             self.result = result_of(status)
         else:
             self.result = AttemptResult("lost", None, "the machine was restarted while it ran")
-
-    def _kill_leftovers(self) -> bool:
-        self._killed_at = self._killed_at or time.monotonic()
-        return kill_leftovers(self.record, self.spec) or time.monotonic() > self._killed_at + _KILLING
 
 
 def kill_leftovers(record: LocalAttemptRecord, attempt_spec: LocalAttemptSpec) -> bool:
@@ -200,9 +199,6 @@ def _check_descriptors() -> None:
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if len(os.listdir("/proc/self/fd")) + _SPARE_DESCRIPTORS > most:  # noqa: PTH208 - one call
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-
-_DIRECTORY_TAG: Final = b"STOKER_RUN_DIR="
 
 
 def find_attempts(identity: WorkerIdentity, queue: str | None, known: Collection[str] = ()) -> Found[LocalAttempt]:
@@ -228,23 +224,17 @@ def find_attempts(identity: WorkerIdentity, queue: str | None, known: Collection
         except OSError:
             complete = False
             continue
-        # Attempts of another queue are left to that queue's worker.
-        if attempt_spec is not None and attempt_spec.attempt not in known and _is_ours(attempt_spec, identity, address):
-            found.append(_found(record, attempt_spec))
+        if attempt_spec is None or attempt_spec.attempt in known or attempt_spec.host != identity.host:
+            continue
+        if str(queue_address(attempt_spec.queue)) != address:
+            continue  # it is left to that queue's worker
+        attempt = LocalAttempt(record, attempt_spec, None)
+        if attempt_spec.boot == boot_id():
+            attempt.connect()
+        else:
+            attempt.conclude_after_reboot()
+        found.append(attempt)
     return Found(tuple(found), complete)
-
-
-def _is_ours(attempt_spec: LocalAttemptSpec, identity: WorkerIdentity, address: str) -> bool:
-    return attempt_spec.host == identity.host and str(queue_address(attempt_spec.queue)) == address
-
-
-def _found(record: LocalAttemptRecord, attempt_spec: LocalAttemptSpec) -> LocalAttempt:
-    attempt = LocalAttempt(record, attempt_spec, None)
-    if attempt_spec.boot != boot_id():
-        attempt.conclude_after_reboot()
-    else:
-        attempt.connect()
-    return attempt
 
 
 def is_supervised(identity: WorkerIdentity, attempt: Attempt) -> bool:
@@ -265,24 +255,18 @@ def is_supervised(identity: WorkerIdentity, attempt: Attempt) -> bool:
 
 def _kill_orphans(identity: WorkerIdentity) -> None:
     """Kills processes of attempts whose files and supervisors are both gone. Raises OSError."""
+    tag = b"STOKER_RUN_DIR="
+    of_this_home = tag + os.fsencode(identity.directory / "attempts") + b"/"
     kill_all(
         lambda: [
             who
-            for who, directory in _processes_of(identity)
-            if not _is_recorded(directory) and not _has_supervisor(who)
+            for who, environment in environments()
+            for variable in environment
+            if variable.startswith(of_this_home)
+            and not _is_recorded(os.fsdecode(variable.removeprefix(tag)))
+            and not _has_supervisor(who)
         ]
     )
-
-
-def _processes_of(identity: WorkerIdentity) -> list[tuple[Identity, str]]:
-    """All processes of this home's attempts, each with the directory of its attempt."""
-    tag = _DIRECTORY_TAG + os.fsencode(identity.directory / "attempts") + b"/"
-    return [
-        (who, os.fsdecode(variable.removeprefix(_DIRECTORY_TAG)))
-        for who, environment in environments()
-        for variable in environment
-        if variable.startswith(tag)
-    ]
 
 
 def _is_recorded(directory: str) -> bool:

@@ -13,7 +13,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -510,15 +509,3 @@ class _Supervision:
         if self._delivery is not None:
             self._delivery.give_up()  # a worker was faster
             self._delivery = None
-
-
-def run_and_leave(connection: socket.socket) -> None:
-    """The shim's process: never returns into the code that it was forked from."""
-    code = 1
-    try:
-        run_attempts(connection)
-        code = 0
-    except BaseException:  # noqa: BLE001 - it must not go on as its parent, and not fail silently
-        sys.excepthook(*sys.exc_info())
-    finally:
-        os._exit(code)

@@ -15,6 +15,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Final
 from stoker.engines.attempt import UNDELIVERED, AttemptResult
 from stoker.engines.local.attempts import LocalAttempt
 from stoker.engines.local.record import AttemptProcesses, ShimChannel, ShimReady, StartAttempt
-from stoker.engines.local.shim import run_and_leave
+from stoker.engines.local.shim import run_attempts
 from stoker.errors import StokerError
 from stoker.queue import warm_up
 from stoker.runs.processes.syscalls import set_name
@@ -69,16 +70,12 @@ class ForkServer:
         # Set on the socket itself: Python 3.11 does not pass flags on when descriptors are received.
         mine.setblocking(False)
         self._connection = mine
-        self._ordered = 0
+        self.expected = 0
+        """How many shims were ordered and have not come yet."""
 
     def fileno(self) -> int:
         """Readable when a shim has come."""
         return self._connection.fileno()
-
-    @property
-    def expected(self) -> int:
-        """How many shims were ordered and have not come yet."""
-        return self._ordered
 
     def order(self) -> None:
         """Orders a shim; it comes by `receive`."""
@@ -86,7 +83,7 @@ class ForkServer:
             self._connection.send(_FORK, socket.MSG_NOSIGNAL)
         except OSError:
             raise StokerError(_KILLED) from None
-        self._ordered += 1
+        self.expected += 1
 
     def receive(self) -> ShimChannel | None:
         """The connection to a shim that has come, if any. Raises OSError when there is no descriptor left for it."""
@@ -96,7 +93,7 @@ class ForkServer:
             return None
         if not data:
             raise StokerError(_KILLED)
-        self._ordered -= 1
+        self.expected -= 1
         if not descriptors:
             # The kernel has closed the connection, and the shim at its other end leaves.
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -213,15 +210,17 @@ def _hangs_up_within(connection: socket.socket, seconds: float) -> bool:
 
 
 def _detach_shim(connection: socket.socket, workers_end: socket.socket, shims_end: socket.socket) -> None:
-    """Forks once more, so that the shim has no parent that could end."""
+    """Forks once more, so that the shim has no parent that could end. Never returns."""
     code = 1
     try:
         os.setsid()
         if os.fork() == 0:
             connection.close()
             workers_end.close()
-            run_and_leave(shims_end)
+            run_attempts(shims_end)
         code = 0
+    except BaseException:  # noqa: BLE001 - it must not go on as its parent, and not fail silently
+        sys.excepthook(*sys.exc_info())
     finally:
         os._exit(code)
 

@@ -1,7 +1,6 @@
 """A snapshot of a commit that a job runs from, so that the person can go on editing: a worktree of git."""
 
 import contextlib
-import fcntl
 import os
 import shutil
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from stoker.errors import StokerError
+from stoker.paths import try_lock
 from stoker.program import ProgramResult, run_program
 
 # A checkout of a large repository over a network takes minutes; one that takes longer than this hangs.
@@ -85,23 +85,13 @@ def _alone(repository: str) -> Iterator[None]:
         yield
         return
     try:
-        _lock(descriptor)
+        until = time.monotonic() + _LONGEST_WAIT
+        with contextlib.suppress(OSError):
+            while not try_lock(descriptor) and time.monotonic() < until:
+                time.sleep(_PAUSE)
         yield
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int) -> None:
-    until = time.monotonic() + _LONGEST_WAIT
-    while time.monotonic() < until:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_PAUSE)
-        except OSError:
-            return
-        else:
-            return
 
 
 def _repository_of(directory: str) -> tuple[str, str]:
