@@ -56,7 +56,7 @@ sys.exit(main())
 
 FAULTS = {
     "after the claim": "dying(Attempts, 'claim', after=True)",
-    "after the start": "dying(Scheduler, '_begin', after=True)",
+    "after the start": "dying(Scheduler, '_start', after=True)",
     "before the result is delivered": "dying(Attempts, 'finish', after=False)",
     "before the result is acknowledged": "dying(Attempts, 'finish', after=True)",
     "before the attempt is marked as delivered": "dying(AttemptRecord, 'delivered', after=False)",

@@ -27,7 +27,7 @@ from stoker.engines.engine import (
     WorkerOptions,
 )
 from stoker.engines.identity import WorkerIdentity
-from stoker.engines.preparation import prepare, run_plan
+from stoker.engines.preparation import prepare
 from stoker.queue import Attempt, Job, queue_address
 from stoker.queue.model import Usage, View
 
@@ -121,14 +121,14 @@ class ScriptedEngine:
         return Decision(start=tuple(Start(job.id) for job in fitting[: max(0, free)]), never=frozenset(never))
 
     def start(self, job: Job, attempt: Attempt, claimed_at: float) -> ScriptedAttempt:
-        prepared = prepare(job, [], self._identity.environment, attempt.number)
+        plan, environment = prepare(job, [], self._identity.environment, attempt.number)
         record = AttemptRecord(self._identity.create_directory(attempt))
         spec = AttemptSpec(
             attempt=attempt.id,
             job=job.id,
             number=attempt.number,
             queue=str(queue_address(self._options.queue)),
-            plan=run_plan(job, prepared, self._options.grace, "auto", 5.0),
+            plan=plan,
             environment={},
             lease=self._options.lease,
             lease_until=claimed_at + self._options.lease,
@@ -138,9 +138,9 @@ class ScriptedEngine:
         record.write_attempt(spec)
         body = 'echo $$ > "$0/pid"; "$@" > "$0/output" 2>&1; echo $? > "$0/exit.new"; mv "$0/exit.new" "$0/exit"'
         subprocess.Popen(
-            ["/bin/sh", "-c", body, str(record.directory), *prepared.command],
-            env=prepared.environment | {ATTEMPT_TAG: attempt.id},
-            cwd=prepared.directory,
+            ["/bin/sh", "-c", body, str(record.directory), *plan.command],
+            env=environment | {ATTEMPT_TAG: attempt.id},
+            cwd=plan.directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

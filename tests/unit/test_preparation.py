@@ -1,16 +1,17 @@
 """Command, environment and devices of a job at its start."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engines.preparation import Prepared, prepare, run_plan
+from stoker.engines.preparation import prepare
 from stoker.errors import BadInputError
 from stoker.gpus.model import Gpu
 from stoker.gpus.visible import visible_gpus
 from stoker.queue.model import Job
+from stoker.runs.plan import Plan
 from tests.support.looks import a_gpu
 
 
@@ -36,10 +37,19 @@ def a_job(**changes: Any) -> Job:
     return Job(**(usual | changes))
 
 
+class Prepared(NamedTuple):
+    plan: Plan
+    environment: dict[str, str]
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return self.plan.command
+
+
 def prepared(
     *, gpus: tuple[Gpu, ...] = (a_gpu(0),), worker: dict[str, str] | None = None, number: int = 1, **job: Any
 ) -> Prepared:
-    return prepare(a_job(**job), gpus, worker or {}, number)
+    return Prepared(*prepare(a_job(**job), gpus, worker or {}, number))
 
 
 class TestCommand:
@@ -153,7 +163,7 @@ class TestVisibleDevices:
         graphics = a_gpu(0, uuid="PCI-0", vendor="intel")
         amd = (a_gpu(1, uuid="PCI-1", vendor="amd"), a_gpu(2, vendor="amd"), a_gpu(3, uuid="PCI-3", vendor="amd"))
         present = (graphics, *amd)
-        environment = prepare(a_job(), amd[1:], {}, 1, present=present).environment
+        environment = Prepared(*prepare(a_job(), amd[1:], {}, 1, present)).environment
         assert environment["ROCR_VISIBLE_DEVICES"] == "GPU-00000002,2"
         assert visible_gpus(amd, environment) == amd[1:]
 
@@ -173,7 +183,7 @@ class TestVisibleDevices:
 
 
 def check_policy(job: Job) -> None:
-    run_plan(job, prepare(job, [], {}, 1), 30.0, "auto", 5.0)
+    prepare(job, [], {}, 1)
 
 
 class TestPolicy:

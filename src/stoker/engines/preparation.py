@@ -1,7 +1,6 @@
 """From a queued job to what its supervisor runs: command, environment, rules and batch size."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -17,20 +16,12 @@ from stoker.rules.registry import policies_of
 from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
 
 
-class Prepared(NamedTuple):
-    """What is started."""
-
-    command: tuple[str, ...]
-    environment: dict[str, str]
-    directory: str
-
-
 def prepare(
-    job: Job, gpus: Sequence[Gpu], environment: Mapping[str, str], number: int, *, present: Sequence[Gpu] = ()
-) -> Prepared:
-    """The command and environment of an attempt on these GPUs. `environment`: the worker's own.
+    job: Job, gpus: Sequence[Gpu], environment: Mapping[str, str], number: int, present: Sequence[Gpu] = ()
+) -> tuple[Plan, dict[str, str]]:
+    """What the supervisor of an attempt on these GPUs runs, and the command's environment. Raises BadInputError.
 
-    `present`: all GPUs of the machine, for those that can only be named by their index.
+    `environment`: the worker's own; `present`: all GPUs of the machine, for those that can only be named by index.
     """
     words = job.command if isinstance(job.command, tuple) else ("/bin/sh", "-c", job.command)
     command = tuple(_filled_in(word, job, len(gpus)) for word in words)
@@ -47,7 +38,19 @@ def prepare(
         set_visible_gpus(variables, gpus, present)
     else:
         variables |= {name: job.environment.get(name, "") for name in hiding_variables()}
-    return Prepared(command, variables, job.directory)
+    try:
+        policies_of(job.policy if job.gpus else {})
+    except BadInputError as error:
+        raise BadInputError(f"the policy of job {job.id} cannot be used: {error}") from None
+    plan = Plan(
+        command=command,
+        policy=job.policy,
+        gpus=OF_THE_JOB if job.gpus else UNWATCHED,
+        max_time=job.time_limit,
+        then=job.then,
+        directory=job.directory,
+    )
+    return plan, variables
 
 
 def is_fitted(job: Job) -> bool:
@@ -82,25 +85,6 @@ def _presets(job: Job, number: int) -> dict[str, str]:
     if number > 1:
         presets["WANDB_RESUME"] = "allow"
     return presets
-
-
-def run_plan(job: Job, prepared: Prepared, grace: float, source: str, deadline: float) -> Plan:
-    """What the supervisor of the attempt runs. Raises BadInputError when the job's rules cannot work here."""
-    try:
-        policies_of(job.policy if job.gpus else {})
-    except BadInputError as error:
-        raise BadInputError(f"the policy of job {job.id} cannot be used: {error}") from None
-    return Plan(
-        command=prepared.command,
-        policy=job.policy,
-        gpus=OF_THE_JOB if job.gpus else UNWATCHED,
-        grace=grace,
-        max_time=job.time_limit,
-        then=job.then,
-        source=source,
-        deadline=deadline,
-        directory=prepared.directory,
-    )
 
 
 def batch_size_fit(job: Job, number: int, command: tuple[str, ...], slots: int) -> BatchSizeFit | None:

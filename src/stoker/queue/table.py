@@ -98,15 +98,13 @@ class Table:
         self._driver = driver
         self._throttle = throttle
 
-    def _change(self, work: Callable[[], T]) -> T:
-        """Does it in one transaction and notifies listeners when the answer is not empty."""
-        return self._notified(work, True)
-
     def _throttled_change(self, work: Callable[[], T]) -> T:
-        """The same for what a worker does many times a second; its loop calls `flush`."""
-        return self._notified(work, self._throttle.may_send())
+        """A change that a worker makes many times a second; its loop calls `flush`."""
+        return self._change(work, at_once=self._throttle.may_send())
 
-    def _notified(self, work: Callable[[], T], at_once: bool) -> T:
+    def _change(self, work: Callable[[], T], *, at_once: bool = True) -> T:
+        """Does it in one transaction, and notifies listeners, now or with `flush`, when the answer is not empty."""
+
         def changed() -> T:
             answer = work()
             if answer and at_once:

@@ -135,28 +135,24 @@ class Supervisor(CommandHandler[int]):
 
     def run(self, log: str | None = None, log_limit: int = 0) -> int:
         """The exit code that the whole command ends with. `log` is the file that keeps the job's output."""
-        self._log_path = log
+        plan, self._log_path = self._plan, log
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self._journal.close)
             cleanup.callback(self._prober.leave)
-            self._begin(log, log_limit)
+            self._status = msgspec.structs.replace(self._status, containment=self._reaper.containment)
+            program = Program(
+                plan.command,
+                self._environment,
+                directory=plan.directory,
+                session=log is not None,
+                mask=self._signals.original,
+            )
+            about = str(self._record.directory)
+            self._reaper.start(LaunchRequest(program, plan.signal_number, plan.grace, about, log, log_limit))
             if self._controller is not None:
                 self._controller.on_started()
             self._write_status(state="running", job=self._reaper.job and self._reaper.job.pid)
             return self._loop.run()
-
-    def _begin(self, log: str | None, log_limit: int) -> None:
-        plan = self._plan
-        self._status = msgspec.structs.replace(self._status, containment=self._reaper.containment)
-        program = Program(
-            plan.command,
-            self._environment,
-            directory=plan.directory,
-            session=log is not None,
-            mask=self._signals.original,
-        )
-        about = str(self._record.directory)
-        self._reaper.start(LaunchRequest(program, plan.signal_number, plan.grace, about, log, log_limit))
 
     # Events of the loop
 

@@ -122,7 +122,7 @@ class WorkerLoop:
                     self._log("nothing is left that could start here")
                     return 0
                 self._tidy()
-                self._step_guarded(self._wait())
+                self._step(self._wait())
             if count := len(self._running()):
                 self._log(
                     f"{_jobs(count)} on: the next `stoker work` here finds {'it' if count == 1 else 'them'} again"
@@ -164,23 +164,21 @@ class WorkerLoop:
     def _asked_to_end(self) -> bool:
         return any(received.signal in _STOPPING for received in self._signals.read())
 
-    def _step_guarded(self, readable: set[int]) -> None:
-        """A machine that is short of descriptors, memory or processes for a while must not end its worker."""
-        try:
-            self._step(readable)
-        except OSError as error:
-            self._note_trouble(error)
-            time.sleep(_TROUBLE_PAUSE)
-
     def _note_trouble(self, error: OSError) -> None:
         if time.monotonic() >= self._trouble_logged + _TROUBLE_QUIET:
             self._log(f"this machine is short of something, trying again: {error}")
         self._trouble_logged = time.monotonic()
 
     def _step(self, readable: set[int]) -> None:
-        if time.monotonic() >= self._search_at:
-            self._search()
-        step = self._engine.step(readable)
+        """A machine that is short of descriptors, memory or processes for a while must not end its worker."""
+        try:
+            if time.monotonic() >= self._search_at:
+                self._search()
+            step = self._engine.step(readable)
+        except OSError as error:
+            self._note_trouble(error)
+            time.sleep(_TROUBLE_PAUSE)
+            return
         for attempt in step.ended:
             if attempt.result is not None and attempt.result.outcome == "requeued":
                 self._scheduler.start_failed(attempt.job, attempt.result.reason)
@@ -204,7 +202,10 @@ class WorkerLoop:
             if not self._adopted or self._unadopted or (self._search_at == math.inf and not self._claims_known):
                 self._adopt(store)
             self._deliver(store)
-            self._handle_requests(store)
+            if (self._changes is not None and self._changes.poll()) or self._scheduler.polls_now():
+                self._scheduler.stale = True
+                self._log_streaming.note_change()
+                self._handle_requests(store)
             if self._search_at == math.inf:
                 self._scheduler.place(store)
             # Before anything that may be large or slow: a lease that ends costs the job.
@@ -336,14 +337,10 @@ class WorkerLoop:
     # Requests
 
     def _handle_requests(self, store: Store) -> None:
-        notified = self._changes is not None and self._changes.poll()
-        if notified or self._scheduler.polls_now():
-            self._scheduler.stale = True
-            self._log_streaming.note_change()
-            if self._engine.attempts:
-                requests = store.attempts.requests(self._identity.worker)
-                self._cancel(requests.cancelled)
-                self._snooze(requests.snoozed)
+        if self._engine.attempts:
+            requests = store.attempts.requests(self._identity.worker)
+            self._cancel(requests.cancelled)
+            self._snooze(requests.snoozed)
 
     def _cancel(self, attempts: Collection[str]) -> None:
         for name in attempts:

@@ -9,7 +9,7 @@ from stoker.engines.attempt import lease_clock
 from stoker.engines.engine import Engine, Log, Reservation, WorkerOptions
 from stoker.engines.identity import WorkerIdentity
 from stoker.errors import BadInputError, StokerError
-from stoker.queue import Attempt, Job, Store
+from stoker.queue import Job, Store
 from stoker.queue.commands import shell_text
 from stoker.queue.model import KeptGpus
 
@@ -94,7 +94,10 @@ class Scheduler:
             jobs = {job.id: job for job in waiting}
             decision = self._engine.decide(waiting, store.attempts.ready_at)
             for start in decision.start:
-                self._start(store, jobs[start.job], start.gpus)
+                # Any job that asks for the same fits as well: then many workers do not compete for one job.
+                shape = _shape(jobs[start.job])
+                if not self._start(store, start.gpus, {job.id: job for job in self._waiting if _shape(job) == shape}):
+                    self.stale = True  # other workers were faster
             if self._reserve(store, decision.reserved, jobs):
                 preempt = decision.preempt
             else:
@@ -145,34 +148,27 @@ class Scheduler:
 
     # Starts
 
-    def _start(self, store: Store, job: Job, gpus: tuple[str, ...]) -> None:
-        if time.monotonic() < self._no_starts_until:
-            return  # the one before it could not be started
-        # Any job that asks for the same fits as well: then many workers do not compete for one job.
-        equal = {other.id: other for other in self._waiting if _shape(other) == _shape(job)}
-        before = lease_clock()
-        candidates = list(equal)[:_MOST_EQUAL]
-        attempt = store.attempts.claim(candidates, self._identity.worker, gpus, self._options.lease)
-        if attempt is None:
-            self.stale = True  # other workers were faster
-            return
-        self._begin(store, equal[attempt.job], attempt, before)
-
     def _start_overlooked(self, store: Store, slots: int, moment: float) -> None:
         """Starts jobs without a GPU that are behind more others than were read: nothing else waits for their slots."""
         if moment < self._overlooked_at:
             return
         self._overlooked_at = moment + _SLOW_POLL
         for _ in range(slots):
-            if time.monotonic() < self._no_starts_until:
+            if not self._start(store, ()):
                 return
-            before = lease_clock()
-            attempt = store.attempts.claim_next(self._identity.worker, (), self._options.lease)
-            if attempt is None:
-                return
-            self._begin(store, store.jobs.get(attempt.job), attempt, before)
 
-    def _begin(self, store: Store, job: Job, attempt: Attempt, claimed_at: float) -> None:
+    def _start(self, store: Store, gpus: tuple[str, ...], candidates: Mapping[str, Job] | None = None) -> bool:
+        """Claims the first of these jobs that no other worker has taken, or the next without a GPU, and starts it."""
+        if time.monotonic() < self._no_starts_until:
+            return False  # the one before it could not be started
+        worker, lease, claimed_at = self._identity.worker, self._options.lease, lease_clock()
+        if candidates is None:
+            attempt = store.attempts.claim_next(worker, gpus, lease)
+        else:
+            attempt = store.attempts.claim(list(candidates)[:_MOST_EQUAL], worker, gpus, lease)
+        if attempt is None:
+            return False
+        job = store.jobs.get(attempt.job) if candidates is None else candidates[attempt.job]
         try:
             started = self._engine.start(job, attempt, claimed_at)
         except BadInputError as error:
@@ -188,6 +184,7 @@ class Scheduler:
             # The claim has ended the job's reservation in the queue.
             self._reserved = tuple(one for one in self._reserved if one.job != job.id)
             self._log(f"{job.id}: started{started.where}: {_shortened(job)}")
+        return True
 
     def start_failed(self, job: str, why: str) -> None:
         """A job could not be started and goes back to the queue: pauses before the next one is tried."""

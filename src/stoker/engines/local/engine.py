@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
+from msgspec.structs import replace
+
 from stoker.engines.attempt import ATTEMPT_TAG
 from stoker.engines.engine import Decision, Found, Log, Reservation, RunningAttempt, Step, WorkerOptions
 from stoker.engines.identity import WorkerIdentity
@@ -23,11 +25,11 @@ from stoker.engines.local.placement import (
     WaitingReason,
     place,
 )
-from stoker.engines.local.record import LocalAttemptRecord, LocalAttemptSpec
+from stoker.engines.local.record import LocalAttemptRecord, LocalAttemptSpec, StartAttempt
 from stoker.engines.local.reserved_gpus import ReservedGpusFile
 from stoker.engines.local.shims import ForkServer, ShimPool
 from stoker.engines.local.waiting_reasons import why_waiting
-from stoker.engines.preparation import batch_size_fit, prepare, run_plan
+from stoker.engines.preparation import batch_size_fit, prepare
 from stoker.errors import StokerError
 from stoker.gpus.prober import DEFAULT_DEADLINE, Prober
 from stoker.paths import state_home
@@ -153,13 +155,10 @@ class LocalEngine:
     def start(self, job: Job, attempt: Attempt, claimed_at: float) -> LocalAttempt:
         identity, tracker = self._identity, self._machine.tracker
         gpus = [tracker.known[uuid] for uuid in attempt.gpus]
-        prepared = prepare(job, gpus, identity.environment, attempt.number, present=tracker.present)
-        plan = run_plan(job, prepared, self._options.grace, self._own.source, self._own.deadline)
-        environment = {
-            name: value for name, value in prepared.environment.items() if identity.environment.get(name) != value
-        }
-        environment[ATTEMPT_TAG] = attempt.id
-        fit = batch_size_fit(job, attempt.number, prepared.command, self._own.slots_per_gpu)
+        plan, variables = prepare(job, gpus, identity.environment, attempt.number, tracker.present)
+        plan = replace(plan, grace=self._options.grace, source=self._own.source, deadline=self._own.deadline)
+        changed = {name: value for name, value in variables.items() if identity.environment.get(name) != value}
+        fit = batch_size_fit(job, attempt.number, plan.command, self._own.slots_per_gpu)
         channel, processes = self._shims.take()
         record = LocalAttemptRecord(identity.create_directory(attempt))
         attempt_spec = LocalAttemptSpec(
@@ -172,8 +171,8 @@ class LocalEngine:
             processes=processes,
             request=_request(job, 0),
             plan=plan,
-            environment=environment,
-            without=tuple(name for name in identity.environment if name not in prepared.environment),
+            environment=changed | {ATTEMPT_TAG: attempt.id},
+            without=tuple(name for name in identity.environment if name not in variables),
             gpus=attempt.gpus,
             lease=self._options.lease,
             lease_until=claimed_at + self._options.lease,
@@ -185,11 +184,13 @@ class LocalEngine:
         try:
             record.write_attempt(attempt_spec)
             running = LocalAttempt(record, attempt_spec, channel)
-            self._shims.start(running)
+            if not channel.send(StartAttempt(str(record.directory))):
+                raise StokerError("the process that was to run it was killed")
         except (StokerError, OSError):
             # Nothing was started: no worker may find it and take it for something that runs.
             shutil.rmtree(record.directory, ignore_errors=True)
             raise
+        self._shims.attempts[attempt.id] = running
         indices = sorted(tracker.known[uuid].index for uuid in attempt.gpus)
         if indices:
             running.where = f" on GPU{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"

@@ -175,19 +175,16 @@ class _Turn:
         Preemptible jobs are considered when no normal one can start any more, or one could be started and preempted in
         the same decision.
         """
-        normal = [request for request in queue if not request.preemptible]
-        self._consider_all(normal)
-        if self._started:
-            return self._started
-        self._drop_reservations()
-        self._consider_all([request for request in queue if request.preemptible])
+        for preemptible in (False, True):
+            if preemptible:
+                self._drop_reservations()
+            considered = [request for request in queue if request.preemptible is preemptible]
+            for request in considered:
+                self._consider(request)
+            if self._started:
+                break
+            self._explain(considered)
         return self._started
-
-    def _consider_all(self, queue: Sequence[ResourceRequest]) -> None:
-        for request in queue:
-            self._consider(request)
-        if not self._started:
-            self._explain(queue)
 
     def _drop_reservations(self) -> None:
         """Preemptible jobs may use what is reserved for a normal one: they are preempted when it can start."""

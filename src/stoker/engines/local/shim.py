@@ -22,7 +22,7 @@ import msgspec
 
 from stoker.actions.action import facts_of
 from stoker.actions.perform import perform_detached
-from stoker.engines.attempt import AttemptResult, lease_clock, result_of
+from stoker.engines.attempt import AttemptResult, BatchSizeFit, lease_clock, result_of
 from stoker.engines.delivery import DetachedDelivery
 from stoker.engines.fitting import FittedRun
 from stoker.engines.local.record import (
@@ -205,9 +205,15 @@ class _Supervision:
 
     def run(self) -> ShimChannel | None:
         """Runs the job and delivers its result. The connection to the worker, if there is one."""
+        spec = self._attempt_spec
         try:
             with self._plan() as plan:
-                self._supervise(plan)
+                environment = {name: value for name, value in os.environ.items() if name not in spec.without}
+                environment |= spec.environment
+                if spec.fitting is None:
+                    self._run(plan, environment)
+                else:
+                    self._fit_and_run(spec.fitting, plan, environment)
                 # Before its snapshot is removed, which may take minutes.
                 self._wait_until_recorded()
                 self._act(plan)
@@ -248,15 +254,10 @@ class _Supervision:
         finally:
             worktree.remove()
 
-    def _supervise(self, plan: Plan) -> None:
-        spec = self._attempt_spec
-        environment = {name: value for name, value in os.environ.items() if name not in spec.without}
-        environment |= spec.environment
-        if spec.fitting is None:
-            self._run(plan, environment)
-            return
+    def _fit_and_run(self, fit: BatchSizeFit, plan: Plan, environment: dict[str, str]) -> None:
         self.on_started()
-        fitted_run = FittedRun(spec.fitting, self._record, spec.log_limit, plan.source)
+        spec = self._attempt_spec
+        fitted_run = FittedRun(fit, self._record, spec.log_limit, plan.source)
         # By this variable the next worker finds what is left of a probe whose supervisors were killed.
         tags = {"STOKER_RUN_DIR": str(self._record.directory)}
         fitted_run.find(plan, spec.gpus, environment | tags, self._prober, self._check_before_start)

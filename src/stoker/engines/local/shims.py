@@ -23,7 +23,7 @@ from typing import Final
 
 from stoker.engines.attempt import UNDELIVERED, AttemptResult
 from stoker.engines.local.attempts import LocalAttempt
-from stoker.engines.local.record import AttemptProcesses, ShimChannel, ShimReady, StartAttempt
+from stoker.engines.local.record import AttemptProcesses, ShimChannel, ShimReady
 from stoker.engines.local.shim import run_attempts
 from stoker.errors import StokerError
 from stoker.queue import warm_up
@@ -289,13 +289,6 @@ class ShimPool:
                 self._new.clear()
                 raise StokerError("no process for it came up: the machine is out of processes or memory, or suspended")
             self._await_one()
-
-    def start(self, attempt: LocalAttempt) -> None:
-        """Sends the shim its attempt, which is on disk. Raises StokerError when the shim is gone."""
-        directory = str(attempt.record.directory)
-        if attempt.channel is not None and not attempt.channel.send(StartAttempt(directory)):
-            raise StokerError("the process that was to run it was killed")
-        self.attempts[attempt.id] = attempt
 
     def receive(self, readable: Collection[int]) -> list[LocalAttempt]:
         """Handles what the shims sent; the attempts whose result has become known."""

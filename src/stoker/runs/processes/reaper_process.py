@@ -156,7 +156,12 @@ class ReaperProcess:
             self._log = LogWriter(request.log, request.log_limit)
             program = program._replace(output=self._setup.output[1])
         try:
-            self._job = self._start(program)
+            pid: int | None = None
+            if program.session and program.output is not None and self._is_inside:
+                self._leave_session()
+                pid = spawn(program)
+            # Between fork and exec: the job stays in the session of the supervisor, and this process leaves it.
+            self._job = pid or start(program, self._setup.cgroup, after_fork=self._leave_session)
         except CannotStartError as error:
             self.empty = True
             self._request = None
@@ -175,14 +180,6 @@ class ReaperProcess:
             who = identify(pid)
             return who.started if who else 0
         return 0
-
-    def _start(self, program: Program) -> int:
-        if program.session and program.output is not None and self._is_inside:
-            self._leave_session()
-            if (pid := spawn(program)) is not None:
-                return pid
-        # Between fork and exec: the job stays in the session of the supervisor, and this process leaves it.
-        return start(program, self._setup.cgroup, after_fork=self._leave_session)
 
     def _enter_cgroup(self) -> None:
         """Enters the cgroup of its jobs, so that they are created inside it."""
