@@ -111,7 +111,7 @@ def history(places: Places) -> list[Figure]:
 
 
 def _claim_and_finish(queue: Store) -> None:
-    attempt = queue.attempts.claim_next("w", ["GPU-0"], 60.0)
+    attempt = queue.attempts.claim(None, "w", ["GPU-0"], 60.0)
     assert attempt is not None
     assert queue.attempts.finish(attempt.id, "succeeded", 0)
 

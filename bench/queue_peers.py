@@ -30,7 +30,7 @@ def drain_ours(url: str) -> None:
     with open_queue(url) as queue:
 
         def one() -> bool:
-            attempt = queue.attempts.claim_next("w", [], 60.0)
+            attempt = queue.attempts.claim(None, "w", [], 60.0)
             return attempt is not None and queue.attempts.finish(attempt.id, "succeeded", 0)
 
         _timed(one)

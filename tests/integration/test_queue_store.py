@@ -214,11 +214,11 @@ def test_claim_succeeds_once_and_returns_the_attempt(queue: Store) -> None:
 def test_claim_takes_the_first_job_with_that_number_of_gpus(queue: Store) -> None:
     (two,) = submit(queue, "two", gpus=2, priority=5)
     (none,) = submit(queue, "none", gpus=0)
-    attempt = queue.attempts.claim_next("w", [], LONG)
+    attempt = queue.attempts.claim(None, "w", [], LONG)
     assert attempt is not None
     assert attempt.job == none
-    assert queue.attempts.claim_next("w", ["GPU-a"], LONG) is None
-    both = queue.attempts.claim_next("w", ["GPU-a", "GPU-b"], LONG)
+    assert queue.attempts.claim(None, "w", ["GPU-a"], LONG) is None
+    both = queue.attempts.claim(None, "w", ["GPU-a", "GPU-b"], LONG)
     assert both is not None
     assert both.job == two
 

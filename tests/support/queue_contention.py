@@ -79,7 +79,7 @@ def _take_part(url: str, name: str, directory: Path) -> None:
                     attempt = queue.attempts.claim([job.id for job in queue.attempts.ready(4)], name, [], LEASE)
                 case _:
                     attempt = None
-            attempt = attempt or queue.attempts.claim_next(name, [], LEASE)
+            attempt = attempt or queue.attempts.claim(None, name, [], LEASE)
             if attempt is not None:
                 assert queue.attempts.finish(attempt.id, "succeeded", 0)
                 had.append(attempt.job)

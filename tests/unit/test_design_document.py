@@ -11,6 +11,7 @@ backquotes is for people and is not checked. The tables:
                           empty and names its implementing classes as `package.module.Class`
 | purpose | verbs |       every verb of the command line once, in any grouping
 | variable | … |          every STOKER_* variable that src mentions
+| file | function | … |   the path of a job: a file under src/stoker and a function in it; at most 35 in 25 files
 """
 
 import ast
@@ -152,3 +153,17 @@ def variables_of(command: click.Command, context: click.Context) -> Iterator[str
         for verb in command.list_commands(context):
             if (found := command.get_command(context, verb)) is not None:
                 yield from variables_of(found, context)
+
+
+def test_path_of_a_job_names_functions_that_exist() -> None:
+    rows = table("file", "function", "…")
+    path = [(file, function) for row in rows for file in names(row[0]) for function in names(row[1])]
+    assert len(path) == len(set(path)) == len(rows)
+    for file, function in path:
+        found: Any = importlib.import_module("stoker." + file.removesuffix(".py").replace("/", "."))
+        for name in function.split("."):
+            assert hasattr(found, name), f"{file} has no {function}"
+            found = getattr(found, name)
+        assert callable(found)
+    assert len(path) <= 35
+    assert len({file for file, _function in path}) <= 25

@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -67,17 +67,16 @@ class Attempts(Table):
         self.ready_at = next((row[-1] for row in rows if row[-1] is not None), self.ready_at)
         return list(self._ready.values())
 
-    def claim(self, jobs: list[str], worker: str, gpus: Sequence[str], lease_seconds: float) -> Attempt | None:
-        """The right to run the first of these jobs that may start, until the lease ends; None when none may."""
-        return self._claimed("claim", {"jobs": json_text(jobs)}, worker, gpus, lease_seconds)
-
-    def claim_next(self, worker: str, gpus: Sequence[str], lease_seconds: float) -> Attempt | None:
-        """The right to run the next ready job that wants exactly as many GPUs."""
-        return self._claimed("claim next", {"wanted": len(gpus)}, worker, gpus, lease_seconds)
-
-    def _claimed(
-        self, statement: str, which: Mapping[str, str | int], worker: str, gpus: Sequence[str], lease: float
+    def claim(
+        self, jobs: Sequence[str] | None, worker: str, gpus: Sequence[str], lease_seconds: float
     ) -> Attempt | None:
+        """The right to run the first of these jobs that may start, until the lease ends; None when none may.
+
+        Without `jobs`: the next ready job that wants exactly as many GPUs.
+        """
+        statement, which = (
+            ("claim next", {"wanted": len(gpus)}) if jobs is None else ("claim", {"jobs": json_text(jobs)})
+        )
         self._sweep_now_and_then(worker)
         attempt = os.urandom(16).hex()
         parameters: Parameters = {
@@ -85,7 +84,7 @@ class Attempts(Table):
             "attempt": attempt,
             "worker": worker,
             "gpus": json_text(list(gpus)),
-            "lease": float(lease),
+            "lease": float(lease_seconds),
         }
         rows = self._taken_job(statement, parameters)
         if not rows and self.sweep(worker):
@@ -164,12 +163,10 @@ class Attempts(Table):
 
     def finish(self, attempt: str, outcome: Outcome, exit_code: int | None = None, reason: str = "") -> bool:
         """Writes the outcome of an attempt. False, and nothing is changed, when it has one already."""
-        if outcome == "succeeded":
-            return self._succeeded(attempt, exit_code, clean_text(reason))
-        return self._throttled_change(lambda: self._end(attempt, outcome, exit_code, clean_text(reason)))
-
-    def _succeeded(self, attempt: str, exit_code: int | None, reason: str) -> bool:
-        """In one round trip, without a look at the job: a success has the same consequence for all."""
+        reason = clean_text(reason)
+        if outcome != "succeeded":
+            return self._throttled_change(lambda: self._end(attempt, outcome, exit_code, reason))
+        # In one round trip, without a look at the job: a success has the same consequence for all.
         due = self._throttle.may_send()
         parameters: Parameters = {"attempt": attempt, "exit_code": exit_code, "reason": reason, "ring": int(due)}
         ended = bool(self._driver.at_once("succeed", parameters))

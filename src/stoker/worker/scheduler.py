@@ -162,10 +162,8 @@ class Scheduler:
         if time.monotonic() < self._no_starts_until:
             return False  # the one before it could not be started
         worker, lease, claimed_at = self._identity.worker, self._options.lease, lease_clock()
-        if candidates is None:
-            attempt = store.attempts.claim_next(worker, gpus, lease)
-        else:
-            attempt = store.attempts.claim(list(candidates)[:_MOST_EQUAL], worker, gpus, lease)
+        jobs = None if candidates is None else list(candidates)[:_MOST_EQUAL]
+        attempt = store.attempts.claim(jobs, worker, gpus, lease)
         if attempt is None:
             return False
         job = store.jobs.get(attempt.job) if candidates is None else candidates[attempt.job]

@@ -95,6 +95,14 @@ class LocalAttempt(RunningAttempt):
         if self.channel is not None:
             self.channel.send(ResultRecorded())
 
+    def lose_shim(self) -> None:
+        """The shim has closed the connection: it is done with the attempt, or was killed."""
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+            if self.result is None:
+                self.connect()
+
     def check_shim(self) -> None:
         """Continues a shim that was stopped by a signal: it must receive a cancellation, and renew its lease.
 

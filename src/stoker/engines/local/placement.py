@@ -180,7 +180,16 @@ class _Turn:
                 self._drop_reservations()
             considered = [request for request in queue if request.preemptible is preemptible]
             for request in considered:
-                self._consider(request)
+                if request.shape in self._failed_shapes:
+                    continue
+                if self._place_on_cpu(request) if request.gpus == 0 else self._start(request) or self._promise(request):
+                    continue
+                # Within a pass room only shrinks, so another job of this shape need not be tried, unless the only
+                # obstacle was that another machine has this one.
+                if request.job not in self._elsewhere:
+                    self._failed_shapes.add(request.shape)
+                if self._reserved_for is None and request.gpus:
+                    self._reserve_for(request)
             if self._started:
                 break
             self._explain(considered)
@@ -192,18 +201,6 @@ class _Turn:
             capacity.reservation = None
         self._reserved_for = None
         self._failed_shapes.clear()
-
-    def _consider(self, request: ResourceRequest) -> None:
-        if request.shape in self._failed_shapes:
-            return
-        if self._place_on_cpu(request) if request.gpus == 0 else self._start(request) or self._promise(request):
-            return
-        # Within a pass room only shrinks, so another job of this shape need not be tried, unless the only obstacle was
-        # that another machine has this one.
-        if request.job not in self._elsewhere:
-            self._failed_shapes.add(request.shape)
-        if self._reserved_for is None and request.gpus:
-            self._reserve_for(request)
 
     # Jobs that start
 

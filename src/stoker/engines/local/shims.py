@@ -298,9 +298,18 @@ class ShimPool:
             self._receive_from_idle(channel)
         ended = []
         for attempt in list(self.attempts.values()):
-            connection, before = attempt.channel, attempt.result
-            if connection is not None and connection.fileno() in readable:
-                self._receive_from(attempt, connection)
+            channel, before = attempt.channel, attempt.result
+            if channel is not None and channel.fileno() in readable:
+                while (message := channel.receive()) is not None:
+                    if isinstance(message, AttemptResult):
+                        attempt.result = message
+                    elif isinstance(message, ShimReady):
+                        # The attempt is complete on disk.
+                        self._idle[channel] = message.processes
+                        attempt.channel = None
+                        break
+                if not channel.open:
+                    attempt.lose_shim()
             elif attempt.reaper_exit in readable:
                 attempt.conclude()
             elif attempt.retry_at <= time.monotonic():
@@ -346,18 +355,3 @@ class ShimPool:
             self._new.discard(channel)
             self._idle.pop(channel, None)
             channel.close()
-
-    def _receive_from(self, attempt: LocalAttempt, channel: ShimChannel) -> None:
-        while (message := channel.receive()) is not None:
-            if isinstance(message, AttemptResult):
-                attempt.result = message
-            elif isinstance(message, ShimReady):
-                # Its last attempt is complete on disk.
-                self._idle[channel] = message.processes
-                attempt.channel = None
-                return
-        if not channel.open:
-            channel.close()
-            attempt.channel = None
-            if attempt.result is None:
-                attempt.connect()
