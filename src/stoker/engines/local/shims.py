@@ -298,17 +298,17 @@ class ShimPool:
             self._receive_from_idle(channel)
         ended = []
         for attempt in list(self.attempts.values()):
-            channel, before = attempt.channel, attempt.result
-            if channel is not None and channel.fileno() in readable:
-                while (message := channel.receive()) is not None:
+            connection, before = attempt.channel, attempt.result
+            if connection is not None and connection.fileno() in readable:
+                while (message := connection.receive()) is not None:
                     if isinstance(message, AttemptResult):
                         attempt.result = message
                     elif isinstance(message, ShimReady):
                         # The attempt is complete on disk.
-                        self._idle[channel] = message.processes
+                        self._idle[connection] = message.processes
                         attempt.channel = None
                         break
-                if not channel.open:
+                if not connection.open:
                     attempt.lose_shim()
             elif attempt.reaper_exit in readable:
                 attempt.conclude()
