@@ -10,7 +10,6 @@ from stoker.fill.other_users import WORKING, OtherUsers
 from stoker.fill.slot import SlotView
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, Utilization
 from stoker.presence.holders import DeviceHolder, Scan
-from stoker.presence.ignoring import Ignored
 from stoker.procfs import identify
 
 GPU = "GPU-a"
@@ -52,7 +51,7 @@ def look(processes: Maybe[Sequence[Process]] = (), utilization: Maybe[Utilizatio
 def view(
     seen: Look, *holders: DeviceHolder, own: Sequence[int] = (), ignore: Sequence[str] = (), occupied: bool = False
 ) -> SlotView:
-    other_users = OtherUsers(lambda pid: pid in own, {GPU: Ignored(ignore)})
+    other_users = OtherUsers(lambda pid: pid in own, {GPU: ignore})
     other_users.looked(seen)
     other_users.scanned(Scan({GPU: holders}, 0))
     return other_users.views([GPU] if occupied else [])[GPU]
@@ -166,7 +165,7 @@ def test_view_is_unknown_before_the_first_look_and_without_gpus() -> None:
     other_users = OtherUsers(lambda _: False, {})
     assert other_users.views([]) == {}
     other_users.looked(look())
-    other_users.lost("no GPU is there any more")
+    other_users.lost()
     assert other_users.views([]) == {}
 
 

@@ -32,7 +32,7 @@ from stoker.gpus.visible import device_nodes, select_gpus
 from stoker.paths import is_there
 from stoker.presence.device_events import DeviceEvents
 from stoker.presence.holders import HolderScanner
-from stoker.presence.ignoring import SHIPPED, Ignored
+from stoker.presence.ignoring import SHIPPED
 from stoker.presence.terminals import Terminals
 from stoker.procfs import Identity, boot_id, identify, stat
 from stoker.runs.processes.signals import SignalStream
@@ -210,7 +210,7 @@ class Filler:
         try:
             look = self._sampler.step()
         except AbsentError as absent:
-            self._other_users.lost(str(absent))
+            self._other_users.lost()
             self._note("absent", f"{absent}: there is nothing to fill")
             return
         if look is None:
@@ -226,7 +226,7 @@ class Filler:
     def _create_slots(self, look: Look) -> None:
         """Creates the slots and starts to watch for other users. Raises StokerError if another filler has them."""
         self._claims.take(gpus_to_fill(self._config, look.gpus))
-        ignored = {gpu.uuid: Ignored(self._patterns(gpu, look.gpus)) for gpu in look.gpus}
+        ignored = {gpu.uuid: self._patterns(gpu, look.gpus) for gpu in look.gpus}
         nodes = device_nodes(look.gpus, self._root)
 
         def holders_suffice(uuid: str) -> bool:

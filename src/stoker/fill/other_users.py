@@ -7,7 +7,7 @@ from stoker.fill.slot import SlotView
 from stoker.gpus.model import NOT_SUPPORTED, Gpu, Look, Process, Reading, Unknown, known
 from stoker.gpus.report import describe
 from stoker.presence.holders import DeviceHolder, Scan
-from stoker.presence.ignoring import Ignored
+from stoker.presence.ignoring import is_ignored
 from stoker.procfs import Identity, is_alive
 from stoker.units import format_percent
 
@@ -21,27 +21,26 @@ class OtherUsers:
     def __init__(
         self,
         is_own: Callable[[int], bool],
-        ignored: Mapping[str, Ignored],
+        ignored: Mapping[str, Collection[str]],
         *,
         holders_suffice: Callable[[str], bool] = lambda _uuid: False,
     ) -> None:
-        """`ignored`: by the uuid of a GPU, the programs on it that do not count. `holders_suffice`: whether the holders
-        of a GPU's node are enough to judge it by, where its driver tells neither utilization nor processes.
+        """`ignored`: by the uuid of a GPU, patterns of the programs on it that do not count.
+
+        `holders_suffice`: whether the holders of a GPU's node are enough to judge it by, where its driver reports
+        neither utilization nor processes.
         """
         self._is_own = is_own
         self._ignored = ignored
         self._holders_suffice = holders_suffice
         self._look: Look | None = None
-        self._absent = "it has not been looked at yet"
         self._by_gpu: Mapping[str, tuple[DeviceHolder, ...]] = {}
-        # Told apart while they can be asked: a child of our own program that has ended is nobody's child any more,
-        # and a stranger who has ended may have been followed by another that only the next scan shows.
+        # Found out while they live: an ended child of our own program is nobody's child any more, and an ended
+        # stranger may have been followed by another that only the next scan shows.
         self._clients: frozenset[Identity] = frozenset()
         """Processes that the driver lists and that are not ours."""
         self._openers: frozenset[Identity] = frozenset()
         """Those who hold a node and are not ours."""
-        self.unseen = 0
-        """Processes whose open files may not be read: only the driver knows whether they use a GPU."""
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -52,15 +51,13 @@ class OtherUsers:
         listed = [reading.processes for reading in look.readings if known(reading.processes)]
         self._clients = self._others(process for processes in listed for process in processes)
 
-    def lost(self, reason: str) -> None:
+    def lost(self) -> None:
         """There is nothing to look at any more."""
         self._look = None
-        self._absent = reason
 
     def scanned(self, scan: Scan) -> frozenset[str]:
         """The GPUs that have other holders than before."""
         before, self._by_gpu = self._by_gpu, scan.by_gpu
-        self.unseen = scan.unseen
         self._openers = self._others(holder for holders in scan.by_gpu.values() for holder in holders)
         return frozenset(uuid for uuid, holders in scan.by_gpu.items() if before.get(uuid, ()) != holders)
 
@@ -91,7 +88,7 @@ class OtherUsers:
         """Somebody who holds the device node."""
         for holder in self._by_gpu.get(uuid, ()):
             is_other = Identity(holder.pid, holder.started) in self._openers
-            if is_other and not self._is_ignored(uuid, holder.name, holder.executable):
+            if is_other and not is_ignored(self._ignored.get(uuid, ()), holder.name, holder.executable):
                 return f"{holder.user}'s {holder.executable or holder.name} (pid {holder.pid})"
         return None
 
@@ -110,20 +107,16 @@ class OtherUsers:
             return not is_occupied
         name = process.name if known(process.name) else ""
         is_other = Identity(process.pid, process.started) in self._clients
-        return is_other and not self._is_ignored(uuid, name, None)
+        return is_other and not is_ignored(self._ignored.get(uuid, ()), name)
 
     def _others(self, those: Iterable[DeviceHolder | Process]) -> frozenset[Identity]:
-        """Who of them is not ours. Asked in this order: one that ended just now can no longer be told from them."""
+        """Those that are not ours. In this order: one that ended just now cannot be distinguished from them."""
         seen = {Identity(one.pid, one.started) for one in those if known(one.started)}
         return frozenset(who for who in seen if not self._is_own(who.pid) and is_alive(who))
 
-    def _is_ignored(self, uuid: str, name: str, executable: str | None) -> bool:
-        ignored = self._ignored.get(uuid)
-        return ignored is not None and ignored.matches_names(name, executable)
-
 
 def _answers(reading: Reading) -> bool:
-    """Whether the driver answers for this GPU at all, be it that it does not support what it is asked."""
+    """Whether the driver answers for this GPU at all, if only that it does not support a value."""
     values = (reading.utilization, reading.processes, reading.memory_used, reading.power, reading.temperature)
     return any(not isinstance(value, Unknown) or value.reason == NOT_SUPPORTED for value in values)
 

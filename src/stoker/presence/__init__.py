@@ -1,1 +1,1 @@
-"""Who is at this machine: who holds its GPUs' device nodes, who is at a terminal, and what rings when that changes."""
+"""Who else uses this machine: holders of its GPUs' device nodes, and users at terminals."""

@@ -152,14 +152,6 @@ class HolderScanner:
         self._forget_all_but(pids)
         return Scan({uuid: tuple(holders) for uuid, holders in by_gpu.items()}, unseen)
 
-    def scan_one(self, pid: int) -> frozenset[str]:
-        """The GPUs that this process holds, none when it is gone. PermissionError when that may not be seen."""
-        self._refresh_wanted()
-        try:
-            return self._held(pid, Mounts(self._proc))
-        except _GONE:
-            return _NOTHING
-
     def _refresh_wanted(self) -> None:
         """Nodes appear late and are recreated, so they are examined at each scan."""
         wanted: dict[NodeId, frozenset[str]] = {}

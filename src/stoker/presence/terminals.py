@@ -6,8 +6,7 @@ as idle. Without a screen, as with a remote desktop, the user counts as active: 
 hidden by another one does not count. Sessions are read from logind's files, without a bus or privileges.
 """
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,7 +17,6 @@ from stoker.procfs import user_name
 COARSENESS: Final = 8.0
 # The kernel's MAX_NR_CONSOLES. /dev/tty0 is none: it stands for whichever is in front.
 _CONSOLES: Final = range(1, 64)
-_SCREEN: Final = re.compile(r"card[0-9]+-.+")
 
 
 class LoginSession(NamedTuple):
@@ -26,17 +24,15 @@ class LoginSession(NamedTuple):
 
     user: str
     person: bool
-    """Whether it belongs to a person, not to a login screen, service manager or timer."""
-    closing: bool
-    """The user has logged out and only some processes stay."""
+    """Whether a person is logged in: not a login screen, a service manager or a session that is being closed."""
     in_front: bool
     """Whether its seat shows it; True without a seat."""
     kind: str
     """tty, x11, wayland, mir, web or unspecified."""
-    seat: str | None
-    terminal: str | None
+    seat: str
+    terminal: str
     """Such as tty2 or pts/3."""
-    display: str | None
+    display: str
     """Such as :0, of an X11 session."""
 
     @property
@@ -44,50 +40,30 @@ class LoginSession(NamedTuple):
         return self.kind in ("x11", "wayland", "mir")
 
 
-def read_sessions(root: Path) -> list[LoginSession]:
+def _sessions(root: Path) -> Iterator[LoginSession]:
     """All sessions; none without logind."""
     try:
-        files = sorted((root / "run/systemd/sessions").iterdir())
+        # Beside a session's file lie its pipe (.ref) and, for a moment, the file that will replace it.
+        files = sorted(path for path in (root / "run/systemd/sessions").iterdir() if not path.name.startswith("."))
     except OSError:
-        return []
-    return list(_sessions(files))
-
-
-def _sessions(files: list[Path]) -> Iterator[LoginSession]:
+        return
     for path in files:
         try:
-            # Beside a session's file lie its pipe (.ref) and, for a moment, the file that will replace it.
-            if path.name.startswith(".") or not path.is_file():
-                continue
-            text = path.read_text(errors="replace")
+            text = path.read_text(errors="replace") if path.is_file() else ""
         except OSError:
             continue
-        fields = dict(_pairs(text))
-        user = fields.get("USER") or fields.get("UID")
-        if user:
-            yield _session(user, fields)
-
-
-def _pairs(text: str) -> Iterator[tuple[str, str]]:
-    for line in text.splitlines():
-        key, equals, value = line.partition("=")
-        if equals and not key.startswith("#"):
-            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
-            yield key, value[1:-1] if quoted else value
-
-
-def _session(user: str, fields: dict[str, str]) -> LoginSession:
-    return LoginSession(
-        user=user,
-        # user, user-early, user-light…; not greeter, lock-screen, manager, background. Old files have no class.
-        person=fields.get("CLASS", "user").startswith("user"),
-        closing=fields.get("STATE") == "closing",
-        in_front=fields.get("ACTIVE", "1") == "1",
-        kind=fields.get("TYPE", "unspecified"),
-        seat=fields.get("SEAT") or None,
-        terminal=(fields.get("TTY") or "").removeprefix("/dev/") or None,
-        display=fields.get("DISPLAY") or None,
-    )
+        fields = {key: value.strip("\"'") for key, _, value in (line.partition("=") for line in text.splitlines())}
+        if user := fields.get("USER") or fields.get("UID"):
+            yield LoginSession(
+                user=user,
+                # user, user-early, user-light…; not greeter, lock-screen, manager, background. Old files have no class.
+                person=fields.get("CLASS", "user").startswith("user") and fields.get("STATE") != "closing",
+                in_front=fields.get("ACTIVE", "1") == "1",
+                kind=fields.get("TYPE", "unspecified"),
+                seat=fields.get("SEAT", ""),
+                terminal=fields.get("TTY", "").removeprefix("/dev/"),
+                display=fields.get("DISPLAY", ""),
+            )
 
 
 class TerminalActivity(NamedTuple):
@@ -109,17 +85,14 @@ class Terminals:
 
     def activity(self, now_wall: float) -> list[TerminalActivity]:
         """Everyone who is logged in at a terminal or screen, the most recently active first."""
-        sessions = read_sessions(self._root)
-        people = [session for session in sessions if session.person and not session.closing]
-        found = [*self._terminals(sessions, people, now_wall), *self._screens(people, now_wall)]
+        sessions = list(_sessions(self._root))
+        found = [*self._terminals(sessions, now_wall), *self._screens(sessions, now_wall)]
         return sorted(found, key=lambda activity: (activity.idle, activity.terminal))
 
-    def _terminals(
-        self, sessions: list[LoginSession], people: list[LoginSession], now: float
-    ) -> Iterator[TerminalActivity]:
+    def _terminals(self, sessions: list[LoginSession], now: float) -> Iterator[TerminalActivity]:
         # The terminal of a graphical session gets no input; one of a login screen or service has no user.
-        not_typed_at = {session.terminal for session in sessions if session.graphical or session not in people}
-        logged_in = {session.terminal for session in people if session.terminal} - not_typed_at
+        not_typed_at = {session.terminal for session in sessions if session.graphical or not session.person}
+        logged_in = {session.terminal for session in sessions if session.terminal} - not_typed_at
         consoles = {f"tty{number}" for number in _CONSOLES} - not_typed_at
         for name in sorted(logged_in | consoles | self._pseudo_terminals()):
             try:
@@ -139,36 +112,28 @@ class Terminals:
             return set()
         return {f"pts/{name}" for name in names if name.isdecimal()}
 
-    def _screens(self, people: list[LoginSession], now: float) -> Iterator[TerminalActivity]:
+    def _screens(self, sessions: list[LoginSession], now: float) -> Iterator[TerminalActivity]:
         dark_for = self._dark_for(now)
-        for session in people:
-            if session.graphical and session.in_front:
+        for session in sessions:
+            if session.person and session.graphical and session.in_front:
                 place = session.seat or session.display or "remote"
-                idle = dark_for if session.seat is not None else 0.0
+                idle = dark_for if session.seat else 0.0
                 yield TerminalActivity(session.user, f"{place} ({session.kind})", idle)
 
     def _dark_for(self, now: float) -> float:
         """Seconds since all screens went off; 0 while one is on or none is known."""
-        if not _all_dark(_screens_of(self._root)):
+        # The connectors of graphics cards that a screen is plugged into.
+        screens = [
+            connector
+            for connector in (self._root / "sys/class/drm").glob("card[0-9]*-*")
+            if _word(connector / "status") == "connected"
+        ]
+        if not screens or any(_word(screen / "dpms") != "Off" for screen in screens):
             self._dark_since = None
             return 0.0
         if self._dark_since is None or self._dark_since > now:
             self._dark_since = now
         return now - self._dark_since
-
-
-def _screens_of(root: Path) -> list[Path]:
-    """The connectors of graphics cards that a screen is plugged into."""
-    try:
-        places = [path for path in (root / "sys/class/drm").iterdir() if _SCREEN.fullmatch(path.name)]
-    except OSError:
-        return []
-    return [place for place in places if _word(place / "status") == "connected"]
-
-
-def _all_dark(screens: Iterable[Path]) -> bool:
-    states = [_word(screen / "dpms") for screen in screens]
-    return bool(states) and all(state == "Off" for state in states)
 
 
 def _word(path: Path) -> str | None:
