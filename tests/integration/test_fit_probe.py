@@ -215,7 +215,7 @@ def test_killed_fitter_leaves_no_probe_running(tmp_path: Path) -> None:
     wait_for(lambda: not lives(left), named="the end of what the probe started")
 
 
-@pytest.mark.parametrize("fails", ["1", "137", "1:RuntimeError: nicht genügend Grafikspeicher"])
+@pytest.mark.parametrize("fails", ["1", "137"])
 def test_failure_without_an_out_of_memory_message_counts_as_too_large(fails: str) -> None:
     # Neither the base nor the size after it fits: 8 does.
     answer = fit_what_is_shown("--slope", "1600", "--fails", fails, search_options={"base": 16})

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 import pytest
 
-from stoker.actions.action import Action, ActionError, Facts, Messenger
+from stoker.actions.action import Action, ActionError, Facts
 from stoker.actions.systemd import ServiceManager
 from stoker.actions.watcher import Watched, Watcher, WatchOptions
 from stoker.gpus.model import Look, Maybe, Unknown
@@ -89,7 +89,9 @@ class Scribe(Action):
         self._work(facts)
 
 
-class SendingAction(Scribe, Messenger):
+class SendingAction(Scribe):
+    sends_messages = True
+
     def send_message(self, host: str, text: str) -> None:
         self._log.append(f"{host}: {text}")
 

@@ -5,7 +5,7 @@ from typing import Any
 import click
 import pytest
 
-from stoker.actions.catalogue import Exit, action_settings, parse_action
+from stoker.actions.catalogue import ActionSettings, Exit, parse_action
 from stoker.actions.command import Exec
 from stoker.actions.stop import Stop
 from stoker.cli.options.policy import policy_options, policy_options_with
@@ -14,7 +14,7 @@ from stoker.rules.idle import IdlePolicy
 from stoker.rules.registry import policies_of, stored_form
 from stoker.rules.rule import Policy
 
-MEANS = action_settings({})
+MEANS = ActionSettings(environment={})
 
 
 @pytest.mark.parametrize(

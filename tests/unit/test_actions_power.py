@@ -36,7 +36,7 @@ class Machine:
         (self.root / "run/systemd/system").mkdir(parents=True)
 
     def power(self, what: What, user: int = 0) -> Power:
-        return Power(what, environment={"PATH": self.programs.path}, root=str(self.root), user=user)
+        return Power(what, {"PATH": self.programs.path, "STOKER_ROOT": str(self.root)}, user=user)
 
 
 @pytest.fixture

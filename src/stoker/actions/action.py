@@ -1,9 +1,10 @@
-"""The action seam: an action describes itself, is checked at the start, and acts on a verdict."""
+"""Actions: an action describes itself, is checked at the start, and acts on a verdict."""
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 import msgspec
 
@@ -63,50 +64,35 @@ def facts_of(verdict: Verdict, rule: str, at: float, host: str) -> Facts:
     )
 
 
-class Action(Protocol):
-    """One thing to do when a rule acts. Implementations inherit from it."""
+class Action(ABC):
+    """One thing to do when a rule acts."""
 
     patience: float
     """Seconds after which `act` counts as failed and the next action begins."""
+    sends_messages = False
+    """Whether it can also send warnings and reports of readings that stay unknown."""
 
+    @abstractmethod
     def describe(self) -> str:
         """What it does: `stop process 4242`."""
-        ...
 
     def prepare(self) -> tuple[str, ...]:
         """Called once, at the start. Raises `ActionError` for what would not work later, and returns warnings."""
-        ...
+        return ()
 
+    @abstractmethod
     def act(self, facts: Facts) -> None:
         """Acts, and waits until that is done. Runs outside the main thread. Raises `ActionError` if it failed."""
-        ...
 
-
-@runtime_checkable
-class Cancellable(Protocol):
-    """An action that starts something which must not outlive the watcher."""
-
-    def cancel(self) -> None:
-        """Called while `act` runs in another thread."""
-        ...
-
-
-@runtime_checkable
-class Tracking(Protocol):
-    """An action that needs to follow what happens while GPUs are watched."""
-
-    def track(self) -> None:
+    def track(self) -> None:  # noqa: B027 - most actions have nothing to track
         """Called at every look. Takes milliseconds and never raises."""
-        ...
 
-
-@runtime_checkable
-class Messenger(Protocol):
-    """An action that can also send warnings and reports of readings that stay unknown."""
+    def cancel(self) -> None:  # noqa: B027 - most actions start nothing that could outlive the watcher
+        """Called when the watcher ends while `act` runs in another thread."""
 
     def send_message(self, host: str, text: str) -> None:
         """Raises `ActionError` if it was not sent."""
-        ...
+        raise NotImplementedError
 
 
 def log_to_stderr(message: str) -> None:

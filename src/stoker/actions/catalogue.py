@@ -1,9 +1,8 @@
 """The actions by name: `ACTION [ARGUMENT]`. A new action is one module and one line of the table."""
 
-import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -22,12 +21,6 @@ class ActionSettings(msgspec.Struct, frozen=True, kw_only=True):
     grace: float = DEFAULT_GRACE
     exec_timeout: float = DEFAULT_EXEC_TIMEOUT
     environment: Mapping[str, str]
-    root: str = "/"
-    """The directory that stands for the root of the machine's files."""
-
-
-def action_settings(environment: Mapping[str, str] = os.environ, **changes: float) -> ActionSettings:
-    return ActionSettings(environment=environment, root=environment.get("STOKER_ROOT", "/"), **changes)
 
 
 def parse_action(text: str, settings: ActionSettings) -> Action:
@@ -57,9 +50,6 @@ class Exit(Action):
     def describe(self) -> str:
         return "exit"
 
-    def prepare(self) -> tuple[str, ...]:
-        return ()
-
     def act(self, facts: Facts) -> None:
         pass
 
@@ -72,16 +62,10 @@ def _stop(argument: str, settings: ActionSettings) -> Action:
     return Stop(int(argument), grace=settings.grace)
 
 
-def _shutdown(_argument: str, settings: ActionSettings) -> Action:
+def _power(what: Literal["shutdown", "reboot"], settings: ActionSettings) -> Action:
     from stoker.actions.power import Power
 
-    return Power("shutdown", environment=settings.environment, root=settings.root)
-
-
-def _reboot(_argument: str, settings: ActionSettings) -> Action:
-    from stoker.actions.power import Power
-
-    return Power("reboot", environment=settings.environment, root=settings.root)
+    return Power(what, settings.environment)
 
 
 def _determined(_argument: str, settings: ActionSettings) -> Action:
@@ -124,8 +108,8 @@ class _ActionType(NamedTuple):
 _ACTIONS: Final = {
     "stop": _ActionType(_stop, "PID"),
     "exit": _ActionType(lambda _argument, _settings: Exit()),
-    "shutdown": _ActionType(_shutdown),
-    "reboot": _ActionType(_reboot),
+    "shutdown": _ActionType(lambda _argument, settings: _power("shutdown", settings)),
+    "reboot": _ActionType(lambda _argument, settings: _power("reboot", settings)),
     "determined": _ActionType(_determined),
     "exec": _ActionType(_exec, "'COMMAND'"),
     "notify": _ActionType(_notify, "URL"),

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from typing import Final
 
-from stoker.actions.action import Action, ActionError, Cancellable, Facts
+from stoker.actions.action import Action, ActionError, Facts
 from stoker.actions.stop import STOP_PATIENCE, ForeignTree, stop_tree
 from stoker.procfs import Identity, identify
 from stoker.program import find_program, run_program
@@ -27,7 +27,7 @@ _REAP_PATIENCE: Final = 5.0
 _NAME: Final = re.compile(r"[A-Za-z0-9_./+-]+")
 
 
-class Exec(Action, Cancellable):
+class Exec(Action):
     """Runs `sh -c` in a new session, with the output passed through."""
 
     def __init__(

@@ -5,7 +5,7 @@ import re
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, Literal
 
-from stoker.actions.action import Action, ActionError, Facts, Messenger
+from stoker.actions.action import Action, ActionError, Facts
 from stoker.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 _PATIENCE: Final = 60.0
 
 
-class Notify(Action, Messenger):
+class Notify(Action):
     """Sends the verdict; also warnings, and reports of readings that stay unknown."""
 
     patience = _PATIENCE
+    sends_messages = True
 
     def __init__(self, url: str) -> None:
         self._channel = AppriseChannel(url)

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from stoker.actions.action import Action, Facts, RunningAction, log_to_stderr
-from stoker.actions.catalogue import action_settings, parse_action
+from stoker.actions.catalogue import ActionSettings, parse_action
 from stoker.errors import StokerError
 
 # The process only reads its request and forks before this is over.
@@ -27,8 +27,8 @@ class ActionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def prepared(then: Sequence[str], log: Callable[[str], None]) -> list[Action]:
     """The actions that these texts ask for. Raises what their `prepare` raises."""
-    means = action_settings(os.environ)
-    actions = [parse_action(text, means) for text in then]
+    settings = ActionSettings(environment=os.environ)
+    actions = [parse_action(text, settings) for text in then]
     for action in actions:
         for warning in action.prepare():
             log(warning)

@@ -31,11 +31,11 @@ class Power(Action):
 
     patience = _ACT_TIMEOUT + 5.0
 
-    def __init__(self, what: What, *, environment: Mapping[str, str], root: str = "/", user: int | None = None) -> None:
+    def __init__(self, what: What, environment: Mapping[str, str], *, user: int | None = None) -> None:
         """`user` is the user id to judge permission by: the effective one of this process."""
         self._what = what
         self._environment = environment
-        self._root = Path(root)
+        self._root = Path(environment.get("STOKER_ROOT", "/"))
         self._user = os.geteuid() if user is None else user
         self._command: tuple[str, ...] = ()
 

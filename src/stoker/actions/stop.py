@@ -6,14 +6,14 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from stoker.actions.action import Action, ActionError, Facts, Tracking
+from stoker.actions.action import Action, ActionError, Facts
 from stoker.procfs import Identity, identify, is_alive, read_stat, stat, user_name
 from stoker.runs.processes.syscalls import share_file
 from stoker.runs.processes.termination import PATIENCE, Termination, TerminationOutcome
 from stoker.runs.processes.tree import ProcessScan
 
 
-class Stop(Action, Tracking):
+class Stop(Action):
     """Stops the process that has this pid when watching starts."""
 
     def __init__(self, pid: int, *, grace: float) -> None:

@@ -16,11 +16,8 @@ import msgspec
 from stoker.actions.action import (
     ACTION_FAILED,
     Action,
-    Cancellable,
     Facts,
-    Messenger,
     RunningAction,
-    Tracking,
     facts_of,
     log_to_stderr,
 )
@@ -200,8 +197,7 @@ class Watcher:
 
     def _take(self, look: Look) -> None:
         for action in self._options.actions:
-            if isinstance(action, Tracking):
-                action.track()
+            action.track()
         judgement = self._judge.observe(self._watched.observe(look))
         verdict = judgement.verdict
         for message in judgement.messages:
@@ -251,17 +247,16 @@ class Watcher:
         self._log("watching again")
 
     def _end_by_signal(self, number: int) -> None:
-        action: object = self._action
-        if isinstance(action, Cancellable):
-            action.cancel()
+        if self._action is not None:
+            self._action.cancel()
         self._code = _SIGNALLED + number
 
     # Messages that are not actions
 
     def _send_messages(self, text: str) -> None:
-        for messenger in self._options.actions:
-            if isinstance(messenger, Messenger):
-                sending = functools.partial(messenger.send_message, self._options.host, text)
+        for action in self._options.actions:
+            if action.sends_messages:
+                sending = functools.partial(action.send_message, self._options.host, text)
                 self._messages.append(RunningAction(sending, _MESSAGE_TIMEOUT, self._wakeup.wake))
 
     def _read_messages(self) -> None:

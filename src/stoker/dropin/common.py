@@ -30,17 +30,12 @@ def steady_looks(every: float) -> Iterator[Look]:
             if sampler.fileno() >= 0:
                 poll.register(sampler.fileno(), select.POLLIN)
             poll.poll(max(sampler.due() - time.monotonic(), 0) * 1000)
-            look = look_come(sampler)
+            try:
+                look = sampler.step()
+            except AbsentError as absent:
+                look = look_without_gpus(absent)
             if look is not None:
                 yield look
-
-
-def look_come(sampler: Sampler) -> Look | None:
-    """The look if it has come."""
-    try:
-        return sampler.step()
-    except AbsentError as absent:
-        return look_without_gpus(absent)
 
 
 def look_without_gpus(absent: AbsentError) -> Look:

@@ -5,7 +5,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from stoker.actions.action import Action, facts_of
 from stoker.dropin.common import fraction, steady_looks, whole
@@ -22,10 +22,9 @@ FAILED: Final = 1
 
 
 class SentinelArguments(NamedTuple):
-    arm_duration: int
-    arm_threshold: float
-    kill_duration: int
-    kill_threshold: float
+    """The command line."""
+
+    policy: SentinelPolicy
     kill_action: str
     gpu_devices: tuple[int, ...]
 
@@ -49,12 +48,7 @@ class SentinelWatch:
     def __init__(self, options: SentinelArguments) -> None:
         self._options = options
         self._action = _power(options.kill_action)
-        self._policy = SentinelPolicy(
-            arm_duration=options.arm_duration,
-            arm_threshold=options.arm_threshold,
-            kill_duration=options.kill_duration,
-            kill_threshold=options.kill_threshold,
-        )
+        self._policy = options.policy
         self._devices = Devices(options.gpu_devices)
         self._unknown: str | None = None
         self._checked = False
@@ -103,16 +97,15 @@ class SentinelWatch:
         return Observation(look.at, activities, look.problem.reason if look.problem else None)
 
     def _announce(self) -> None:
-        options = self._options
         _say(
             "Starting GPU Sentinel: it will be armed when the mean GPU usage is above "
-            f"{format_percent(options.arm_threshold)} for {options.arm_duration} seconds"
+            f"{format_percent(self._policy.arm_threshold)} for {self._policy.arm_duration} seconds"
         )
-        chosen = ", ".join(map(str, options.gpu_devices))
+        chosen = ", ".join(map(str, self._options.gpu_devices))
         _say(f"Monitoring GPUs {chosen}" if chosen else "Monitoring all GPUs")
 
     def _idle_in_words(self) -> str:
-        return f"below {format_percent(self._options.kill_threshold)} for {self._options.kill_duration} seconds"
+        return f"below {format_percent(self._policy.kill_threshold)} for {self._policy.kill_duration} seconds"
 
     def _log_unknown(self, look: Look) -> None:
         """Logs each reason once."""
@@ -128,18 +121,19 @@ class SentinelWatch:
         missing = [index for index in self._options.gpu_devices if index not in present]
         if not missing:
             return
-        sentence = f"there is no GPU {', '.join(map(str, missing))} here: this machine has {_listed(present)}"
+        there = ", ".join(map(str, sorted(present)))
+        message = f"there is no GPU {', '.join(map(str, missing))} here: this machine has {there}"
         if len(missing) == len(self._options.gpu_devices):
-            raise BadInputError(sentence)
-        _complain(f"{sentence}; the others are watched")
+            raise BadInputError(message)
+        _complain(f"{message}; the others are watched")
 
 
 def _power(kill_action: str) -> Action | None:
     if kill_action == "end_process":
         return None
-    from stoker.actions.catalogue import action_settings, parse_action
+    from stoker.actions.catalogue import ActionSettings, parse_action
 
-    return parse_action(kill_action, action_settings(os.environ))
+    return parse_action(kill_action, ActionSettings(environment=os.environ))
 
 
 def parse(arguments: Sequence[str]) -> SentinelArguments:
@@ -148,63 +142,52 @@ def parse(arguments: Sequence[str]) -> SentinelArguments:
         description="Waits until the GPUs are in use, and then until they no longer are, and acts.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument(
-        "--arm_duration",
-        "--arm-duration",
-        type=whole(0),
-        default=30,
-        help="How many seconds of activity to wait before arming the sentinel.",
-    )
-    parser.add_argument(
-        "--arm_threshold",
-        "--arm-threshold",
-        type=fraction(zero=True, one=False),
-        default=0.8,
-        help="What level of utilization is considered activity",
-    )
-    parser.add_argument(
-        "--kill_duration",
-        "--kill-duration",
-        type=whole(1),
-        default=30,
-        help="How many seconds of inactivity to wait before running the kill function.",
-    )
-    parser.add_argument(
-        "--kill_threshold",
-        "--kill-threshold",
-        type=fraction(zero=False, one=True),
-        default=0.7,
-        help="What level of utilization is considered inactivity",
-    )
-    parser.add_argument(
-        "--kill_action",
-        "--kill-action",
-        choices=["end_process", "shutdown", "reboot"],
-        default="end_process",
-        help="What to do when the kill trigger is hit",
-    )
-    parser.add_argument(
-        "--gpu_devices",
-        "--gpu-devices",
-        type=whole(0),
-        nargs="*",
-        default=[],
-        help="Which GPU devices to average (empty for all)",
-    )
+    options: dict[str, dict[str, Any]] = {
+        "arm_duration": {
+            "type": whole(0),
+            "default": 30,
+            "help": "How many seconds of activity to wait before arming the sentinel.",
+        },
+        "arm_threshold": {
+            "type": fraction(zero=True, one=False),
+            "default": 0.8,
+            "help": "What level of utilization is considered activity",
+        },
+        "kill_duration": {
+            "type": whole(1),
+            "default": 30,
+            "help": "How many seconds of inactivity to wait before running the kill function.",
+        },
+        "kill_threshold": {
+            "type": fraction(zero=False, one=True),
+            "default": 0.7,
+            "help": "What level of utilization is considered inactivity",
+        },
+        "kill_action": {
+            "choices": ["end_process", "shutdown", "reboot"],
+            "default": "end_process",
+            "help": "What to do when the kill trigger is hit",
+        },
+        "gpu_devices": {
+            "type": whole(0),
+            "nargs": "*",
+            "default": [],
+            "help": "Which GPU devices to average (empty for all)",
+        },
+    }
+    for name, settings in options.items():
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", **settings)
     given = vars(parser.parse_args(arguments))
-    return SentinelArguments(**(given | {"gpu_devices": tuple(given["gpu_devices"])}))
+    kill_action, devices = given.pop("kill_action"), tuple(given.pop("gpu_devices"))
+    return SentinelArguments(SentinelPolicy(**given), kill_action, devices)
 
 
-def _listed(indices: set[int]) -> str:
-    return ", ".join(map(str, sorted(indices)))
+def _say(message: str) -> None:
+    emit(OUTPUT, f"{message}\n")
 
 
-def _say(sentence: str) -> None:
-    emit(OUTPUT, f"{sentence}\n")
-
-
-def _complain(sentence: str) -> None:
-    emit(ERROR, f"gpu_sentinel: {sentence}\n")
+def _complain(message: str) -> None:
+    emit(ERROR, f"gpu_sentinel: {message}\n")
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ class FittedRun:
     def _is_out_of_memory(self, status: Status) -> bool:
         if status.ending != "exited" or not status.exit_code:
             return False
-        from stoker.fit.oom import host_kills, is_out_of_memory, is_silent, said_elsewhere, was_killed
+        from stoker.fit.oom import host_kills, is_out_of_memory, is_silent, was_killed
 
         # Only the output of the last run counts.
         output = read_tail(self._record.output, _OOM_WITHIN).rpartition(_RESTARTED)[2]
@@ -155,8 +155,6 @@ class FittedRun:
         if was_killed(status.exit_code):
             kills = host_kills()
             return kills is not None and self._kills is not None and kills > self._kills
-        if said_elsewhere(output) is not None:
-            return True
         # It ran as a probe and now fails early and silently: validation and long sequences come later.
         return lease_clock() - self._started_at < _FIRST_MINUTES and is_silent(output)
 

@@ -24,7 +24,7 @@ from stoker.fit.model import (
     SearchOptions,
     argv,
 )
-from stoker.fit.oom import host_kills, is_out_of_memory, is_silent, said_elsewhere, was_killed
+from stoker.fit.oom import host_kills, is_out_of_memory, is_silent, was_killed
 from stoker.fit.probe import Probe, ProbeReport, ProbeSetup
 from stoker.fit.search import Search
 from stoker.gpus.model import Gpu, Look, Reading, known
@@ -158,31 +158,27 @@ class Fitter:
         return self._understood(trial, report, self._watch, rates)
 
     def _understood(self, trial: NextProbe, report: ProbeReport, watch: MemoryTracker, rates: Rates) -> ProbeOutcome:
-        """An observation, or the sentence that says why there is none."""
+        """What the probe showed. Raises ProbeFailedError when it showed nothing of its memory."""
+        out_of_memory = ProbeOutcome(
+            size=trial.size,
+            outcome="oom",
+            peak=watch.peak or None,
+            seconds=report.seconds,
+            verification=trial.verification,
+        )
         if report.ending == "ceiling":
             self._log(
                 f"batch size {trial.size}: stopped after {format_duration(report.seconds)}, as it took "
                 f"{format_memory(watch.peak)} and the rest of the GPU is for others"
             )
-            return ProbeOutcome(
-                size=trial.size,
-                outcome="oom",
-                peak=watch.peak,
-                seconds=report.seconds,
-                verification=trial.verification,
-            )
+            return out_of_memory
         if reason := self._out_of_memory(trial, report):
             shown = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}…"
             self._log(f"batch size {trial.size}: out of memory after {format_duration(report.seconds)} ({shown})")
-            return ProbeOutcome(
-                size=trial.size,
-                outcome="oom",
-                peak=watch.peak or None,
-                seconds=report.seconds,
-                verification=trial.verification,
-            )
+            return out_of_memory
         if report.code:
-            return self._suspected(trial, report, watch)
+            self._suspect(trial, report, watch)
+            return msgspec.structs.replace(out_of_memory, suspected=True)
         if not watch.peak:
             if watch.blind is not None:
                 raise ProbeFailedError(f"the memory of the probe could not be watched: {watch.blind}")
@@ -193,18 +189,15 @@ class Fitter:
             f"batch size {trial.size}: took {format_memory(watch.peak)}, watched for {format_duration(report.seconds)}"
             + ("" if report.ending != "time" else ", and it may not have shown all")
         )
-        return ProbeOutcome(
-            size=trial.size,
+        return msgspec.structs.replace(
+            out_of_memory,
             outcome="fits",
-            peak=watch.peak,
-            seconds=report.seconds,
             rate=rates.rate(trial.size * (self._accumulate(trial.size) or 1)),
             settled=report.ending != "time",
-            verification=trial.verification,
         )
 
-    def _suspected(self, trial: NextProbe, report: ProbeReport, watch: MemoryTracker) -> ProbeOutcome:
-        """It failed and does not say that memory ran out. What else speaks for that?"""
+    def _suspect(self, trial: NextProbe, report: ProbeReport, watch: MemoryTracker) -> None:
+        """Raises ProbeFailedError unless a failure that does not mention memory was probably caused by it."""
         failure = ProbeFailedError(
             f"the probe at batch size {trial.size} failed with code {report.code} after "
             f"{format_duration(report.seconds)}, and nothing says that it was for want of memory"
@@ -222,18 +215,8 @@ class Fitter:
             f"batch size {trial.size}: failed with code {report.code} after {format_duration(report.seconds)}, "
             f"probably out of memory ({why})"
         )
-        return ProbeOutcome(
-            size=trial.size,
-            outcome="oom",
-            peak=watch.peak or None,
-            seconds=report.seconds,
-            verification=trial.verification,
-            suspected=True,
-        )
 
     def _circumstance(self, trial: NextProbe, report: ProbeReport, watch: MemoryTracker) -> str | None:
-        if line := said_elsewhere(report.output):
-            return line[:_LONGEST_REASON]
         kills = host_kills()
         if was_killed(report.code) and kills is not None and self._kills is not None and kills > self._kills:
             return "the kernel killed a process for want of the host's memory"
@@ -360,8 +343,8 @@ _OFF: Final = {"WANDB_MODE": "disabled", "NEPTUNE_MODE": "debug"}
 
 def untracked(environment: Mapping[str, str], name: str | None) -> dict[str, str]:
     """The environment of a probe, without experiment tracking; `name` replaces the job's id."""
-    fit_fields = {variable: value for variable, value in environment.items() if variable not in _RUNS}
-    return {**fit_fields, **_OFF, **({} if name is None else {"STOKER_JOB_ID": name})}
+    kept = {variable: value for variable, value in environment.items() if variable not in _RUNS}
+    return {**kept, **_OFF, **({} if name is None else {"STOKER_JOB_ID": name})}
 
 
 # For reading why a probe failed.
@@ -390,7 +373,7 @@ def _fresh(home: Path) -> Path:
         private_directory(home)
         directory = Path(tempfile.mkdtemp(dir=home))
     except OSError as error:
-        raise StokerError(f"the output of probes cannot be fit_fields in {home}: {error.strerror}") from None
+        raise StokerError(f"the output of probes cannot be kept in {home}: {error.strerror}") from None
     for older in home.iterdir():
         with contextlib.suppress(OSError):
             if older.stat().st_mtime < time.time() - KEPT_FOR:

@@ -40,14 +40,6 @@ _TOO_LARGE: Final = re.compile(
     r"|\bunable to find an engine to execute this computation\b|\bcanUse32BitIndexMath\b",
     re.IGNORECASE,
 )
-# What libraries say of memory in other languages, without saying which memory.
-_ELSEWHERE_SAID: Final = re.compile(
-    r"nicht gen(?:ug|ügend) (?:\w*speicher|RAM)|speicher (?:ist )?(?:erschöpft|reicht nicht)|mémoire insuffisante"
-    r"|mem[oó]ria insuficiente|memoria (?:insufficiente|esaurita)|onvoldoende geheugen|za mało pamięci"
-    r"|недостаточно памяти|нехватка памяти|yetersiz bellek"
-    r"|(?:内存|显存|記憶體|顯存)不足|メモリ(?:ー)?(?:が)?不足|메모리(?:가)? ?부족",
-    re.IGNORECASE,
-)
 # Whatever says why it ended, be it right or wrong: a program that fails without any of these fails in silence.
 _REASON: Final = re.compile(
     r"Traceback \(most recent call last\)|\b\w*(?:Error|Exception)\b|\berror:|\bfatal\b", re.IGNORECASE
@@ -94,14 +86,6 @@ def host_kills() -> int | None:
 
 def was_killed(exit_code: int | None) -> bool:
     return exit_code in _KILLED
-
-
-def said_elsewhere(output: str) -> str | None:
-    """The line that speaks of memory in another language."""
-    for line in reversed(output.replace("\r", "\n").splitlines()[-_LAST_LINES:]):
-        if _ELSEWHERE_SAID.search(line):
-            return line.strip()[:_SHOWN]
-    return None
 
 
 def is_silent(output: str) -> bool:

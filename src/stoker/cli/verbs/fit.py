@@ -160,18 +160,10 @@ def _on(typed: str, request: "FitRequest", prober: "Prober") -> "FitRequest":
 
 
 def _key(request: "FitRequest", fitter: "Fitter") -> "Key":
-    from stoker.fit.cache import Key, shape_of
-    from stoker.gpus.model import known
+    from stoker.fit.cache import key_of
 
-    first = fitter.gpus[0]
-    return Key(
-        shape=shape_of(request.command),
-        directory=request.directory or str(Path.cwd()),
-        gpu=first.name if known(first.name) else first.vendor,
-        memory=first.memory if known(first.memory) else 0,
-        search_options=request.search_options,
-        overrides=request.overrides,
-    )
+    directory = request.directory or str(Path.cwd())
+    return key_of(request.command, directory, fitter.gpus[0], request.search_options, request.overrides)
 
 
 def _learned(request: "FitRequest", key: "Key") -> "FitRequest":

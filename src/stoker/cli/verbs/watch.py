@@ -14,8 +14,8 @@ from stoker.actions.catalogue import (
     ACTION_FORMS,
     DEFAULT_EXEC_TIMEOUT,
     DEFAULT_GRACE,
+    ActionSettings,
     Exit,
-    action_settings,
     parse_action,
 )
 from stoker.actions.notify import Notify
@@ -102,9 +102,9 @@ def watch_command(
         )
     if exec_timeout <= 0:
         raise BadInputError("--exec-timeout must be greater than zero")
-    means = action_settings(os.environ, grace=grace, exec_timeout=exec_timeout)
+    settings = ActionSettings(environment=os.environ, grace=grace, exec_timeout=exec_timeout)
     orders = WatchOptions(
-        actions=tuple(parse_action(text, means) for text in then),
+        actions=tuple(parse_action(text, settings) for text in then),
         host=socket.gethostname(),
         repeat=repeat,
         dry_run=dry_run,
