@@ -156,7 +156,9 @@ def test_faults_are_added_shown_and_removed() -> None:
     assert (made.code, made.out) == (0, "GPU 1: lost, until 'stoker sim fault --clear'\n")
     fine, lost = json.loads(stoker("gpus", "--json").out)
     assert (fine["state"], lost["state"]) == ("idle", "unknown")
-    assert status()["faults"] == [{"kind": "lost", "gpu": 1, "field": None, "seconds": None, "number": None, "left": None}]
+    assert status()["faults"] == [
+        {"kind": "lost", "gpu": 1, "field": None, "seconds": None, "number": None, "left": None}
+    ]
     assert stoker("sim", "fault", "--clear").out == "removed: GPU 1: lost\n"
     assert [gpu["state"] for gpu in json.loads(stoker("gpus", "--json").out)] == ["idle", "idle"]
 

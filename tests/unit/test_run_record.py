@@ -10,8 +10,7 @@ from stoker.errors import BadInputError, StokerError
 from stoker.procfs import boot_id, read_stat
 from stoker.rules.idle import IdlePolicy
 from stoker.rules.registry import stored_form
-from stoker.runs.record import MOST_RECORDS, OLDEST_RECORD, Record, Records, Snooze, Spec, Status
-from stoker.runs.summary import in_a_word, summary_of
+from stoker.runs.record import MOST_RECORDS, OLDEST_RECORD, Record, Records, Snooze, Spec, Status, in_a_word, summary_of
 
 
 def a_spec(record: Record, *, alive: bool = False, started: float | None = None) -> Spec:

@@ -18,8 +18,7 @@ from stoker.units import format_duration, format_memory
 
 if TYPE_CHECKING:
     from stoker.fit.model import ProbeOutcome
-    from stoker.runs.record import Record
-    from stoker.runs.summary import Summary
+    from stoker.runs.record import Record, Summary
     from stoker.status.detail import AttemptDetail, JobDetail
 
 # In the order of the table.
@@ -218,7 +217,7 @@ def job_json(job: Job) -> dict[str, Any]:
 
 def print_runs(summaries: "Sequence[Summary]") -> None:
     from stoker.cli.tables.table import Column, print_table
-    from stoker.runs.summary import in_a_word
+    from stoker.runs.record import in_a_word
 
     columns = (
         Column("run"),
@@ -243,7 +242,7 @@ def print_runs(summaries: "Sequence[Summary]") -> None:
 
 
 def run_text(record: "Record") -> str:
-    from stoker.runs.summary import in_a_word, summary_of
+    from stoker.runs.record import in_a_word, summary_of
 
     summary = summary_of(record)
     is_running = summary.state in {"running", "stopping"}

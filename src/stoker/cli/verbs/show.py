@@ -176,7 +176,7 @@ def _show_run(record: "Record | None", as_json: bool) -> None:
     if record is None:
         sys.stdout.write(_NO_RUNS)
     elif as_json:
-        from stoker.runs.summary import summary_of
+        from stoker.runs.record import summary_of
 
         print_json(summary_of(record))
     else:
@@ -204,8 +204,7 @@ def why_command(job: str, as_json: bool, queue_url: str | None) -> int:
 @click.option("--all", "everything", is_flag=True, help="All runs, not only the newest 20.")
 def runs_command(as_json: bool, everything: bool) -> int:
     """List runs and how they ended."""
-    from stoker.runs.record import Records
-    from stoker.runs.summary import summary_of
+    from stoker.runs.record import Records, summary_of
 
     records = list(Records(state_home()).newest_first())
     shown = records if everything else records[:20]

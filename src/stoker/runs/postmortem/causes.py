@@ -1,4 +1,4 @@
-"""Why a program waits, from its stack: calls in well-known libraries in which training programs hang."""
+"""Why a program hangs or fails, from its stack and its output: what training programs usually hang in."""
 
 import itertools
 import re
@@ -11,10 +11,10 @@ _INNERMOST: Final = 8
 
 
 class Cause(NamedTuple):
-    """A cause of waiting, and what to do about it: Markdown, in which `{delay}` stands for the name of an option."""
+    """A cause, and what to do about it: Markdown, in which `{delay}` stands for the name of an option."""
 
-    calls: re.Pattern[str]
-    """Searched in `function file` of the innermost library calls, a line each."""
+    pattern: re.Pattern[str]
+    """Searched in `function file` of the innermost library calls, a line each, or in the output."""
     title: str
     steps: tuple[str, ...]
 
@@ -172,6 +172,35 @@ CAUSES: Final = (
     LOCK, EVENT, EVENT_LOOP,
 )  # fmt: skip
 
+# Found in what the job printed.
+OUTPUT_CAUSES: Final = (
+    Cause(
+        re.compile(r"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE),
+        "Its output reports that memory ran out",
+        ("Use a smaller batch, or see what else holds memory on the GPU: `stoker gpus`.",),
+    ),
+    Cause(
+        re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE),
+        "Its output reports a full disk",
+        ("`df -h` shows which one; `/dev/shm` and `/tmp` count too.",),
+    ),
+    Cause(
+        re.compile(r"bus error|unable to open shared memory|insufficient shared memory", re.IGNORECASE),
+        "Its output reports that shared memory ran out",
+        ("Give the container more (`--shm-size=16g` or `--ipc=host`), or use fewer data loader workers.",),
+    ),
+    Cause(
+        re.compile(r"NCCL (?:WARN|error)|collective operation timeout|NCCL.*timed? ?out", re.IGNORECASE),
+        "Its output reports an error between ranks (NCCL)",
+        ("Look at the first rank that reported an error: the others only wait for it.",),
+    ),
+    Cause(
+        re.compile(r"\bXid\b|uncorrectable ECC|CUDA error|illegal memory access|fallen off the bus", re.IGNORECASE),
+        "Its output reports a GPU error",
+        ("`dmesg | grep -i xid` shows whether the GPU is at fault; if not, `CUDA_LAUNCH_BLOCKING=1` finds the line.",),
+    ),
+)
+
 _WAITS_FOR_WORK: Final = _calls(
     r" multiprocessing/(?:resource_tracker|forkserver)\.py",
     r"\bworker multiprocessing/pool\.py",
@@ -187,7 +216,9 @@ def cause_of(thread: Thread) -> Cause | None:
     """Why this thread waits, if the library calls that the innermost user code made show it."""
     calls = "\n".join(map(_call, _innermost(thread)))
     has_finished = own_call(thread) is None
-    return next((cause for cause in CAUSES if cause.calls.search(calls) and (cause is not EXIT or has_finished)), None)
+    return next(
+        (cause for cause in CAUSES if cause.pattern.search(calls) and (cause is not EXIT or has_finished)), None
+    )
 
 
 def waits_for_work(thread: Thread) -> bool:

@@ -6,7 +6,17 @@ from typing import Final, NamedTuple
 
 from stoker.gpus.model import Unknown, known
 from stoker.logs.terminal import plain_line
-from stoker.runs.postmortem.causes import CAUSES, COLLECTIVE, EXIT, INPUT, LOADER, cause_of, own_call, waits_for_work
+from stoker.runs.postmortem.causes import (
+    CAUSES,
+    COLLECTIVE,
+    EXIT,
+    INPUT,
+    LOADER,
+    OUTPUT_CAUSES,
+    cause_of,
+    own_call,
+    waits_for_work,
+)
 from stoker.runs.postmortem.facts import RunFacts
 from stoker.runs.postmortem.processes import ProcessInfo
 from stoker.runs.postmortem.stacks import NOT_INSTALLED, NOT_PYTHON, Thread
@@ -51,43 +61,6 @@ class _Options(NamedTuple):
 
 _OF_RUN: Final = _Options(delay="`--after`", limit="`--max-time`", never="`--dry-run` to only report")
 _OF_SUBMIT: Final = _Options(delay="`--idle-after`", limit="`--time-limit`", never="`--idle off` to never stop it")
-
-
-class _Clue(NamedTuple):
-    """Output that shows what went wrong."""
-
-    pattern: re.Pattern[str]
-    title: str
-    step: str
-
-
-_CLUES: Final = (
-    _Clue(
-        re.compile(r"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE),
-        "Its output reports that memory ran out",
-        "Use a smaller batch, or see what else holds memory on the GPU: `stoker gpus`.",
-    ),
-    _Clue(
-        re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE),
-        "Its output reports a full disk",
-        "`df -h` shows which one; `/dev/shm` and `/tmp` count too.",
-    ),
-    _Clue(
-        re.compile(r"bus error|unable to open shared memory|insufficient shared memory", re.IGNORECASE),
-        "Its output reports that shared memory ran out",
-        "Give the container more (`--shm-size=16g` or `--ipc=host`), or use fewer data loader workers.",
-    ),
-    _Clue(
-        re.compile(r"NCCL (?:WARN|error)|collective operation timeout|NCCL.*timed? ?out", re.IGNORECASE),
-        "Its output reports an error between ranks (NCCL)",
-        "Look at the first rank that reported an error: the others only wait for it.",
-    ),
-    _Clue(
-        re.compile(r"\bXid\b|uncorrectable ECC|CUDA error|illegal memory access|fallen off the bus", re.IGNORECASE),
-        "Its output reports a GPU error",
-        "`dmesg | grep -i xid` shows whether the GPU is at fault; if not, `CUDA_LAUNCH_BLOCKING=1` finds the line.",
-    ),
-)
 
 
 def hints(facts: RunFacts) -> list[Hint]:
@@ -202,12 +175,12 @@ def _by_system_call(facts: RunFacts) -> Iterator[Hint]:
 
 
 def _in_its_output(facts: RunFacts) -> Iterator[Hint]:
-    for clue in _CLUES:
+    for cause in OUTPUT_CAUSES:
         for text in facts.job_outputs():
-            if match := clue.pattern.search(text):
+            if match := cause.pattern.search(text):
                 before, after = text[: match.end()], text[match.end() :]
                 line = f"{before.rpartition(_LINE_END)[2]}{after.partition(_LINE_END)[0]}"
-                yield Hint(clue.title, (code(clipped(plain_line(line), 120)), clue.step))
+                yield Hint(cause.title, (code(clipped(plain_line(line), 120)), *cause.steps))
                 return
     for text in facts.job_outputs():
         if _TRACEBACK in text:
