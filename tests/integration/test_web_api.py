@@ -649,7 +649,7 @@ def test_the_description_is_for_token_holders_and_complete(site: ApiSite, client
         assert one["description"], one
         assert one["tags"], one
         assert {"401", "403", "503"} <= one["responses"].keys()
-    assert description["components"]["schemas"]["GpuCard"]["properties"]["uuid"]
+    assert description["components"]["schemas"]["WorkerGpu"]["properties"]["uuid"]
     described = description["components"]["schemas"]["Job"]["properties"]["memory"]
     assert described["description"] == "Memory that it needs on each GPU: bytes, or text like 20GiB."
     assert "HTTPValidationError" not in json.dumps(description)

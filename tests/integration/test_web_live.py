@@ -14,9 +14,8 @@ from stoker.queue.fields import JobSpec
 from stoker.queue.store import Store
 from stoker.web.answers import Page, cursor_of
 from stoker.web.auth.key_file import User
-from stoker.web.pages.job_list import Listing
+from stoker.web.pages.views import Listing
 from stoker.web.sse import live
-from stoker.web.sse import multiplex as live_many
 from tests.support.api_site import ApiSite
 from tests.support.asgi_page import AsgiPage
 
@@ -27,7 +26,6 @@ class Site(ApiSite):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.app.include_router(live.router)
-        self.app.include_router(live_many.router)
         token = self.keys.add("phone", "operator")
         self.user = User(token.role, token.name, None, token.id)
 

@@ -7,8 +7,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.queue.explanation import Why
-from stoker.queue.model import Attempt, Job
-from stoker.status.model import GpuCard, GpuHours, Health, Machine, Progress, RunningJob, Snapshot
+from stoker.queue.model import Attempt, Job, WorkerGpu
+from stoker.status.model import GpuHours, Health, Machine, Progress, RunningJob, Snapshot
 from tests.support.api_site import ApiSite, Client, site
 
 __all__ = ["site"]
@@ -17,15 +17,15 @@ NOW = 1_800_000_000.0
 GIB = 2**30
 
 
-def card(index: int = 0, **fields: Any) -> GpuCard:
+def card(index: int = 0, **fields: Any) -> WorkerGpu:
     known: dict[str, Any] = {
         "memory_total": 80 * GIB, "memory_used": 8 * GIB, "utilization": 0.5, "state": "job", "user": "alice",
         "since": NOW - 600, "note": "", "jobs": (),
     }  # fmt: skip
-    return GpuCard(uuid=f"GPU-{index}", index=index, name="A100", **{**known, **fields})
+    return WorkerGpu(uuid=f"GPU-{index}", index=index, name="A100", **{**known, **fields})
 
 
-def machine(*gpus: GpuCard, **fields: Any) -> Machine:
+def machine(*gpus: WorkerGpu, **fields: Any) -> Machine:
     known: dict[str, Any] = {
         "worker": "box-1", "host": "gpu-box", "there": True, "seen": NOW, "started": NOW, "paused": False,
         "problem": None, "simulated": False,

@@ -3,9 +3,9 @@
 from typing import Any
 
 from stoker.queue.explanation import Why
+from stoker.queue.model import WorkerGpu
 from stoker.status.model import (
     EndedJob,
-    GpuCard,
     GpuHours,
     Health,
     HealthIssue,
@@ -18,7 +18,7 @@ from stoker.status.model import (
 from tests.support.notification_parts import NOW, attempt, job
 
 
-def card(index: int, **changes: Any) -> GpuCard:
+def card(index: int, **changes: Any) -> WorkerGpu:
     usual: dict[str, Any] = {
         "memory_total": 40 * 2**30,
         "memory_used": 18 * 2**30,
@@ -29,7 +29,7 @@ def card(index: int, **changes: Any) -> GpuCard:
         "note": "",
         "jobs": (),
     }
-    return GpuCard(uuid=f"GPU-{index}", index=index, name="NVIDIA A100", **(usual | changes))
+    return WorkerGpu(uuid=f"GPU-{index}", index=index, name="NVIDIA A100", **(usual | changes))
 
 
 def machine(host: str = "node7", gpus: int = 2, **changes: Any) -> Machine:

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from stoker.queue.explanation import ReasonKind, Why
 from stoker.queue.model import Attempt, Job, View, Worker, WorkerGpu
-from stoker.status.model import EndedJob, GpuCard, Machine, RunningJob, WaitingJob
+from stoker.status.model import EndedJob, Machine, RunningJob, WaitingJob
 
 NOW: Final = 1_700_000_000.0
 GIB: Final = 2**30
@@ -45,7 +45,7 @@ def attempt(**changes: Any) -> Attempt:
     return Attempt(**{**usual, **changes})
 
 
-def card(index: int = 0, **changes: Any) -> GpuCard:
+def card(index: int = 0, **changes: Any) -> WorkerGpu:
     usual: dict[str, Any] = {
         "memory_total": 80 * GIB,
         "memory_used": 10 * GIB,
@@ -56,10 +56,10 @@ def card(index: int = 0, **changes: Any) -> GpuCard:
         "note": "",
         "jobs": (),
     }
-    return GpuCard(uuid=f"GPU-{index}", index=index, name="A100", **{**usual, **changes})
+    return WorkerGpu(uuid=f"GPU-{index}", index=index, name="A100", **{**usual, **changes})
 
 
-def machine(*gpus: GpuCard, **changes: Any) -> Machine:
+def machine(*gpus: WorkerGpu, **changes: Any) -> Machine:
     usual: dict[str, Any] = {
         "worker": "box-1",
         "host": "gpu-box",

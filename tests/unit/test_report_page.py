@@ -13,7 +13,7 @@ from stoker.queue.explanation import Why
 from stoker.queue.model import Attempt, AttemptDetails, Job
 from stoker.runs.postmortem.text import block
 from stoker.status.detail import AttemptDetail, JobDetail
-from stoker.web.pages.reports import LONGEST_REPORT, fit_of, report_html
+from stoker.web.reports import LONGEST_REPORT, fit_of, report_html
 from stoker.web.templating import rendered
 from tests.support.deep import examples
 

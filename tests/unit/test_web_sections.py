@@ -11,11 +11,10 @@ import pytest
 import stoker.web
 from stoker.queue.explanation import ReasonKind, Why
 from stoker.queue.fields import State
-from stoker.queue.model import Attempt, AttemptDetails, GpuUse, Job
+from stoker.queue.model import Attempt, AttemptDetails, GpuUse, Job, WorkerGpu
 from stoker.status.detail import AttemptDetail, JobDetail
 from stoker.status.model import (
     EndedJob,
-    GpuCard,
     GpuHours,
     Health,
     HealthIssue,
@@ -70,7 +69,7 @@ def make_attempt(**fields: Any) -> Attempt:
     return Attempt(**usual | fields)
 
 
-def make_gpu(index: int = 0, doing: GpuUse = "job", **fields: Any) -> GpuCard:
+def make_gpu(index: int = 0, doing: GpuUse = "job", **fields: Any) -> WorkerGpu:
     usual: dict[str, Any] = {
         "uuid": f"GPU-{index}",
         "index": index,
@@ -84,10 +83,10 @@ def make_gpu(index: int = 0, doing: GpuUse = "job", **fields: Any) -> GpuCard:
         "note": "",
         "jobs": (),
     }
-    return GpuCard(**usual | fields)
+    return WorkerGpu(**usual | fields)
 
 
-def make_machine(*gpus: GpuCard, **fields: Any) -> Machine:
+def make_machine(*gpus: WorkerGpu, **fields: Any) -> Machine:
     usual: dict[str, Any] = {
         "worker": "w-1",
         "host": "gpu-a",
@@ -347,7 +346,7 @@ def test_one_thing_to_know_is_told_once() -> None:
         (make_gpu(state="unknown", note="the driver hangs"), "unknown the driver hangs"),
     ],
 )
-def test_a_gpu_says_in_words_what_it_does_and_for_whom(gpu: GpuCard, told: str) -> None:
+def test_a_gpu_says_in_words_what_it_does_and_for_whom(gpu: WorkerGpu, told: str) -> None:
     snapshot = make_overview(machines=(make_machine(gpu),), running=(make_running(make_job("vit")),))
     assert told in read(render(snapshot, "viewer")["machine-w-1"])
 

@@ -8,10 +8,10 @@ import msgspec
 from stoker.gpus.report import BUSY_FROM
 from stoker.queue.explanation import spoken
 from stoker.queue.fields import State
-from stoker.queue.model import Failure, Job
+from stoker.queue.model import Failure, Job, WorkerGpu
 from stoker.status.job_text import quoted_label
 from stoker.status.machines import HIDDEN_AFTER, worker_home
-from stoker.status.model import EndedJob, GpuCard, Health, HealthIssue, Level, Machine, RunningJob, WaitingJob
+from stoker.status.model import EndedJob, Health, HealthIssue, Level, Machine, RunningJob, WaitingJob
 from stoker.units import capitalized, format_memory
 
 # Older failures are not an issue any more.
@@ -148,7 +148,7 @@ def _orphaned(facts: HealthInputs, level: Level) -> Iterator[HealthIssue]:
                 yield HealthIssue(level=level, message=message, host=machine.host)
 
 
-def _is_orphaned(card: GpuCard) -> bool:
+def _is_orphaned(card: WorkerGpu) -> bool:
     """Whether it holds memory without a visible process, and does nothing."""
     unseen = card.state == "somebody" and not card.user and bool(card.memory_used)
     return unseen and card.utilization is not None and card.utilization < BUSY_FROM
@@ -248,31 +248,31 @@ def _could_run(facts: HealthInputs) -> Iterator[HealthIssue]:
                 return
 
 
-def _is_large_enough(card: GpuCard, job: Job) -> bool:
+def _is_large_enough(card: WorkerGpu, job: Job) -> bool:
     return job.memory is None or card.memory_total is None or card.memory_total >= job.memory
 
 
-def _free_cards(machine: Machine, now: float, seconds: float) -> list[GpuCard]:
+def _free_cards(machine: Machine, now: float, seconds: float) -> list[WorkerGpu]:
     if not machine.there or machine.paused:
         return []
     free = [card for card in machine.gpus if card.state == "free" and not card.kept_for and not _is_unread(card)]
     return [card for card in free if _lasts(card, machine, now, seconds)]
 
 
-def _lasts(card: GpuCard, machine: Machine, now: float, seconds: float) -> bool:
+def _lasts(card: WorkerGpu, machine: Machine, now: float, seconds: float) -> bool:
     return now - _since(card, machine) >= seconds
 
 
-def _is_unread(card: GpuCard) -> bool:
+def _is_unread(card: WorkerGpu) -> bool:
     """A GPU with a job may be unreadable too."""
     return card.state == "unknown" or card.unread_since is not None
 
 
-def _unread_since(card: GpuCard, machine: Machine) -> float:
+def _unread_since(card: WorkerGpu, machine: Machine) -> float:
     return _since(card, machine) if card.unread_since is None else max(card.unread_since, machine.started)
 
 
-def _since(card: GpuCard, machine: Machine) -> float:
+def _since(card: WorkerGpu, machine: Machine) -> float:
     """Not before the start of the worker, whatever its clock says."""
     return machine.started if card.since is None else max(card.since, machine.started)
 

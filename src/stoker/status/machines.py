@@ -1,13 +1,13 @@
 """Machines: the newest worker of each home and host, with its GPUs."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from stoker.queue.explanation import spoken
 from stoker.queue.model import Attempt, Job, Worker, WorkerGpu
-from stoker.status.model import GpuCard, Machine
+from stoker.status.model import Machine
 
 # Machines that were away for longer are not shown.
 HIDDEN_AFTER: Final = 86400.0
@@ -35,7 +35,7 @@ def machines_of(
 
 def _machine(worker: Worker, jobs: Mapping[str, Job], now: float) -> Machine:
     there = worker.is_there(now)
-    cards = worker.view.gpus if there else tuple(_unseen(gpu, worker, now) for gpu in worker.view.gpus)
+    gpus = [_with_submitters(gpu if there else _unseen(gpu, worker, now), jobs) for gpu in worker.view.gpus]
     return Machine(
         worker=worker.id,
         host=worker.host,
@@ -47,7 +47,7 @@ def _machine(worker: Worker, jobs: Mapping[str, Job], now: float) -> Machine:
         problem=worker.view.problem,
         simulated=worker.view.simulated,
         absent=worker.view.absent,
-        gpus=tuple(_card(gpu, jobs) for gpu in sorted(cards, key=lambda gpu: gpu.index)),
+        gpus=tuple(sorted(gpus, key=lambda gpu: gpu.index)),
     )
 
 
@@ -64,27 +64,9 @@ def _unseen(gpu: WorkerGpu, worker: Worker, now: float) -> WorkerGpu:
     )
 
 
-def _card(gpu: WorkerGpu, jobs: Mapping[str, Job]) -> GpuCard:
-    return GpuCard(
-        uuid=gpu.uuid,
-        index=gpu.index,
-        name=gpu.name,
-        memory_total=gpu.memory_total,
-        memory_used=gpu.memory_used,
-        utilization=gpu.utilization,
-        state=gpu.state,
-        user=_submitters(gpu.jobs, jobs) or gpu.user,
-        since=gpu.since,
-        note=gpu.note,
-        jobs=gpu.jobs,
-        unread_since=gpu.unread_since,
-        kept_for=gpu.kept_for,
-    )
-
-
-def _submitters(ids: Sequence[str], jobs: Mapping[str, Job]) -> str:
-    """Each submitter once, in the order of the jobs."""
-    return ", ".join(dict.fromkeys(jobs[name].submitter for name in ids if name in jobs and jobs[name].submitter))
+def _with_submitters(gpu: WorkerGpu, jobs: Mapping[str, Job]) -> WorkerGpu:
+    submitters = dict.fromkeys(jobs[name].submitter for name in gpu.jobs if name in jobs and jobs[name].submitter)
+    return msgspec.structs.replace(gpu, user=", ".join(submitters)) if submitters else gpu
 
 
 class ClockCorrection:
@@ -109,27 +91,20 @@ class ClockCorrection:
 
     def _machine(self, machine: Machine, now: float) -> Machine:
         known, before = self._dates.get(machine.worker, {}), self._seen.get(machine.worker)
-        dates = {
-            (card.uuid, reported): known.get(
-                (card.uuid, reported), reported if before is None else min(max(reported, before), now)
+        dates: dict[tuple[str, float], float] = {}
+
+        def corrected(gpu: str, reported: float | None) -> float | None:
+            if reported is None:
+                return None
+            first_seen = reported if before is None else min(max(reported, before), now)
+            dates[gpu, reported] = known.get((gpu, reported), first_seen)
+            return dates[gpu, reported]
+
+        gpus = tuple(
+            msgspec.structs.replace(
+                gpu, since=corrected(gpu.uuid, gpu.since), unread_since=corrected(gpu.uuid, gpu.unread_since)
             )
-            for card in machine.gpus
-            for reported in _dates_of(card)
-        }
+            for gpu in machine.gpus
+        )
         self._dates[machine.worker], self._seen[machine.worker] = dates, now
-        return msgspec.structs.replace(machine, gpus=tuple(_corrected(card, dates) for card in machine.gpus))
-
-
-def _dates_of(card: GpuCard) -> Iterator[float]:
-    if card.since is not None:
-        yield card.since
-    if card.unread_since is not None:
-        yield card.unread_since
-
-
-def _corrected(card: GpuCard, dates: dict[tuple[str, float], float]) -> GpuCard:
-    return msgspec.structs.replace(
-        card,
-        since=None if card.since is None else dates[card.uuid, card.since],
-        unread_since=None if card.unread_since is None else dates[card.uuid, card.unread_since],
-    )
+        return msgspec.structs.replace(machine, gpus=gpus)

@@ -6,7 +6,7 @@ import msgspec
 
 from stoker.queue.explanation import Why
 from stoker.queue.fields import State
-from stoker.queue.model import Attempt, Failure, GpuUse, Job
+from stoker.queue.model import Attempt, Failure, Job, WorkerGpu
 
 Level = Literal["good", "attention", "bad"]
 
@@ -27,28 +27,6 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds, as the bar says."""
 
 
-class GpuCard(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU. None means unknown."""
-
-    uuid: str
-    index: int
-    name: str
-    memory_total: int | None
-    memory_used: int | None
-    utilization: float | None
-    state: GpuUse
-    user: str
-    """The submitter of its job, the name of a background program, `alice's python (pid 4242)`; or empty."""
-    since: float | None
-    note: str
-    jobs: tuple[str, ...]
-    """Ids of the jobs on it."""
-    unread_since: float | None = None
-    """Since when it cannot be read."""
-    kept_for: str = ""
-    """The id of the job that it is reserved for."""
-
-
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """One worker and its GPUs."""
 
@@ -65,7 +43,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     simulated: bool
     absent: bool = False
     """Whether it has no GPU, which is not a fault."""
-    gpus: tuple[GpuCard, ...]
+    gpus: tuple[WorkerGpu, ...]
+    """A GPU with jobs has their submitters as its `user`."""
 
 
 class RunningJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +70,6 @@ class EndedJob(msgspec.Struct, frozen=True, kw_only=True):
     why: Why
     stopped: str
     """The kind of the verdict that it was stopped by, such as `idle`; empty if no rule stopped it."""
-    """Whether it was stopped because its GPUs stayed idle."""
 
 
 class HealthIssue(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from stoker.web.middleware.access_log import AccessLog
 from stoker.web.middleware.headers import SecurityHeaders, compressed
 from stoker.web.middleware.limits import DeclaredSize, WholeBody
 from stoker.web.pages.views import error_page
-from stoker.web.sse import live, multiplex
+from stoker.web.sse import live
 
 
 def create_app(app_state: AppState) -> FastAPI:
@@ -41,7 +41,7 @@ def create_app(app_state: AppState) -> FastAPI:
     app.state.app_state = app_state
     problems.install(app, error_page)
     openapi.install(app)
-    for part in (api, metrics, pages, live, multiplex, logs, login):
+    for part in (api, metrics, pages, live, logs, login):
         app.include_router(part.router)
     app.include_router(health)
     app.mount("/static", statics.VersionedFiles())

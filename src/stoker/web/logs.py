@@ -18,6 +18,7 @@ from stoker.queue.model import Attempt
 from stoker.web.answers import found_attempt
 from stoker.web.app_state import app_state_of, user_of
 from stoker.web.sse.log_channels import FIRST_LINES, LogChannel
+from stoker.web.sse.section_cache import STREAM_HEADERS
 
 # Of one event, so that a phone processes it without a pause.
 _MAX_EVENT_LINES: Final = 500
@@ -139,10 +140,8 @@ async def follow(
     attempt = await app_state_of(request).pool.run(lambda store: found_attempt(store, job, number))
     # A browser that reconnects uses the old address: the header is newer.
     position = Position.parse(last_event_id or after)
-    # Proxies must not buffer.
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     events = _events(request, attempt, position, from_the_beginning=whole == "1")
-    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+    return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)
 
 
 async def _events(

@@ -1,10 +1,11 @@
-"""How data becomes HTML: one Jinja environment that escapes everything, and the words that templates have for figures.
+"""The Jinja environment, which escapes everything, and the filters and functions of the templates.
 
-Nothing here depends on what time it is. A moment becomes a `<time>` element, and a script in the browser says how long
-ago that is: so a section's HTML changes only when what it tells has changed.
+Nothing here depends on the current time: a moment becomes a `<time>` element, and a script in the browser shows how
+long ago it was. So the HTML of a section changes only when the data does.
 """
 
 import re
+from collections import Counter
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -15,13 +16,17 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from stoker.queue.explanation import spoken
+from stoker.errors import BadInputError
+from stoker.queue.explanation import Why, spoken
+from stoker.queue.model import GpuUse, Job, WorkerGpu
+from stoker.rules.registry import conditions, in_words, policies_of
 from stoker.status.job_text import command_text, job_label, one_line
+from stoker.status.model import Machine
 from stoker.units import format_memory, format_percent
-from stoker.web.pages.reports import fit_of, report_html
+from stoker.web.reports import fit_of, report_html
 from stoker.web.statics import static_url
 
-Telling = Literal["ago", "for", "in", "clock"]
+TimeStyle = Literal["ago", "for", "in", "clock"]
 """`3 h ago`, `3 h`, `in 3 h`, `14:02`."""
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -29,11 +34,22 @@ _UNKNOWN: Final = "unknown"
 _CODE: Final = re.compile(r"`([^`]{1,200})`")
 _NOT_IN_AN_ID: Final = re.compile(r"[^A-Za-z0-9_-]")
 _LINE_ENDS: Final = "\n\t"
+# How the GPUs of a machine are counted, in this order.
+_STATES: Final[dict[GpuUse | Literal["kept"], str]] = {
+    "job": "at jobs",
+    "background": "background",
+    "somebody": "others",
+    "kept": "kept",
+    "free": "free",
+    "unknown": "unknown",
+}
+# Precedes a reason that holds for the whole queue, which the page shows once above it.
+_BESIDES: Final = "; besides, "
 
 
 @cache
 def environment() -> Environment:
-    """Made once: templates are compiled when they are first used, which takes longer than rendering them."""
+    """Created once: compiling a template takes longer than rendering it."""
     made = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -58,7 +74,17 @@ def environment() -> Environment:
         "slug": slug,
         "time": moment,
     }
-    made.globals |= {"static": static_url}
+    made.globals |= {
+        "because": because,
+        "filled": filled,
+        "hours_text": hours_text,
+        "in_use": in_use,
+        "reason": reason,
+        "rules": rules,
+        "static": static_url,
+        "tally": tally,
+        "took": took,
+    }
     return made
 
 
@@ -67,7 +93,7 @@ def rendered(template: str, **context: Any) -> str:
 
 
 def page(request: Request, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
-    """A whole page for whoever asks, also for somebody who has not been let in yet."""
+    """A whole page, also for somebody who is not logged in."""
     user = getattr(request.state, "user", None)
     app_state = getattr(request.app.state, "app_state", None)
     title = app_state.config.title if app_state is not None else "Stoker"
@@ -90,12 +116,12 @@ def duration(seconds: float | None) -> str:
 
 
 def number(amount: float) -> str:
-    """`0`, `0.4`, `12`, `1,204`: as exact as anybody wants to know."""
+    """`0`, `0.4`, `12`, `1,204`."""
     return f"{amount:.1f}".removesuffix(".0") if amount < 10 else f"{amount:,.0f}"
 
 
-def moment(at: float | None, telling: Telling = "ago") -> Markup:
-    """A `<time>`; its text, until a script tells it better, is the moment itself."""
+def moment(at: float | None, style: TimeStyle = "ago") -> Markup:
+    """A `<time>` element with the date as its text until a script replaces it."""
     try:
         when = datetime.fromtimestamp(at, UTC) if at is not None else None
     except (ValueError, OverflowError, OSError):
@@ -103,27 +129,110 @@ def moment(at: float | None, telling: Telling = "ago") -> Markup:
     if when is None:
         return escape(_UNKNOWN)
     return Markup('<time datetime="{}" data-tell="{}">{}</time>').format(
-        when.isoformat(timespec="milliseconds"), telling, when.strftime("%Y-%m-%d %H:%M UTC")
+        when.isoformat(timespec="milliseconds"), style, when.strftime("%Y-%m-%d %H:%M UTC")
     )
 
 
 def code(text: str) -> Markup:
-    """A text on one line in which what stands between `backticks` is for a terminal."""
-    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(one_line(text)))))  # noqa: S704 - escaped just here
+    """Text on one line, with `<code>` for what is in backticks."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(one_line(text)))))  # noqa: S704 - escaped here
 
 
 def sentence(text: str) -> Markup:
-    """The same with a capital: reasons are kept without one, to be put together."""
+    """The same with a capital first letter, which stored reasons do not have."""
     return code(text[:1].upper() + text[1:])
 
 
 def script(text: str) -> str:
-    """Several lines as they are; what is not seen, such as marks that turn the direction of text, is made visible."""
+    """Several lines; invisible characters, such as those that change the direction of text, are made visible."""
     return "".join(
         letter if letter.isprintable() or letter in _LINE_ENDS else "\N{REPLACEMENT CHARACTER}" for letter in text
     )
 
 
 def slug(text: str) -> str:
-    """What can be part of an element's id."""
+    """Text that can be part of an element's id."""
     return _NOT_IN_AN_ID.sub("_", text)
+
+
+# Functions
+
+
+def reason(job: Job, why: Why) -> str:
+    """Why it waits, without the commands for which the page has a button."""
+    if why.kind == "held":
+        return f"held: {job.reason}" if job.reason not in {"", "held"} else "held until somebody releases it"
+    if why.kind == "paused":
+        return "the queue is paused"
+    if why.kind == "no worker":
+        return "no worker is there"
+    if why.kind == "workers paused":
+        return why.reason.partition(":")[0]
+    return why.reason.partition(_BESIDES)[0]
+
+
+def took(job: Job) -> float | None:
+    """The seconds from its start to its end."""
+    if job.started is None or job.ended is None or job.ended < job.started:
+        return None
+    return job.ended - job.started
+
+
+def because(job: Job) -> str:
+    """Why it ended, if its state does not say it all."""
+    code = f"exit code {job.exit_code}" if job.exit_code not in {None, 0} else ""
+    sentence = job.reason if job.reason not in {"", job.state} else ""
+    if not code or code in sentence:
+        return sentence
+    return f"{sentence} ({code})" if sentence else code
+
+
+def rules(job: Job) -> str:
+    """When a rule stops it."""
+    if job.gpus == 0:
+        return "none: the job has no GPU"
+    try:
+        policies = policies_of(job.policy)
+    except BadInputError:
+        return "unknown to this version of Stoker"
+    if not policies:
+        return "none"
+    return ", ".join([in_words(policies), *conditions(policies)])
+
+
+def filled(gpu: WorkerGpu) -> float | None:
+    """The fraction of its memory that is in use."""
+    if gpu.memory_used is None or not gpu.memory_total:
+        return None
+    return min(1.0, gpu.memory_used / gpu.memory_total)
+
+
+def hours_text(hours: float) -> str:
+    """`0 h`, `12 min`, `3.5 h`, `1,204 h`."""
+    minutes = round(hours * 60)
+    if minutes < 60:
+        return f"{minutes} min" if minutes else "0 h"
+    return f"{hours:.1f}".removesuffix(".0") + " h" if hours < 10 else f"{hours:,.0f} h"
+
+
+def in_use(gpu: WorkerGpu) -> str:
+    """`61 of 80 GiB`."""
+    if gpu.memory_used is None or not gpu.memory_total:
+        return "unknown" if gpu.memory_used is None else format_memory(gpu.memory_used)
+    size = 2**30 if gpu.memory_total >= 2**30 else 2**20
+    amount = gpu.memory_used / size
+    whole = amount >= 10 or amount == 0 or size == 2**20
+    return (
+        f"{amount:.0f} of {format_memory(gpu.memory_total)}"
+        if whole
+        else f"{amount:.1f} of {format_memory(gpu.memory_total)}"
+    )
+
+
+def tally(machine: Machine) -> str:
+    """`8 GPUs: 6 at jobs, 2 free`."""
+    if not machine.gpus:
+        return "no GPUs"
+    counts = Counter("kept" if gpu.kept_for else gpu.state for gpu in machine.gpus)
+    parts = ", ".join(f"{counts[doing]} {label}" for doing, label in _STATES.items() if counts[doing])
+    return f"{len(machine.gpus)} {'GPU' if len(machine.gpus) == 1 else 'GPUs'}: {parts}"

@@ -9,10 +9,10 @@ from rich.text import Text
 
 from stoker.queue.explanation import spoken
 from stoker.queue.fields import State
-from stoker.queue.model import GpuUse
+from stoker.queue.model import GpuUse, WorkerGpu
 from stoker.status.job_columns import JobRow, columns_of
 from stoker.status.job_text import job_label, one_line
-from stoker.status.model import EndedJob, GpuCard, Level, Machine, Progress, RunningJob, Snapshot, WaitingJob
+from stoker.status.model import EndedJob, Level, Machine, Progress, RunningJob, Snapshot, WaitingJob
 from stoker.units import format_duration, format_memory, format_percent
 
 AnyJob = RunningJob | WaitingJob | EndedJob
@@ -177,7 +177,7 @@ def _condition(machine: Machine, now: float) -> list[tuple[str, str]]:
     return found
 
 
-def _gpu(gpu: GpuCard, now: float, width: int) -> Text:
+def _gpu(gpu: WorkerGpu, now: float, width: int) -> Text:
     word, colour = (one_line(gpu.note.removeprefix("is ")), "cyan") if gpu.kept_for else _GPU_STATES[gpu.state]
     for_whom = f" for {one_line(gpu.user)}" if gpu.user else ""
     since = f", {spoken(now - gpu.since)}" if gpu.since is not None else ""
@@ -195,7 +195,7 @@ def _gpu(gpu: GpuCard, now: float, width: int) -> Text:
     return cut(text, width)
 
 
-def _utilization(gpu: GpuCard, width: int) -> Text:
+def _utilization(gpu: WorkerGpu, width: int) -> Text:
     caption = "?" if gpu.utilization is None else format_percent(gpu.utilization)
     return bar(gpu.utilization, caption) if _ROOM_FOR_BARS <= width < UNCUT else Text(f"{caption:>4}")
 

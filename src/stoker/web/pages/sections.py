@@ -1,7 +1,4 @@
-"""The sections of the pages, as HTML for a role: the same for the first load and for every change that is sent later.
-
-Nothing in them changes because time passes, so a section is sent again only when there is something to tell.
-"""
+"""The sections of the pages as HTML for a role: the same for the first load and for later changes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -13,25 +10,14 @@ from stoker.status.detail import JobDetail
 from stoker.status.job_columns import JobRow, columns_of
 from stoker.status.model import Machine, Snapshot
 from stoker.web.auth.key_file import Role
-from stoker.web.pages import text
 from stoker.web.templating import rendered, slug
 
 JOB: Final = ("summary", "spec", "report", "fit")
 OVERVIEW: Final = ("health", "machines", "running", "waiting", "ended", "hours")
-# More GPUs than this on one page are shown as rows, and their machines folded: cards would be metres of scrolling.
+# With more GPUs than this, they are shown as rows and their machines are folded.
 _MOST_CARDS: Final = 16
-# Whoever has more troubles than these begins with the worst.
+# The worst come first.
 _MOST_POINTS: Final = 8
-_WORDS: Final = {
-    "because": text.because,
-    "filled": text.filled,
-    "hours_told": text.hours_told,
-    "rules": text.rules,
-    "in_use": text.in_use,
-    "reason": text.reason,
-    "tally": text.tally,
-    "took": text.took,
-}
 
 
 def render(snapshot: Snapshot, role: Role) -> dict[str, str]:
@@ -44,7 +30,7 @@ def render(snapshot: Snapshot, role: Role) -> dict[str, str]:
 
 
 def for_page(snapshot: Snapshot, role: Role, rendered_before: Mapping[str, str]) -> dict[str, Markup]:
-    """The same for a page that is opened: with each machine in its place among the machines."""
+    """The same for a new page, with the machines within their section."""
     sections = trusted(rendered_before)
     machines = rendered("machines.html", parts=sections, **_context(snapshot, role))
     return sections | trusted({"machines": machines})
@@ -65,30 +51,27 @@ def _context(snapshot: Snapshot, role: Role) -> dict[str, Any]:
         "gpu_count": gpus,
         "crowded": gpus > _MOST_CARDS,
         "most_points": _MOST_POINTS,
-        **_WORDS,
     }
 
 
 def render_job(detail: JobDetail, role: Role) -> dict[str, str]:
-    """The sections of one job's page by their names."""
-    context = {"detail": detail, "acts": role == "operator", **_WORDS}
+    """The sections of a job's page by their names."""
+    context = {"detail": detail, "acts": role == "operator"}
     return {name: rendered(f"job_{name}.html", **context).strip() for name in JOB}
 
 
 def render_list(jobs: Sequence[Job], older: str | None, newest: str | None, role: Role) -> dict[str, str]:
-    """The one section of a list of jobs, with the addresses of what is before and behind it."""
-    rows = [JobRow(job=job) for job in jobs]
+    """The section of a list of jobs, with links to older and to the newest jobs."""
     context = {
-        "rows": rows,
+        "rows": [JobRow(job=job) for job in jobs],
         "columns": columns_of("page"),
         "older": older,
         "newest": newest,
         "acts": role == "operator",
-        **_WORDS,
     }
     return {"list": rendered("job_list.html", **context).strip()}
 
 
 def trusted(sections: Mapping[str, str]) -> dict[str, Markup]:
-    """Sections for a template to take as they are: they were escaped when they were rendered."""
-    return {name: Markup(html) for name, html in sections.items()}  # noqa: S704 - made by the templates above
+    """Sections as safe HTML: they were escaped when they were rendered."""
+    return {name: Markup(html) for name, html in sections.items()}  # noqa: S704 - rendered by the templates above

@@ -1,17 +1,24 @@
-"""The overview: what one sees first."""
+"""The pages for reading: the overview, the list of jobs and one job; and the error page."""
 
 import asyncio
 import time
-from typing import Final
+from typing import Final, cast, get_args
+from urllib.parse import urlencode
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
 from stoker.errors import BadInputError
+from stoker.queue.fields import State
+from stoker.queue.model import Failure
+from stoker.queue.store import Store
 from stoker.status import detail
+from stoker.status.health import RECENT
+from stoker.web.answers import Page, page_of, place_of
 from stoker.web.app_state import AppState, app_state_of, user_of
 from stoker.web.auth.key_file import Role
-from stoker.web.pages.sections import OVERVIEW, for_page, render, render_job, trusted
+from stoker.web.pages.sections import OVERVIEW, for_page, render, render_job, render_list, trusted
 from stoker.web.problems import NotFoundError
 from stoker.web.sse.section_cache import Rendered
 from stoker.web.sse.snapshot_cache import SnapshotCache
@@ -57,7 +64,7 @@ async def overview_sections(app_state: AppState, role: Role) -> Rendered | None:
 
 
 def now_of(snapshot_cache: SnapshotCache) -> float | None:
-    """What the queue's clock says now, as far as we know."""
+    """The current time by the queue's clock."""
     return (
         None if snapshot_cache.latest is None else snapshot_cache.latest.now + time.monotonic() - snapshot_cache.read_at
     )
@@ -71,7 +78,7 @@ async def job_page(request: Request, job: str) -> Response:
     except BadInputError as error:
         raise NotFoundError(str(error)) from None
     if found.job.id != job:
-        # A name or the beginning of an id led here: one job has one address.
+        # Found by its name or a prefix of its id.
         return RedirectResponse(f"/jobs/{found.job.id}", 307)
     return page(
         request,
@@ -94,10 +101,87 @@ async def favicon() -> Response:
     return static_file("icons/icon-192.png")
 
 
-_HEADINGS: Final = {404: "Not here", 422: "Not understood", 503: "The queue is away"}
+_ON_A_PAGE: Final = 50
+_CHOICES: Final = (
+    ("", "All"),
+    ("running", "Running"),
+    ("queued", "Queued"),
+    ("held", "Held"),
+    ("failed", "Failed"),
+    ("succeeded", "Succeeded"),
+    ("cancelled", "Cancelled"),
+)
+_UNSEEN: Final = {
+    "failed": "Jobs that failed in the last 24 h",
+    "stopped": "Jobs that a rule stopped in the last 24 h",
+}
+# All on one page; of more, only the newest.
+_MOST_UNSEEN: Final = 1000
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """Which jobs a list shows."""
+
+    state: str = ""
+    tag: str = ""
+    cursor: str = ""
+    unseen: str = ""
+    """Only failures that were not dismissed: `failed` or `stopped`."""
+
+    @classmethod
+    def parse(cls, state: str, tag: str, cursor: str, unseen: str = "") -> "Listing":
+        """From the query of an address. An unknown state stands for all states."""
+        if unseen in get_args(Failure):
+            return cls(unseen=unseen)
+        listing = cls(state if state in get_args(State) else "", tag.strip(), cursor)
+        if cursor:
+            place_of(cursor)  # raises for an invalid one
+        return listing
+
+    def read(self, store: Store) -> Page:
+        if self.unseen:
+            failures = store.jobs.failures(cast("Failure", self.unseen), store.clock() - RECENT, _MOST_UNSEEN)
+            return Page(items=failures)
+        states = (cast("State", self.state),) if self.state else ()
+        before = place_of(self.cursor) if self.cursor else None
+        return page_of(store.jobs.page(states, self.tag or None, before, _ON_A_PAGE + 1), _ON_A_PAGE)
+
+    def sections(self, found: Page, role: Role) -> dict[str, str]:
+        older = self.address(found.next) if found.next else None
+        return render_list(found.items, older, self.address() if self.cursor else None, role)
+
+    def address(self, cursor: str = "", *, of: str = "/jobs") -> str:
+        parts = (("state", self.state), ("tag", self.tag), ("cursor", cursor), ("unseen", self.unseen))
+        asked = [(name, value) for name, value in parts if value]
+        return f"{of}?{urlencode(asked)}" if asked else of
+
+
+@router.get("/jobs")
+async def jobs(
+    request: Request, state: str = "", tag: str = "", cursor: str = "", made: str = "", unseen: str = ""
+) -> Response:
+    app_state = app_state_of(request)
+    listing = Listing.parse(state, tag, cursor, unseen)
+    found = await app_state.pool.run(listing.read)
+    return page(
+        request,
+        "jobs.html",
+        sections=trusted(listing.sections(found, user_of(request).role)),
+        choices=[(value, label, Listing(value, listing.tag).address()) for value, label in _CHOICES],
+        state=listing.state,
+        unseen=_UNSEEN.get(listing.unseen, ""),
+        tag=listing.tag,
+        made=int(made) if made.isascii() and made.isdigit() and len(made) < 7 else 0,
+        here="jobs",
+        live=listing.address(cursor, of="/live/jobs"),
+        now=now_of(app_state.snapshot_cache),
+    )
+
+
+_HEADINGS: Final = {404: "Not found", 422: "Invalid address", 503: "The queue is unavailable"}
 
 
 def error_page(request: Request, status: int, _title: str, message: str) -> Response:
     """For `problems.install`."""
-    heading = _HEADINGS.get(status, "That did not work")
+    heading = _HEADINGS.get(status, "Something went wrong")
     return page(request, "error.html", status=status, heading=heading, message=message, status_code=status)

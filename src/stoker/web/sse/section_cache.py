@@ -46,6 +46,10 @@ def _retrieve_exception(task: "asyncio.Task[Rendered]") -> None:
         task.exception()  # all callers may be gone; asyncio logs exceptions that nobody retrieved
 
 
+# Proxies must not buffer the stream.
+STREAM_HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
 def event(name: str, text: str) -> str:
     """One server-sent event."""
     # A carriage return also ends a line, and the rest would be parsed as a field.
