@@ -258,20 +258,20 @@ def test_return_of_a_worker_is_reported_only_after_its_loss() -> None:
         st.tuples(st.floats(0.0, 40.0), st.sampled_from(EVENTS), st.integers(1, 5), st.integers(0, 1)), max_size=40
     )
 )
-def test_at_most_one_message_a_minute_per_kind_and_no_event_is_lost(
+def test_a_process_sends_at_most_one_message_a_minute_per_kind_and_no_event_is_lost_or_sent_twice(
     bursts: list[tuple[float, EventKind, int, int]],
 ) -> None:
     """Two processes that see the same, one sometimes first."""
     notes, pacers = MemoryNotes(), [Throttle(), Throttle()]
-    sent: dict[str, list[float]] = defaultdict(list)
+    sent: dict[tuple[int, str], list[float]] = defaultdict(list)
     reported: Counter[str] = Counter()
     expected: list[str] = []
     now = NOW
 
     def step() -> None:
-        for throttle in pacers:
+        for process, throttle in enumerate(pacers):
             for batch in throttle.due(now, notes):
-                sent[batch.kind].append(now)
+                sent[process, batch.kind].append(now)
                 reported.update(event.key for event in batch.events)
 
     for pause, kind, count, first in bursts:

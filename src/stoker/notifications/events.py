@@ -36,9 +36,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Its subject, for a list."""
     message: str
-    path: str
+    path: str = "/"
     """Of the page with details."""
-    hint: str
+    hint: str = "stoker top"
     """The command that shows details."""
     turn: Turn = "happened"
     """`began` and `over` for a lasting condition, which is sent once each time."""
@@ -117,7 +117,6 @@ class EventDetector:
             key=f"queue-empty:{_attempt(last)}:{ended:.0f}",
             name="the queue",
             message=f"The queue is empty: the last job to end was {_name(last)}, which {what}.",
-            path="/",
             hint="stoker list",
         )
 
@@ -139,7 +138,7 @@ class EventDetector:
             else:
                 self._unknown.pop(subject, None)
                 if self._recovered(subject):
-                    yield _readable(subject, worker, gpu)
+                    yield _gpu_event(subject, "over", worker, gpu, "can be read again")
 
     def _workers(self, state: QueueState) -> Iterator[Event]:
         for worker in state.workers:
@@ -147,7 +146,7 @@ class EventDetector:
             silent = state.now - worker.seen
             if worker.is_there(state.now):
                 if self._recovered(subject):
-                    yield _back(worker)
+                    yield _worker_event(worker, "over", "is back.")
                 continue
             self._ok.discard(subject)
             watched = state.now - self._watching_since > HEARD_WITHIN
@@ -211,79 +210,47 @@ def _is_unknown(worker: Worker, gpu: WorkerGpu | None) -> bool:
 
 def _failed(job: Job) -> Event:
     code = f" with exit code {job.exit_code}" if job.exit_code else ""
-    return Event(
-        kind="failed",
-        key=_ended_key(_attempt(job)),
-        name=short_label(job, _MAX_NAME),
-        message=f"Job {_name(job)} failed{code}{_reason(job.reason)}.",
-        path=f"/jobs/{job.id}",
-        hint=f"stoker show {job.id}",
-    )
+    return _ended("failed", job, _attempt(job), f"Job {_name(job)} failed{code}{_reason(job.reason)}.")
 
 
 def _stopped(job: Job, attempt: str) -> Event:
     again = "" if job.state == "failed" else " It will be tried again."
+    return _ended("stopped", job, attempt, f"Job {_name(job)} was stopped{_reason(job.reason)}.{again}")
+
+
+def _ended(kind: EventKind, job: Job, attempt: str, message: str) -> Event:
     return Event(
-        kind="stopped",
-        key=_ended_key(attempt),
+        kind=kind,
+        # One key for both kinds: that a rule stopped it may be known only after it was reported as failed.
+        key=f"ended:{attempt}",
         name=short_label(job, _MAX_NAME),
-        message=f"Job {_name(job)} was stopped{_reason(job.reason)}.{again}",
+        message=message,
         path=f"/jobs/{job.id}",
         hint=f"stoker show {job.id}",
     )
 
 
+def _gpu_event(subject: _Subject, turn: Turn, worker: Worker, gpu: WorkerGpu | None, what: str) -> Event:
+    name = f"{f'GPU {gpu.index}' if gpu is not None else 'all GPUs'} of {one_line(worker.host)}"
+    key = f"gpu-unknown:{subject[0]}:{subject[1]}"
+    return Event(kind="gpu-unknown", key=key, name=name, message=f"{capitalized(name)} {what}.", turn=turn)
+
+
 def _unreadable(subject: _Subject, worker: Worker, gpu: WorkerGpu | None, seconds: float) -> Event:
     reason = _reason(gpu.note if gpu is not None and gpu.note else worker.view.problem or "")
-    name = _gpu_name(worker, gpu)
-    return Event(
-        kind="gpu-unknown",
-        key=f"gpu-unknown:{subject[0]}:{subject[1]}",
-        name=name,
-        message=f"{capitalized(name)} could not be read for {spoken(seconds)}{reason}.",
-        path="/",
-        hint="stoker top",
-        turn="began",
-    )
+    return _gpu_event(subject, "began", worker, gpu, f"could not be read for {spoken(seconds)}{reason}")
 
 
-def _readable(subject: _Subject, worker: Worker, gpu: WorkerGpu | None) -> Event:
-    name = _gpu_name(worker, gpu)
-    return Event(
-        kind="gpu-unknown",
-        key=f"gpu-unknown:{subject[0]}:{subject[1]}",
-        name=name,
-        message=f"{capitalized(name)} can be read again.",
-        path="/",
-        hint="stoker top",
-        turn="over",
-    )
+def _worker_event(worker: Worker, turn: Turn, what: str) -> Event:
+    host = one_line(worker.host)
+    key = f"worker-gone:{worker.id}"
+    return Event(kind="worker-gone", key=key, name=host, message=f"The worker on {host} {what}", turn=turn)
 
 
 def _lost(worker: Worker, silent: float, jobs: Sequence[Job]) -> Event:
     names = listed([_name(job) for job in jobs], _MAX_JOBS)
     had = f" It had {'a job' if len(jobs) == 1 else f'{len(jobs)} jobs'}: {names}." if jobs else ""
-    return Event(
-        kind="worker-gone",
-        key=f"worker-gone:{worker.id}",
-        name=one_line(worker.host),
-        message=f"The worker on {one_line(worker.host)} has not been seen for {spoken(silent)}.{had}",
-        path="/",
-        hint="stoker top",
-        turn="began",
-    )
-
-
-def _back(worker: Worker) -> Event:
-    return Event(
-        kind="worker-gone",
-        key=f"worker-gone:{worker.id}",
-        name=one_line(worker.host),
-        message=f"The worker on {one_line(worker.host)} is back.",
-        path="/",
-        hint="stoker top",
-        turn="over",
-    )
+    return _worker_event(worker, "began", f"has not been seen for {spoken(silent)}.{had}")
 
 
 def listed(names: Sequence[str], most: int) -> str:
@@ -298,17 +265,8 @@ def _attempt(job: Job) -> str:
     return job.attempt or job.id
 
 
-def _ended_key(attempt: str) -> str:
-    """One key for both events: that a rule stopped it may be known only after it was reported as failed."""
-    return f"ended:{attempt}"
-
-
 def _name(job: Job) -> str:
     return quoted_label(job, _MAX_NAME)
-
-
-def _gpu_name(worker: Worker, gpu: WorkerGpu | None) -> str:
-    return f"{f'GPU {gpu.index}' if gpu is not None else 'all GPUs'} of {one_line(worker.host)}"
 
 
 def _reason(reason: str) -> str:

@@ -18,23 +18,15 @@ from stoker.units import capitalized, format_duration
 MAX_LENGTH: Final = 1000
 _MAX_LINK: Final = 200
 _MAX_NAMES: Final = 3
-_TITLES: Final[dict[tuple[EventKind, Turn], tuple[str, str]]] = {
-    ("failed", "happened"): ("job failed", "jobs failed"),
-    ("stopped", "happened"): ("job was stopped by a rule", "jobs were stopped by a rule"),
-    ("queue-empty", "happened"): ("the queue is empty", "times the queue became empty"),
-    ("gpu-unknown", "began"): ("GPU cannot be read", "GPUs cannot be read"),
-    ("gpu-unknown", "over"): ("GPU can be read again", "GPUs can be read again"),
-    ("worker-gone", "began"): ("worker is gone", "workers are gone"),
-    ("worker-gone", "over"): ("worker is back", "workers are back"),
-}
-_TONES: Final[dict[tuple[EventKind, Turn], Tone]] = {
-    ("failed", "happened"): "failure",
-    ("stopped", "happened"): "warning",
-    ("queue-empty", "happened"): "info",
-    ("gpu-unknown", "began"): "warning",
-    ("gpu-unknown", "over"): "success",
-    ("worker-gone", "began"): "failure",
-    ("worker-gone", "over"): "success",
+# Of one event, of several, and the tone.
+_TITLES: Final[dict[tuple[EventKind, Turn], tuple[str, str, Tone]]] = {
+    ("failed", "happened"): ("job failed", "jobs failed", "failure"),
+    ("stopped", "happened"): ("job was stopped by a rule", "jobs were stopped by a rule", "warning"),
+    ("queue-empty", "happened"): ("the queue is empty", "times the queue became empty", "info"),
+    ("gpu-unknown", "began"): ("GPU cannot be read", "GPUs cannot be read", "warning"),
+    ("gpu-unknown", "over"): ("GPU can be read again", "GPUs can be read again", "success"),
+    ("worker-gone", "began"): ("worker is gone", "workers are gone", "failure"),
+    ("worker-gone", "over"): ("worker is back", "workers are back", "success"),
 }
 _LISTS: Final[dict[EventKind, str]] = {"failed": "/jobs?state=failed", "stopped": "/jobs?state=failed"}
 _BY_SEVERITY: Final[tuple[Tone, ...]] = ("failure", "warning", "info", "success")
@@ -68,7 +60,7 @@ def compose(kind: EventKind, events: Sequence[Event], link: str, *, prefix: str 
         body=f"{text}\n{where}",
         events=tuple(events),
         # The end of a problem is good news only if nothing else is in the message.
-        tone=min((_TONES[kind, event.turn] for event in events), key=_BY_SEVERITY.index),
+        tone=min((_TITLES[kind, event.turn][2] for event in events), key=_BY_SEVERITY.index),
     )
 
 
@@ -81,7 +73,7 @@ def plain(text: str) -> str:
 def _summary(events: Sequence[Event], prefix: str) -> tuple[str, str]:
     """The title and the body."""
     first = events[0]
-    one, several = _TITLES[first.kind, first.turn]
+    one, several, _tone = _TITLES[first.kind, first.turn]
     if len(events) == 1:
         about = "" if first.kind == "queue-empty" else f": {first.name}"
         return plain(f"{one}{about}"), plain(first.message)

@@ -1,5 +1,6 @@
-"""Limits messages to one a minute per kind of event over all processes. No event is lost: the rest is combined."""
+"""Limits messages to one a minute per kind of event. No event is lost: the rest is combined."""
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
@@ -10,11 +11,6 @@ from stoker.notifications.events import Event, EventKind
 
 # People ignore more than one message a minute.
 SECONDS_BETWEEN: Final = 60.0
-# A message reserves the current slot and the next two: a process that finds its slot free is far enough away.
-_SLOT: Final = 30.0
-_SLOTS_PER_MESSAGE: Final = 3
-# Another process has sent a message at an unknown time.
-_RETRY_AFTER: Final = 5.0
 
 
 class SentEvents(Protocol):
@@ -43,7 +39,6 @@ class Throttle:
         self._pending: dict[EventKind, list[Event]] = {}
         self._claimed: dict[EventKind, list[Event]] = {}
         """Claimed but not sent yet."""
-        self._blocked_until: dict[EventKind, float] = {}
         self._sent: dict[EventKind, float] = {}
 
     def add(self, events: Iterable[Event]) -> None:
@@ -53,20 +48,13 @@ class Throttle:
         """What to send now, by the database's clock."""
         self._sort_new(sent)
         for kind in {*self._pending, *self._claimed}:
-            if now < self._blocked_until.get(kind, 0.0):
-                continue
-            if not (slot := _reserve_slot(kind, now, sent)):
-                self._blocked_until[kind] = now + _RETRY_AFTER
+            since = now - self._sent.get(kind, -math.inf)
+            if since < SECONDS_BETWEEN:
                 continue
             self._claim(kind, sent)
             if events := self._claimed.pop(kind, []):
-                prefix = "more" if now - self._sent.get(kind, -SECONDS_BETWEEN * 2) < 2 * SECONDS_BETWEEN else ""
                 self._sent[kind] = now
-                self._blocked_until[kind] = now + SECONDS_BETWEEN
-                yield Batch(kind, tuple(events), prefix)
-            else:
-                for key in slot:
-                    sent.forget_note(key)
+                yield Batch(kind, tuple(events), "more" if since < 2 * SECONDS_BETWEEN else "")
 
     def _sort_new(self, sent: SentEvents) -> None:
         # One by one, here and below: a queue that goes away in between must not lose events.
@@ -108,10 +96,3 @@ def release(events: Iterable[Event], sent: SentEvents) -> None:
             sent.note_once(event.key)
         else:
             sent.forget_note(event.key)
-
-
-def _reserve_slot(kind: EventKind, now: float, sent: SentEvents) -> list[str]:
-    """The keys of the reserved slots; empty if another process has sent a message within a minute."""
-    first = int(now // _SLOT)
-    keys = [f"pace:{kind}:{number}" for number in range(first, first + _SLOTS_PER_MESSAGE)]
-    return keys if all(sent.note_once(key) for key in keys) else []

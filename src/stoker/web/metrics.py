@@ -1,11 +1,11 @@
-"""`/metrics`: the newest overview in the words of Prometheus. A scrape costs no query.
+"""`/metrics`: the newest snapshot for Prometheus. A scrape costs no query.
 
-What is not known is left out, never zero: a rule like `stoker_gpu_utilization_ratio < 0.05` must not fire for a GPU
-that nobody can read.
+Unknown values are left out, never zero: an alert like `stoker_gpu_utilization_ratio < 0.05` must not fire for a GPU
+that cannot be read.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, get_args
 
 from fastapi import APIRouter
@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stoker.queue.fields import State
-from stoker.queue.model import GpuUse
-from stoker.status.model import Machine, Snapshot
+from stoker.queue.model import GpuUse, WorkerGpu
+from stoker.status.model import Machine, RunningJob, Snapshot
 from stoker.version import __version__
 from stoker.web.app_state import app_state_of
 
@@ -42,143 +42,124 @@ def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
     try:
         return choose_encoder(accept)
     except TypeError:
-        # A version that is no number cannot be compared with those that there are.
+        # The client asks for a version that is not a number.
         return choose_encoder("")
 
 
+Samples = Iterable[tuple[list[str], float | None]]
+"""Values with their labels; None is left out."""
+
+
 class Figures(Collector):
-    """The figures of one overview; of None, that the queue cannot be read."""
+    """The figures of a snapshot; None if the queue cannot be read."""
 
     def __init__(self, snapshot: Snapshot | None) -> None:
         self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
-        yield InfoMetricFamily("stoker_build", "The Stoker that tells this.", {"version": __version__})
+        yield InfoMetricFamily("stoker_build", "The version of Stoker.", {"version": __version__})
         is_there = self._snapshot is not None
-        yield _single(
-            "stoker_queue_up", "Whether the queue can be read; the rest is left out when not.", float(is_there)
-        )
+        yield _single("stoker_queue_up", "Whether the queue can be read; the rest is left out if not.", is_there)
         if self._snapshot is not None:
             yield from _of_queue(self._snapshot)
             yield from _of_jobs(self._snapshot)
             yield from _of_workers(self._snapshot.machines)
-            yield from _of_gpus([machine for machine in self._snapshot.machines if _can_be_read(machine)])
+            readable = [machine for machine in self._snapshot.machines if machine.there and machine.problem is None]
+            yield from _of_gpus(readable)
             yield from _of_time(self._snapshot)
 
 
 def _of_queue(snapshot: Snapshot) -> Iterator[Metric]:
-    jobs = GaugeMetricFamily("stoker_queue_jobs", "Jobs that the queue knows, by their state.", labels=["state"])
-    for state in get_args(State):
-        jobs.add_metric([state], snapshot.counts.get(state, 0))
-    yield jobs
-    yield _single("stoker_queue_paused", "Whether the queue is paused, so that nothing is started.", snapshot.paused)
+    counts = (([state], snapshot.counts.get(state, 0)) for state in get_args(State))
+    yield _gauge("stoker_queue_jobs", "Jobs in the queue by state.", ["state"], counts)
+    yield _single("stoker_queue_paused", "Whether the queue is paused.", snapshot.paused)
 
 
 def _of_jobs(snapshot: Snapshot) -> Iterator[Metric]:
-    labels = ["job", "name", "host"]
-    seconds = GaugeMetricFamily("stoker_job_running_seconds", "How long a job has been running.", labels=labels)
-    progress = GaugeMetricFamily(
-        "stoker_job_progress_ratio", "How far a job is by its own progress bar, of 1.", labels=labels
+    def gauge(name: str, documentation: str, value: Callable[[RunningJob], float | None]) -> Metric:
+        samples = (([one.job.id, one.job.name, one.host], value(one)) for one in snapshot.running)
+        return _gauge(name, documentation, ["job", "name", "host"], samples)
+
+    yield gauge(
+        "stoker_job_running_seconds",
+        "How long a job has been running.",
+        lambda one: None if one.attempt is None else max(0.0, snapshot.now - one.attempt.started),
     )
-    snoozed = GaugeMetricFamily(
+    yield gauge(
+        "stoker_job_progress_ratio",
+        "The progress of a job by its own progress bar, from 0 to 1.",
+        lambda one: None if one.progress is None else one.progress.fraction,
+    )
+    yield gauge(
         "stoker_job_snoozed_until_timestamp_seconds",
-        "Until when a job is left alone, whatever its GPUs do.",
-        labels=labels,
+        "Until when no rule stops a job.",
+        lambda one: one.snoozed_until,
     )
-    for one in snapshot.running:
-        values = [one.job.id, one.job.name, one.host]
-        if one.attempt is not None:
-            seconds.add_metric(values, max(0.0, snapshot.now - one.attempt.started))
-        if one.progress is not None and one.progress.fraction is not None:
-            progress.add_metric(values, one.progress.fraction)
-        if one.snoozed_until is not None:
-            snoozed.add_metric(values, one.snoozed_until)
-    yield from (seconds, progress, snoozed)
 
 
 def _of_workers(machines: Iterable[Machine]) -> Iterator[Metric]:
-    labels = ["host", "worker"]
-    up = GaugeMetricFamily("stoker_worker_up", "Whether a worker was heard of lately.", labels=labels)
-    seen = GaugeMetricFamily(
-        "stoker_worker_last_seen_timestamp_seconds", "When a worker was last heard of.", labels=labels
+    def gauge(name: str, documentation: str, value: Callable[[Machine], float]) -> Metric:
+        samples = (([machine.host, machine.worker], value(machine)) for machine in machines)
+        return _gauge(name, documentation, ["host", "worker"], samples)
+
+    yield gauge("stoker_worker_up", "Whether a worker was seen lately.", lambda machine: machine.there)
+    yield gauge(
+        "stoker_worker_last_seen_timestamp_seconds", "When a worker was last seen.", lambda machine: machine.seen
     )
-    paused = GaugeMetricFamily("stoker_worker_paused", "Whether a worker starts nothing more.", labels=labels)
-    for machine in machines:
-        values = [machine.host, machine.worker]
-        up.add_metric(values, machine.there)
-        seen.add_metric(values, machine.seen)
-        paused.add_metric(values, machine.paused)
-    yield from (up, seen, paused)
-
-
-def _can_be_read(machine: Machine) -> bool:
-    return machine.there and machine.problem is None
+    yield gauge("stoker_worker_paused", "Whether a worker is paused.", lambda machine: machine.paused)
 
 
 def _of_gpus(machines: Iterable[Machine]) -> Iterator[Metric]:
-    utilization = GaugeMetricFamily("stoker_gpu_utilization_ratio", "How busy a GPU is, of 1.", labels=_GPU)
-    used = GaugeMetricFamily("stoker_gpu_memory_used_bytes", "Memory of a GPU that is in use.", labels=_GPU)
-    total = GaugeMetricFamily("stoker_gpu_memory_total_bytes", "Memory that a GPU has.", labels=_GPU)
-    state = GaugeMetricFamily(
-        "stoker_gpu_state", "What a GPU does: 1 for the state that it is in.", labels=[*_GPU, "state"]
-    )
-    since = GaugeMetricFamily(
-        "stoker_gpu_state_since_timestamp_seconds", "Since when a GPU does what it does.", labels=_GPU
-    )
-    filled: Counter[tuple[str, str]] = Counter()
-    for machine in machines:
-        for gpu in machine.gpus:
-            values = [machine.host, gpu.uuid, str(gpu.index), gpu.name]
-            _add(utilization, values, gpu.utilization)
-            _add(used, values, gpu.memory_used)
-            _add(total, values, gpu.memory_total)
-            _add(since, values, gpu.since)
-            for doing in get_args(GpuUse):
-                state.add_metric([*values, doing], float(gpu.state == doing))
-            if gpu.state == "background":
-                filled[machine.host, gpu.user] += 1
-    yield from (utilization, used, total, state, since)
-    yield _of_fill(filled)
+    gpus = [(machine.host, gpu) for machine in machines for gpu in machine.gpus]
 
+    def labels(host: str, gpu: WorkerGpu) -> list[str]:
+        return [host, gpu.uuid, str(gpu.index), gpu.name]
 
-def _of_fill(filled: Counter[tuple[str, str]]) -> Metric:
-    fill = GaugeMetricFamily(
-        "stoker_fill_gpus", "GPUs that a background program keeps busy, by program.", labels=["host", "program"]
+    def gauge(name: str, documentation: str, value: Callable[[WorkerGpu], float | None]) -> Metric:
+        return _gauge(name, documentation, _GPU, ((labels(host, gpu), value(gpu)) for host, gpu in gpus))
+
+    yield gauge("stoker_gpu_utilization_ratio", "The utilization of a GPU, from 0 to 1.", lambda gpu: gpu.utilization)
+    yield gauge("stoker_gpu_memory_used_bytes", "The memory of a GPU that is in use.", lambda gpu: gpu.memory_used)
+    yield gauge("stoker_gpu_memory_total_bytes", "The memory of a GPU.", lambda gpu: gpu.memory_total)
+    yield gauge("stoker_gpu_state_since_timestamp_seconds", "Since when a GPU is in its state.", lambda gpu: gpu.since)
+    states = (([*labels(host, gpu), use], float(gpu.state == use)) for host, gpu in gpus for use in get_args(GpuUse))
+    yield _gauge("stoker_gpu_state", "The state of a GPU: 1 for the current one.", [*_GPU, "state"], states)
+    filled = Counter((host, gpu.user) for host, gpu in gpus if gpu.state == "background")
+    yield _gauge(
+        "stoker_fill_gpus",
+        "GPUs that a background program uses.",
+        ["host", "program"],
+        ((list(which), count) for which, count in filled.items()),
     )
-    for (host, program), gpus in filled.items():
-        fill.add_metric([host, program], gpus)
-    return fill
 
 
 def _of_time(snapshot: Snapshot) -> Iterator[Metric]:
-    """Gauges: the stretch moves on with the clock, so these may fall."""
+    """Gauges: the period moves on with the clock, so these may fall."""
     hours = snapshot.hours
-    spent = GaugeMetricFamily(
-        "stoker_gpu_recent_seconds",
-        "GPU time since stoker_gpu_recent_start_timestamp_seconds, by what it was for.",
-        labels=["state"],
-    )
-    by_doing: dict[GpuUse, float] = {
+    by_use: dict[GpuUse, float] = {
         "job": hours.jobs,
         "background": hours.background,
         "somebody": hours.others,
         "free": hours.idle,
         "unknown": hours.unknown,
     }
-    for doing, amount in by_doing.items():
-        spent.add_metric([doing], amount * _HOUR)
-    yield spent
-    yield _single(
-        "stoker_gpu_recent_saved_seconds",
-        "GPU time that stopping idle jobs saved since then, by estimate.",
-        hours.saved * _HOUR,
+    yield _gauge(
+        "stoker_gpu_recent_seconds",
+        "GPU time since stoker_gpu_recent_start_timestamp_seconds by state.",
+        ["state"],
+        (([use], amount * _HOUR) for use, amount in by_use.items()),
     )
-    yield _single("stoker_gpu_recent_start_timestamp_seconds", "When the recent stretch begins.", hours.since)
+    saved = hours.saved * _HOUR
+    yield _single("stoker_gpu_recent_saved_seconds", "GPU time saved by stopping idle jobs, estimated.", saved)
+    yield _single("stoker_gpu_recent_start_timestamp_seconds", "When the recent period begins.", hours.since)
 
 
-def _add(family: GaugeMetricFamily, labels: list[str], value: float | None) -> None:
-    if value is not None:
-        family.add_metric(labels, value)
+def _gauge(name: str, documentation: str, labels: Sequence[str], samples: Samples) -> Metric:
+    family = GaugeMetricFamily(name, documentation, labels=labels)
+    for values, value in samples:
+        if value is not None:
+            family.add_metric(values, value)
+    return family
 
 
 def _single(name: str, documentation: str, value: float) -> Metric:
