@@ -184,7 +184,7 @@ def _cancel_one_that_runs(shown: Screen, api: httpx.Client, job: str) -> None:
 def _read_the_report(shown: Screen, api: httpx.Client, hung: str) -> None:
     shown.page.goto(str(api.base_url.join(f"/jobs/{hung}")))
     expect(shown.page.get_by_role("heading", name="What happened")).to_be_visible()
-    shown.page.get_by_text("The whole report").click()
+    shown.page.get_by_text("Full report").click()
     expect(shown.page.locator(".report-text")).to_contain_text("_all_reduce_that_never_returns")
     shown.look_over("8-report")
 

@@ -64,7 +64,7 @@ def test_everything_that_a_machine_elsewhere_told_is_shown(
         expect(page.get_by_role("log")).to_contain_text("epoch 1")
         shown.look_over("elsewhere-2-log")
         page.goto(f"{site.address}/jobs/{hung}")
-        page.get_by_text("The whole report").click()
+        page.get_by_text("Full report").click()
         expect(page.locator(".report-text")).to_contain_text(f"{SCRIPT} in all_reduce")
         expect(page.locator("#section-fit canvas").first).to_be_visible()
         expect(page.locator("#section-fit")).to_contain_text("128")

@@ -140,7 +140,7 @@ def test_number_of_queries_does_not_depend_on_the_number_of_jobs(
 
 def test_recent_change_is_in_the_next_snapshot(here: Store, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A machine that is busy must not make the questions of so small a queue look dear, and so be asked seldom.
-    monkeypatch.setattr("stoker.status.snapshot.CHEAP", math.inf)
+    monkeypatch.setattr("stoker.status.snapshot._CHEAP", math.inf)
     observer = SnapshotBuilder(home)
     (name,) = submit(here, "one")
     end(here, name)

@@ -125,7 +125,7 @@ def test_a_rehearsal_submits_nothing(site: ApiSite, client: Client) -> None:
         ({"after": ["nobody"]}, "#/after", "there is no job 'nobody'"),
         ({"environment": {"A=B": "1"}}, "#/environment", "cannot be set"),
         ({"environment": {"A": "\0"}}, "#/environment", "cannot be set"),
-        ({"command": "train {batch_size}"}, "#/batch_size", "say how much that is"),
+        ({"command": "train {batch_size}"}, "#/batch_size", "give a batch size"),
         ({"fit": True, "gpus": 0}, "#/fit", "needs a GPU"),
         ({"fit": {"base": 8, "max": 4}}, "#/fit", "use a smaller one"),
         ({"fit": {"margin": "lots"}}, "#/fit", "not a percentage"),

@@ -81,7 +81,7 @@ def test_report_with_any_text_has_only_allowed_elements(text: str) -> None:
 def test_too_long_report_is_cut_at_a_line_with_a_note() -> None:
     line = "é" * 1000 + "\n"
     html = report_html(line * 500)
-    assert "the download has all of it" in html
+    assert "continues in the download" in html
     assert html.count("é" * 1000) == LONGEST_REPORT // len(line.encode())
     assert len(html) < LONGEST_REPORT
     assert "download" not in report_html("short")
@@ -172,7 +172,7 @@ def test_page_has_the_reason_the_report_and_the_fit_with_a_table() -> None:
 
 def test_log_of_a_job_that_has_not_started_is_pending() -> None:
     log = rendered("job_log.html", detail=detail())
-    assert "It has not started yet" in log
+    assert "The job has not started yet" in log
     assert "href" not in log
     assert not rendered("job_report.html", detail=detail()).strip()
     assert not rendered("job_fit.html", detail=detail(AttemptDetails())).strip()

@@ -53,19 +53,12 @@ def test_answer_is_kept_for_its_minimum_time() -> None:
     assert kept.get(ask) == 1
 
 
-def test_query_delayed_once_is_repeated_soon() -> None:
+def test_no_answer_is_kept_for_long() -> None:
     clock = Clock()
     kept = ThrottledCache[int](clock=clock)
-    prices, answers = iter([5.0, 0.0, 5.0, 5.0, 0.0]), iter(range(5))
-
-    def ask() -> int:
-        clock.now += next(prices)
-        return next(answers)
-
-    kept.get(ask)
-    clock.now += 5.1
-    assert [kept.get(ask), kept.get(ask)] == [1, 2]  # the second was fast
-    clock.now += 5.1
-    assert kept.get(ask) == 3
-    clock.now += 240.0  # slow twice: now it is cached
-    assert kept.get(ask) == 3
+    ask = question(clock, 50.0)
+    assert kept.get(ask) == 0
+    clock.now += 29.9
+    assert kept.get(ask) == 0
+    clock.now += 0.2
+    assert kept.get(ask) == 1

@@ -314,7 +314,7 @@ def test_a_reason_that_tells_a_length_of_time_is_told_without_it(kind: ReasonKin
 def test_a_retry_says_when_and_why() -> None:
     job = make_job("vit", "queued", not_before=NOW + 44, reason="exit code 1")
     html = render(make_overview(waiting=(WaitingJob(job=job, why=Why("retry", "", "")),)), "viewer")["waiting"]
-    assert re.search(r'Tries again <time datetime="2027-01-15T08:00:44[^"]*" data-tell="in">', html)
+    assert re.search(r'Next attempt <time datetime="2027-01-15T08:00:44[^"]*" data-tell="in">', html)
     assert "exit code 1" in read(html)
 
 
@@ -341,7 +341,7 @@ def test_one_thing_to_know_is_told_once() -> None:
         (make_gpu(state="free"), "free Nothing runs here"),
         (
             make_gpu(state="free", kept_for="0badcafe", note="is reserved for job 0badcafe (2 GPUs, has 1)"),
-            "kept Kept for vit (2 GPUs, has 1)",
+            "reserved Reserved for vit (2 GPUs, has 1)",
         ),
         (make_gpu(state="unknown", note="the driver hangs"), "unknown the driver hangs"),
     ],
@@ -364,11 +364,11 @@ def test_what_is_unknown_is_no_zero() -> None:
 def test_a_machine_that_is_away_does_not_pass_for_one_that_is_there() -> None:
     gone = make_machine(make_gpu(state="unknown", note="its worker was last seen 3 min ago"), there=False)
     told = read(render(make_overview(machines=(gone,)), "operator")["machine-w-1"])
-    assert "not heard of" in told
+    assert "not seen" in told
     assert "Pause" not in told
     left = read(render(make_overview(machines=(msgspec.structs.replace(gone, left=True),)), "viewer")["machine-w-1"])
     assert "stopped" in left
-    assert "not heard of" not in left
+    assert "not seen" not in left
 
 
 def test_many_gpus_are_folded_and_a_machine_that_changes_is_sent_alone() -> None:
@@ -488,8 +488,8 @@ def test_every_button_and_link_says_which_job_or_machine_it_is_about() -> None:
         "Release",
         "Move down",
         "Snooze 2 h",
-        "End the snooze",
-        "Again, with",
+        "End snooze",
+        "Submit again",
     ):
         assert any(name.startswith(word) and "train-" in name for name in names.found), word
     assert {"Pause this machine one", "Dismiss 92 jobs failed", "Dismiss 3 jobs idle"} <= set(names.found)

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from stoker.gpus.report import BUSY_FROM
-from stoker.queue.explanation import spoken
+from stoker.queue.explanation import ReasonKind, spoken
 from stoker.queue.fields import State
 from stoker.queue.model import Failure, Job, WorkerGpu
 from stoker.status.job_text import quoted_label
@@ -99,7 +99,7 @@ def _bad(facts: HealthInputs) -> Iterator[HealthIssue]:
         yield HealthIssue(level="bad", message=f"{_jobs_wait(queued)}, and no worker is there")
     for machine in facts.machines:
         yield from _unreadable(machine, facts.now)
-    if facts.counts.get("queued", 0):
+    if queued:
         yield from _orphaned(facts, "bad")
     for job in facts.running:
         if job.why.kind == "silent" and not any(_runs_on(job, machine) for machine in lost):
@@ -187,23 +187,22 @@ def _failure(kind: Failure, newest: Sequence[EndedJob], message: str, count: int
 
 
 def _stuck(facts: HealthInputs) -> Iterator[HealthIssue]:
-    never = [waiting.job for waiting in facts.waiting if waiting.why.kind == "never"]
-    if never:
-        more = f" and {_jobs(len(never) - 1, 'other ')}" if len(never) > 1 else ""
-        yield _about(never[0], f"{_name(never[0])}{more} can never start")
-    large = [waiting.job for waiting in facts.waiting if waiting.why.kind == "too large"]
-    if large:
-        more = f" and {_jobs(len(large) - 1, 'other ')}" if len(large) > 1 else ""
-        yield _about(large[0], f"{_name(large[0])}{more} {'ask' if more else 'asks'} for more than any machine has")
+    yield from _about("never", facts.waiting, "can never start", "can never start")
+    yield from _about(
+        "too large", facts.waiting, "asks for more than any machine has", "ask for more than any machine has"
+    )
     # A job held by a person has no reason.
-    lost = [waiting.job for waiting in facts.waiting if waiting.why.kind == "held" and _is_lost_job(waiting.job)]
-    if lost:
-        more = f" and {_jobs(len(lost) - 1, 'other ')}" if len(lost) > 1 else ""
-        yield _about(lost[0], f"{_name(lost[0])}{more} {'are' if more else 'is'} held: lost with {_machine(len(lost))}")
+    lost = [waiting for waiting in facts.waiting if waiting.job.reason not in {"", "held"}]
+    yield from _about("held", lost, "is held: lost with its machine", "are held: lost with their machine")
 
 
-def _is_lost_job(job: Job) -> bool:
-    return job.reason not in {"", "held"}
+def _about(kind: ReasonKind, waiting: Sequence[WaitingJob], one: str, several: str) -> Iterator[HealthIssue]:
+    """One issue for all waiting jobs with this kind of reason."""
+    jobs = [item.job for item in waiting if item.why.kind == kind]
+    if jobs:
+        more = len(jobs) - 1
+        who = f"{_name(jobs[0])} and {_jobs(more, 'other ')} {several}" if more else f"{_name(jobs[0])} {one}"
+        yield HealthIssue(level="attention", message=who, job=jobs[0].id)
 
 
 def _pauses(facts: HealthInputs) -> Iterator[HealthIssue]:
@@ -280,10 +279,6 @@ def _since(card: WorkerGpu, machine: Machine) -> float:
 # Texts
 
 
-def _about(job: Job, message: str) -> HealthIssue:
-    return HealthIssue(level="attention", message=message, job=job.id)
-
-
 def _name(job: Job) -> str:
     return quoted_label(job, _LONGEST_NAME)
 
@@ -298,10 +293,6 @@ def _jobs_wait(count: int) -> str:
 
 def _gpus(count: int) -> str:
     return "1 GPU" if count == 1 else f"{count} GPUs"
-
-
-def _machine(jobs: int) -> str:
-    return "its machine" if jobs == 1 else "their machine"
 
 
 def _is(count: int) -> str:

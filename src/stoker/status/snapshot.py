@@ -1,7 +1,7 @@
 """Builds a snapshot with few queries, so that it can be done several times a second.
 
-Each question is answered from an index, whatever the number of jobs: what takes longer with the history of the queue,
-or changes slowly, is asked seldom and remembered in between.
+Each query uses an index, whatever the number of jobs. What takes longer with the history of the queue, or changes
+slowly, is queried rarely and cached.
 """
 
 import math
@@ -155,11 +155,11 @@ def _hours(store: "Store", now: float) -> GpuHours:
 T = TypeVar("T")
 
 # A slow query takes no more than this share of the time.
-SHARE: Final = 0.02
+_SHARE: Final = 0.02
 # Faster queries are never cached: a machine that is busy for a moment must not make them look slow.
-CHEAP: Final = 0.01
-# A query that was slow only once may have been delayed: its answer is kept no longer than this.
-DOUBTFUL: Final = 5.0
+_CHEAP: Final = 0.01
+# The query may have been delayed by something else, so no answer is kept for longer.
+_MAX_KEPT: Final = 30.0
 
 
 class ThrottledCache(Generic[T]):
@@ -170,25 +170,18 @@ class ThrottledCache(Generic[T]):
         self._clock = clock
         self._due = -math.inf
         self._kept: list[T] = []
-        self._took = 0.0
 
     def is_due(self) -> bool:
         return self._clock() >= self._due
 
     def get(self, ask: Callable[[], T]) -> T:
         """The answer of `ask`, or a recent one."""
-        began = self._clock()
-        if began < self._due and self._kept:
+        if self._kept and not self.is_due():
             return self._kept[0]
+        began = self._clock()
         answer = ask()
-        ended = self._clock()
         self._kept = [answer]
-        before, self._took = self._took, ended - began
-        proven = _worth(min(before, self._took))
-        self._due = ended + max(self._at_least, proven, min(_worth(self._took), DOUBTFUL))
+        took = self._clock() - began
+        worth = min(took / _SHARE, _MAX_KEPT) if took > _CHEAP else 0.0
+        self._due = began + took + max(self._at_least, worth)
         return answer
-
-
-def _worth(price: float) -> float:
-    """How long to keep an answer that took this long."""
-    return price / SHARE if price > CHEAP else 0.0

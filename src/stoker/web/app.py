@@ -21,7 +21,7 @@ from stoker.web.auth.keys import Keys
 from stoker.web.config import Config
 from stoker.web.middleware.access_log import AccessLog
 from stoker.web.middleware.headers import SecurityHeaders, compressed
-from stoker.web.middleware.limits import DeclaredSize, WholeBody
+from stoker.web.middleware.limits import WholeBody
 from stoker.web.pages.views import error_page
 from stoker.web.sse import live
 
@@ -65,7 +65,6 @@ def with_middleware(app: ASGIApp, config: Config, keys: Keys, log: Callable[[str
     # Outside of authentication, which may end a stream: its last bytes must be compressed too.
     app = compressed(Authentication(app, config, keys))
     app = CsrfProtection(app, config)
-    app = DeclaredSize(app, config)
     app = Hosts(app, config)
     app = SecurityHeaders(app, config)
     return AccessLog(app, log)

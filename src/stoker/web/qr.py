@@ -5,9 +5,9 @@ import shutil
 import sys
 from typing import Final, TextIO
 
-# Cameras want a margin of four modules; two do on a screen, where the code has its own white ground.
+# Two modules of margin suffice on a screen, where the code has its own white background.
 _MARGIN: Final = 2
-# Black on white by their numbers, not by the terminal's idea of them: so it reads on dark and on light ones.
+# Black and white by number, independent of the theme of the terminal.
 _UPPER_LOWER: Final = {
     (True, True): "\x1b[38;5;16;48;5;16m",
     (True, False): "\x1b[38;5;16;48;5;231m",
@@ -19,14 +19,14 @@ _PLAIN: Final = "\x1b[0m"
 
 
 def qr_code(link: str, stream: TextIO | None = None) -> str | None:
-    """The code, two modules to a letter; None where it could not be read: no terminal, too narrow, too old."""
+    """The code, two modules per character; None if the output is no terminal, or one that cannot show it."""
     stream = stream or sys.stdout
     if not stream.isatty() or os.environ.get("TERM", "dumb") == "dumb" or not _can_show(stream):
         return None
     try:
         import segno
     except ImportError:
-        return None  # without the extra `web` there is the link
+        return None  # without the extra `web`, there is only the link
     code = segno.make(link, error="l", micro=False, boost_error=False)
     rows = [[bool(module) for module in row] for row in code.matrix_iter(border=_MARGIN)]
     if len(rows[0]) > shutil.get_terminal_size().columns:

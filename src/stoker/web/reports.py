@@ -1,4 +1,4 @@
-"""Reports and fits on a page: the Markdown of a report as HTML that leads nowhere, and a fit as points to draw."""
+"""Reports and fits for a page: Markdown as safe HTML without links, and the points of a fit's chart."""
 
 import math
 from collections.abc import Sequence
@@ -15,23 +15,23 @@ from markupsafe import Markup
 
 from stoker.fit.model import Fitted, ProbeOutcome
 
-# In bytes: a report is a few thousand; what is longer holds somebody's output, and is for a download.
+# In bytes. A usual report has a few thousand; the rest of a longer one is only in the download.
 LONGEST_REPORT: Final = 256 * 1024
-# What leads somewhere else, or is not Markdown's own.
+# Links and HTML.
 _OFF: Final = ["autolink", "html_block", "html_inline", "image", "link", "reference"]
-# A page's own headings are above those of the report.
+# Below the headings of the page.
 _LOWER_BY: Final = 2
-_CUT: Final = Markup('<p class="note">The report goes on: the download has all of it.</p>')
+_CUT: Final = Markup('<p class="note">The report continues in the download.</p>')
 
 
-# A job's page is rendered again whenever the job changes; its report does not.
+# The page is rendered whenever the job changes; its report does not change.
 @lru_cache(maxsize=32)
 def report_html(report: str) -> Markup:
-    """Safe to be put into a page: what was HTML, a link or an image in it is text."""
+    """Safe HTML: tags, links and images in the report become text."""
     data = report.encode(errors="replace")
     is_cut = len(data) > LONGEST_REPORT
     text = data[:LONGEST_REPORT].rpartition(b"\n")[0].decode(errors="replace") if is_cut else report
-    html = Markup(_markdown().render(text))  # noqa: S704 - escaped by the renderer, which is told of no HTML
+    html = Markup(_markdown().render(text))  # noqa: S704 - escaped by the renderer
     return html + _CUT if is_cut else html
 
 
@@ -46,7 +46,7 @@ def _markdown() -> MarkdownIt:
 
 
 def _block(_self: RendererHTML, tokens: Sequence[Token], index: int, _options: OptionsDict, _env: EnvType) -> str:
-    """It may be wider than the page: then whoever has no mouse must be able to scroll it."""
+    """Focusable, so that a block wider than the page can be scrolled with the keyboard."""
     return f'<pre tabindex="0"><code>{escapeHtml(tokens[index].content)}</code></pre>\n'
 
 
@@ -57,11 +57,11 @@ def _heading(_self: RendererHTML, tokens: Sequence[Token], index: int, _options:
 
 
 class FitChart(msgspec.Struct, frozen=True):
-    """How a batch size was found, for a page."""
+    """How a batch size was found."""
 
     found: Fitted
     chart: dict[str, Any]
-    """Columns that belong together, with None where there is nothing to draw; memory in bytes."""
+    """Columns of equal length, with None where nothing is drawn; memory in bytes."""
 
     @property
     def probes(self) -> list[ProbeOutcome]:
@@ -69,7 +69,7 @@ class FitChart(msgspec.Struct, frozen=True):
 
 
 def fit_of(told: dict[str, Any]) -> FitChart | None:
-    """None when there was none, or when it is not understood: another version of Stoker may have written it."""
+    """None if there was none, or if another version of Stoker wrote it in an unknown form."""
     try:
         found = msgspec.convert(told, Fitted) if told else None
     except msgspec.ValidationError:
@@ -92,7 +92,7 @@ def _chart(found: Fitted) -> dict[str, Any]:
 
 
 def _peak(found: Fitted, size: int, outcome: str) -> int | None:
-    """The most that was seen at this size. What did not fit and was not seen is drawn at the limit: it crossed that."""
+    """The highest peak at this size. A probe that did not fit and has no peak is drawn at the limit."""
     probes = [probe for probe in found.observations if (probe.size, probe.outcome) == (size, outcome)]
     seen = [probe.peak for probe in probes if probe.peak is not None]
     if seen:

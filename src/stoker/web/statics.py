@@ -1,4 +1,4 @@
-"""The page's static files, each under an address that changes with its content."""
+"""Static files, each with an address that changes with its content."""
 
 import hashlib
 import mimetypes
@@ -13,7 +13,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 _DIRECTORY: Final = Path(__file__).parent / "static"
-# The address names the content, so a copy of it never goes stale.
+# The address contains a digest of the content, so a cached copy never becomes stale.
 _IMMUTABLE: Final = "public, max-age=31536000, immutable"
 _REVALIDATE: Final = "no-cache"
 
@@ -31,7 +31,7 @@ def static_file(name: str) -> FileResponse:
 
 
 class VersionedFiles(StaticFiles):
-    """Lets browsers keep a file for good when the address has its current version."""
+    """Lets browsers cache a file forever if the address has its current version."""
 
     def __init__(self) -> None:
         super().__init__(directory=_DIRECTORY)

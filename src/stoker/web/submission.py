@@ -1,4 +1,4 @@
-"""From what somebody typed, on the page or in a request, to jobs: by the same rules as `stoker submit`."""
+"""Turns forms and request bodies into jobs, by the same rules as `stoker submit`."""
 
 import hashlib
 import math
@@ -34,19 +34,18 @@ from stoker.web.problems import ConflictError, InvalidFieldsError, ParameterErro
 
 T = TypeVar("T")
 Said = Mapping[str, object]
-"""What somebody wants run, by the names of a job's fields: text as typed into a form, or JSON values.
+"""What a job asks for, by the names of its fields: text of a form, or JSON values.
 
-What is missing is as in the job that is run `again`, or else the default. None or empty text says that there is none of
-it. Besides the fields there may be `idle`, `idle_for`, `idle_below` and `idle_after`, `sweep` and `again`; `fit` may be
-whether the batch size is found first, or how, by the fields of `Fit`.
+Missing fields are copied from the job `again`, or have their default. None or empty text stands for the default. Other
+names are `idle`, `idle_for`, `idle_below`, `idle_after`, `sweep` and `again`; `fit` is a flag or the fields of `Fit`.
 """
 
-# A slip of the thumb must not fill the queue; a terminal takes a hundred times as many.
+# A typing error must not fill the queue; `stoker submit` takes a hundred times as many.
 MOST_JOBS: Final = 1000
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a batch size is found, in the words of `stoker fit`."""
+    """How a batch size is found, by the options of `stoker fit`."""
 
     base: int = SearchOptions().base
     multiple: int = SearchOptions().multiple
@@ -66,7 +65,7 @@ def settable(*, at_submission: bool) -> list[str]:
 
 
 def jobs_of(store: Store, said: Said, submitter: str = "") -> list[JobSpec]:
-    """The jobs to submit. `InvalidFieldsError` says of each field what is wrong."""
+    """The jobs to submit. Raises InvalidFieldsError with a message for each invalid field."""
     again = said.get("again")
     earlier = _or_mistake("again", lambda: store.jobs.get(str(again))) if again else None
     form = _Form(earlier)
@@ -82,7 +81,7 @@ def jobs_of(store: Store, said: Said, submitter: str = "") -> list[JobSpec]:
 
 
 def changes_of(store: Store, said: Said, job: Job) -> dict[str, object]:
-    """The fields of a job that become something else."""
+    """The fields of the job that change, with their new values."""
     form = _Form(job)
     form.read(store, said, settable(at_submission=False))
     form.check_together(())
@@ -91,7 +90,7 @@ def changes_of(store: Store, said: Said, job: Job) -> dict[str, object]:
 
 
 class _Form:
-    """The values that were said or copied, and what is wrong with the others."""
+    """The values that were given or copied, and the mistakes in the others."""
 
     def __init__(self, earlier: Job | None) -> None:
         self._asked: dict[str, Any] = {}
@@ -130,11 +129,11 @@ class _Form:
             return None
 
     def check_together(self, sweeps: Sequence[Sweep]) -> None:
-        """Finds what is wrong with fields that are right one by one."""
+        """Finds mistakes in the combination of fields."""
         asked = self._asked
         command, batch_size, fit = asked.get("command", ()), asked.get("batch_size"), asked.get("fit")
         if asked.get("share") and asked.get("memory") is None:
-            self._mistakes.setdefault("memory", "a job that shares a GPU must say how much of its memory it takes")
+            self._mistakes.setdefault("memory", "a job that shares a GPU must say how much memory it needs")
         if fit:
             self.tried("fit", lambda: check_fittable(batch_size, asked.get("gpus", FIELDS["gpus"].default)))
             self.tried("fit", lambda: fit_fields(msgspec.convert(fit, FitSpec), [command] if command else []))
@@ -142,12 +141,12 @@ class _Form:
         if batch_size is None and not fit and not is_swept and wants_batch_size(command):
             self._mistakes.setdefault(
                 "batch_size",
-                "the command has {batch_size} in it: say how much that is, or write {{batch_size}} for the word itself",
+                "the command contains {batch_size}: give a batch size, or write {{batch_size}} for the text itself",
             )
         jobs = math.prod(len(sweep.values) for sweep in sweeps)
         if jobs > MOST_JOBS:
             self._mistakes["sweep"] = (
-                f"that would be {jobs:,} jobs: at most {MOST_JOBS:,} at once here, and more by `stoker submit`"
+                f"these are {jobs:,} jobs: submit at most {MOST_JOBS:,} here, or more with `stoker submit`"
             )
 
     def result(self) -> dict[str, Any]:
@@ -162,7 +161,7 @@ class _Form:
             self._asked[name] = value
 
     def _take_policy(self, said: Said) -> None:
-        """The idle policy, out of the inputs about it."""
+        """The idle policy from its inputs."""
         if not said.keys() & {"idle", *IDLE}:
             return
         policy = {**self._asked.get("policy", {})}
@@ -203,21 +202,21 @@ IDLE: Final[Mapping[str, tuple[str, Callable[[object], object]]]] = {
     "idle_below": ("below", _fraction),
     "idle_after": ("after", seconds_of),
 }
-"""Inputs about the idle policy, each with the field of the policy that it sets."""
+"""Inputs of the idle policy, each with the field that it sets and how it is read."""
 
 
 def _unmasked(said: dict[str, str], earlier: Mapping[str, str]) -> dict[str, str]:
-    """A masked value stands for the one that the job has."""
+    """A masked value stands for the one that the job has now."""
     for name, text in said.items():
         if text == MASK:
             if name not in earlier:
-                raise BadInputError(f"{MASK} stands for a value that is not shown: write the value of {name[:40]}")
+                raise BadInputError(f"{MASK} stands for a hidden value: write the value of {name[:40]}")
             said[name] = earlier[name]
     return said
 
 
 def _fit(value: object, command: Command) -> dict[str, Any]:
-    """How its batch size is found, as a job keeps it; empty when it is not."""
+    """As stored with the job; empty if no batch size is searched."""
     if not isinstance(value, Mapping):
         if not read_flag(value):
             return {}
@@ -225,7 +224,7 @@ def _fit(value: object, command: Command) -> dict[str, Any]:
     try:
         chosen = msgspec.convert(dict(value), Fit)
     except msgspec.ValidationError as error:
-        raise BadInputError(f"a batch size cannot be found so: {error}") from None
+        raise BadInputError(f"invalid options of fit: {error}") from None
     if not 0 <= chosen.retries_oom < 1000:
         raise BadInputError(f"retries_oom must be between 0 and 999, not {chosen.retries_oom}")
     search_options = SearchOptions(
@@ -242,7 +241,7 @@ def _fit(value: object, command: Command) -> dict[str, Any]:
 
 
 def _sweeps(value: object) -> list[Sweep]:
-    """One parameter a line, or by name."""
+    """From text with one parameter per line, or from values by name."""
     if isinstance(value, str):
         found = [parse_sweep(line.strip()) for line in value.splitlines() if line.strip()]
     elif isinstance(value, Mapping):
@@ -257,7 +256,7 @@ def _sweeps(value: object) -> list[Sweep]:
 
 
 def _code(directory: str, earlier: Job | None) -> dict[str, Any]:
-    """Which code is there now, where the directory is here. A pinned job runs again what it ran."""
+    """The commit of the directory if it is on this machine. A pinned job keeps its commit."""
     if earlier is not None and earlier.pin and directory == earlier.directory:
         return {"commit": earlier.commit, "dirty": earlier.dirty}
     found = checkout_of(directory)
@@ -265,7 +264,7 @@ def _code(directory: str, earlier: Job | None) -> dict[str, Any]:
 
 
 def _or_mistake(field: str, work: Callable[[], T]) -> T:
-    """For what nothing else can be looked at without."""
+    """For fields without which nothing else can be checked."""
     try:
         return work()
     except BadInputError as error:
@@ -273,7 +272,7 @@ def _or_mistake(field: str, work: Callable[[], T]) -> T:
 
 
 HEADER: Final = "Idempotency-Key"
-# Enough to tell any two apart, and short enough that origins can be read.
+# Of the digest: unique, and still readable as part of an origin.
 _DIGITS: Final = 24
 
 
@@ -285,16 +284,16 @@ class Submitted(NamedTuple):
 def submit_once(
     store: Store, key: str | None, sender: str, asked: bytes, make: Callable[[], Sequence[JobSpec]]
 ) -> Submitted:
-    """Submits what `make` gives, unless the same sender has done so with this key. `asked` is what was asked for."""
+    """Submits the jobs of `make`, unless this sender did so before with this key. `asked`: the request itself."""
     if key is None:
         return Submitted(_found(store, store.jobs.submit(make())), is_replay=False)
     prefix = f"web:{_digest(f'{len(sender)}:{sender}{key}'.encode(errors='replace'))}:"
     origin = f"{prefix}{_digest(asked)}:"
     if earlier := store.jobs.by_origin(prefix):
         if not all((job.origin or "").startswith(origin) for job in earlier):
-            raise ParameterError(HEADER, "this key was used for another request: take a new one for each submission")
+            raise ParameterError(HEADER, "this key was used for another request: use a new one for each submission")
         return Submitted(earlier, is_replay=True)
-    # Numbered so that they sort in their order.
+    # Numbered so that their order is kept.
     jobs = [replace(job, origin=f"{origin}{number:06d}") for number, job in enumerate(make())]
     return Submitted(_found(store, store.jobs.submit(jobs)), is_replay=False)
 
@@ -303,7 +302,7 @@ def _found(store: Store, ids: Sequence[str]) -> list[Job]:
     try:
         return [store.jobs.get(name) for name in ids]
     except BadInputError:
-        raise ConflictError("the jobs of this submission have been forgotten since (`stoker clean`)") from None
+        raise ConflictError("the jobs of this submission have been removed by `stoker clean`") from None
 
 
 def _digest(data: bytes) -> str:

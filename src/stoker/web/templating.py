@@ -36,10 +36,10 @@ _NOT_IN_AN_ID: Final = re.compile(r"[^A-Za-z0-9_-]")
 _LINE_ENDS: Final = "\n\t"
 # How the GPUs of a machine are counted, in this order.
 _STATES: Final[dict[GpuUse | Literal["kept"], str]] = {
-    "job": "at jobs",
+    "job": "with jobs",
     "background": "background",
     "somebody": "others",
-    "kept": "kept",
+    "kept": "reserved",
     "free": "free",
     "unknown": "unknown",
 }
@@ -230,7 +230,7 @@ def in_use(gpu: WorkerGpu) -> str:
 
 
 def tally(machine: Machine) -> str:
-    """`8 GPUs: 6 at jobs, 2 free`."""
+    """`8 GPUs: 6 with jobs, 2 free`."""
     if not machine.gpus:
         return "no GPUs"
     counts = Counter("kept" if gpu.kept_for else gpu.state for gpu in machine.gpus)

@@ -21,20 +21,6 @@ MAX_ANONYMOUS_BODY: Final = 8 * 1024
 BODY_TIMEOUT: Final = 30.0
 
 
-class DeclaredSize:
-    """Refuses bodies whose Content-Length is too large."""
-
-    def __init__(self, app: ASGIApp, config: Config) -> None:
-        self._app = app
-        self._config = config
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _declared(scope) > MAX_BODY:
-            await _too_large(scope, self._config, MAX_BODY)(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-
 class WholeBody:
     """Reads the whole body before the request is handled: a slow or endless body takes only a connection."""
 
@@ -49,6 +35,8 @@ class WholeBody:
             return
         limit = MAX_ANONYMOUS_BODY if scope.get("state", {}).get("user") is None else MAX_BODY
         try:
+            if _declared(scope) > limit:
+                raise _TooLargeError
             async with asyncio.timeout(self._seconds):
                 body = await _collected(receive, limit)
         except TimeoutError:

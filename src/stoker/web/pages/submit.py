@@ -1,4 +1,4 @@
-"""The form that submits: what it shows at first, and what somebody wants who sent it."""
+"""The form for submitting jobs: its first content, and what a sent form asks for."""
 
 import hashlib
 import secrets
@@ -15,29 +15,29 @@ from stoker.errors import BadInputError
 from stoker.queue.fields import FIELDS, FLAG, JobField, JobSpec, seconds_text
 from stoker.queue.model import Job
 from stoker.queue.store import Store
-from stoker.status.job_text import command_text, whole_command
+from stoker.status.job_text import whole_command
 from stoker.units import format_percent
 from stoker.web.app_state import AppState, app_state_of, user_of
 from stoker.web.problems import InvalidFieldsError
 from stoker.web.submission import IDLE, jobs_of, submit_once
 from stoker.web.templating import page
 
-# More fields than the form has, and than anybody sweeps over.
+# More than the form has.
 _MOST_FIELDS: Final = 200
-# The inputs that are no field of a job by themselves, and those that stand by themselves at the top.
+# Inputs that are not fields of the table, or have their own place in the form.
 _OTHER_BOXES: Final = ("fit", "idle")
 _OTHER_TEXTS: Final = ("command", "directory", *IDLE)
-# The rows that are not folded away.
+# The rows that are not folded.
 _MAIN_ROWS: Final = ("name", "gpus")
 
 
 def inputs(*, boxes: bool) -> list[JobField]:
-    """The fields that have an input of this sort, in the order of the table."""
+    """The fields with a check box, or those with a text input, in the order of the table."""
     return [field for field in FIELDS.values() if field.form is not None and (field.kind is FLAG) == boxes]
 
 
 def rows(*, main: bool) -> list[list[JobField]]:
-    """The text inputs, those of one row together."""
+    """The text inputs by row."""
     found: dict[str, list[JobField]] = {}
     for field in inputs(boxes=False):
         if field.form is not None and (field.form.row in _MAIN_ROWS) == main:
@@ -59,15 +59,15 @@ class SweepRow(msgspec.Struct, frozen=True):
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands in the form, as text."""
+    """The content of the form, as text."""
 
     texts: dict[str, str] = {}
     ticked: frozenset[str] = frozenset()
     sweep: tuple[SweepRow, ...] = ()
     again: str = ""
-    """The id of the job that it began with."""
+    """The id of the job that it was filled from."""
     key: str = ""
-    """The same for every time that this form is sent: a double tap submits once."""
+    """The same whenever this form is sent: a double tap submits once."""
 
 
 def empty(directory: str, key: str) -> Form:
@@ -77,10 +77,10 @@ def empty(directory: str, key: str) -> Form:
     )
 
 
-def like(job: Job, key: str, *, whole: bool = True) -> Form:
-    """The form as it would have been filled in for this job; not `whole`: without the secrets in its command."""
+def like(job: Job, key: str) -> Form:
+    """The form filled in for this job, with the secrets in its command: only for operators."""
     texts = {
-        "command": whole_command(job) if whole else command_text(job),
+        "command": whole_command(job),
         "directory": job.directory,
         **{field.name: _text(field, field.value(job)) for field in inputs(boxes=False)},
         "idle_for": _seconds(job.policy.get("window")),
@@ -93,7 +93,7 @@ def like(job: Job, key: str, *, whole: bool = True) -> Form:
 
 
 def sent(body: bytes) -> Form:
-    """The form as it came back."""
+    """The form as it was sent."""
     fields = parse_qsl(
         body.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="replace"
     )
@@ -102,7 +102,7 @@ def sent(body: bytes) -> Form:
     values = [value.strip() for field, value in fields if field == "sweep_values"]
     rows = [SweepRow(name, value) for name, value in zip(names, values, strict=False) if name or value]
     return Form(
-        # Browsers end lines as on a typewriter; shells do not.
+        # Browsers send CRLF.
         texts={field: said.get(field, "").replace("\r\n", "\n") for field in _texts()},
         ticked=frozenset(box for box in _boxes() if box in said),
         sweep=tuple(rows),
@@ -112,7 +112,7 @@ def sent(body: bytes) -> Form:
 
 
 def submission_of(form: Form, original: Form | None) -> dict[str, object]:
-    """What somebody wants who sent this. What still is as in the `original` is left to the job that it came from."""
+    """What the form asks for. Fields that equal the `original` are copied from the job it was filled from."""
     said: dict[str, object] = {
         field: text for field, text in form.texts.items() if original is None or text != original.texts[field]
     }
@@ -127,18 +127,17 @@ def submission_of(form: Form, original: Form | None) -> dict[str, object]:
 
 
 def content(form: Form) -> bytes:
-    """All that was asked for, whenever and by whom."""
+    """All that was asked for, without the key."""
     return msgspec.json.encode([sorted(form.texts.items()), sorted(form.ticked), form.sweep, form.again])
 
 
 def recent_directories(jobs: Sequence[JobSpec]) -> list[str]:
-    """Each once, the latest first."""
-    # Before there is any job, where a person's own files are is as good a guess as any.
+    """Each once, the latest first; without jobs, the home directory."""
     return list(dict.fromkeys(job.directory for job in jobs)) or [str(Path.home())]
 
 
 def beside(mistakes: Mapping[str, str]) -> dict[str, str]:
-    """Mistakes by the field that they are shown at; what has none is shown above the form."""
+    """Mistakes that are shown at their field; the others are shown above the form."""
     shown = {*_texts(), *_boxes(), "sweep"}
     return {field: text for field, text in mistakes.items() if field in shown}
 
@@ -148,7 +147,7 @@ def above(mistakes: Mapping[str, str]) -> list[str]:
 
 
 def _text(field: JobField, value: Any) -> str:
-    """So that reading it gives the same again. Most defaults are not written."""
+    """Text that is read as the same value. Most defaults are not shown."""
     if value is None or (value == field.default and field.form is not None and not field.form.filled):
         return ""
     return field.kind.write(value)
@@ -164,21 +163,21 @@ def _share(fraction: object) -> str:
 
 router = APIRouter()
 
-# Whoever has worked in more places than these lately types the one that is meant.
+# Their directories are suggested.
 _RECENT_JOBS: Final = 50
 
 
 @router.get("/submit")
 async def form(request: Request, again: str = "") -> Response:
-    if not user_of(request).operates:
-        raise HTTPException(403, "a token that may only look cannot submit: `stoker tokens add` makes one that may act")
-    app_state, key = app_state_of(request), secrets.token_urlsafe(16)
-    operates = user_of(request).operates
+    app_state, user, key = app_state_of(request), user_of(request), secrets.token_urlsafe(16)
+    if not user.operates:
+        message = f"the token {user.name!r} is read-only: `stoker tokens add` creates one that can submit"
+        raise HTTPException(403, message)
 
     def look(store: Store) -> tuple[Form, list[str]]:
         directories = recent_directories(store.jobs.page(limit=_RECENT_JOBS))
         if again:
-            return like(store.jobs.get(again), key, whole=operates), directories
+            return like(store.jobs.get(again), key), directories
         return empty(directories[0], key), directories
 
     filled, directories = await app_state.pool.run(look)
@@ -191,7 +190,7 @@ async def submit(request: Request) -> Response:
     try:
         filled = sent(await request.body())
     except ValueError:
-        return Response("the form has more fields than this page sends", 400, media_type="text/plain")
+        return Response("the form has too many fields", 400, media_type="text/plain")
     try:
         jobs = await app_state.pool.run(lambda store: _submitted(store, filled, sender))
     except InvalidFieldsError as error:
@@ -205,7 +204,7 @@ async def submit(request: Request) -> Response:
 def _submitted(store: Store, filled: Form, sender: str) -> list[Job]:
     original = like(store.jobs.get(filled.again), filled.key) if filled.again else None
     wanted = submission_of(filled, original)
-    # With what was asked for in the key, a form that is changed and sent once more is another submission.
+    # The key contains the content: a form that is changed and sent again is another submission.
     asked = content(filled)
     key = f"{filled.key}:{hashlib.sha256(asked).hexdigest()}" if filled.key else None
     return submit_once(store, key, sender, asked, lambda: jobs_of(store, wanted, sender)).jobs

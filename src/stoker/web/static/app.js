@@ -1,12 +1,12 @@
-// What every page does: tells times, shows what came of a button, asks before what cannot be undone, keeps menus tidy.
+// For every page: times, results of buttons, confirmations and menus.
 "use strict";
 
 const Stoker = (() => {
-  const UNDO_FOR = 8000; // milliseconds: long enough to see what one has done, short enough to be out of the way
+  const UNDO_FOR = 8000; // milliseconds
   const TELL_EVERY = 5000;
   const MOST_LISTED = 20; // ended jobs on the page: when all are new there may be more
   const byServer = Number(document.body.dataset.now);
-  // Two clocks are never the same; the queue's is the one that the moments were taken by.
+  // The difference between the queue's clock, which all times are from, and this one.
   let ahead = byServer ? byServer * 1000 - Date.now() : 0;
 
   // Times
@@ -82,7 +82,7 @@ const Stoker = (() => {
       if (answer?.message) toast(answer.message, { undo: answer.undo });
     } else {
       const first = answer?.errors?.[0]?.detail;
-      toast(first || answer?.detail || answer?.title || "That did not work: the server gave no reason", { bad: true });
+      toast(first || answer?.detail || answer?.title || "The request failed: the server gave no reason", { bad: true });
     }
   }
 
@@ -101,12 +101,12 @@ const Stoker = (() => {
       outcome(answer.status, await answer.text());
       return answer.ok;
     } catch {
-      toast("The server does not answer: it may or may not have been done", { bad: true });
+      toast("The server does not answer: the change may or may not have been made", { bad: true });
       return false;
     }
   }
 
-  // Buttons of the page speak JSON; a value stays a number.
+  // Buttons send JSON, in which numbers stay numbers.
   htmx.defineExtension("json", {
     onEvent(name, event) {
       if (name === "htmx:configRequest" && event.detail.verb !== "get") {
@@ -116,18 +116,17 @@ const Stoker = (() => {
     },
     encodeParameters(_request, _parameters, element) { return element.getAttribute("hx-vals") || "{}"; },
   });
-  // The news may take a button off the page before its own answer comes, and nothing is heard of it then: so the request
-  // itself is listened to.
+  // An update may remove a button before its response arrives, and htmx then sends it no event: listen to the request itself.
   document.addEventListener("htmx:beforeRequest", (event) => {
     const request = event.detail.xhr;
     if (event.detail.requestConfig.verb === "get") return;
     request.addEventListener("loadend", () => {
       if (request.status) outcome(request.status, request.responseText);
-      else toast("The server does not answer: it may or may not have been done", { bad: true });
+      else toast("The server does not answer: the change may or may not have been made", { bad: true });
     });
   });
 
-  // Asking once
+  // Confirmation
 
   function ask(question, yes) {
     return new Promise((resolve) => {
@@ -161,7 +160,7 @@ const Stoker = (() => {
     if (await ask(event.detail.question, event.target.dataset.yes || "Yes")) event.detail.issueRequest(true);
   });
 
-  // Menus: one at a time, closed by a choice, a tap elsewhere or Escape
+  // Menus: one at a time, closed by a choice, a click elsewhere or Escape
 
   function closeMenus(except = null) {
     for (const menu of document.querySelectorAll("details.menu[open]")) if (menu !== except) menu.open = false;
@@ -186,14 +185,14 @@ const Stoker = (() => {
   });
   document.addEventListener("toggle", (event) => {
     if (!event.target.matches?.("details.menu[open]")) return;
-    // Near the bottom a sheet opens upwards, where it can be seen.
+    // Near the bottom of the window a menu opens upwards.
     const sheet = event.target.querySelector(".sheet");
     sheet.classList.remove("up");
     const low = window.innerWidth < 768 ? 64 : 0;
     if (sheet.getBoundingClientRect().bottom > window.innerHeight - low) sheet.classList.add("up");
   }, true);
 
-  // What is new since the last look at this page
+  // Jobs that ended since the last visit
 
   const LOOKED = "stoker-looked";
   const lastLook = Number(read(LOOKED)) || 0;
@@ -222,7 +221,7 @@ const Stoker = (() => {
     ].filter(Boolean);
     const all = items.length >= MOST_LISTED && items.every((item) => item.classList.contains("new"));
     const ago = spoken((Date.now() + ahead) / 1000 - lastLook);
-    const text = parts.length ? `Since your last look ${ago} ago: ${all ? "at least " : ""}${parts.join(", ")}` : "";
+    const text = parts.length ? `Since your last visit ${ago} ago: ${all ? "at least " : ""}${parts.join(", ")}` : "";
     if (note.textContent !== text) note.textContent = text;
     note.hidden = !text;
   }

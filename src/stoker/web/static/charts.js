@@ -4,7 +4,7 @@
 (() => {
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-  // One kind of chart on the page: drawn, dropped with its element, redrawn when the width or the colours change.
+  // One kind of chart: removed with its element, redrawn when the width or the colours change.
   class Charts {
     constructor(selector, show) {
       this.selector = selector;
@@ -13,7 +13,7 @@
       let settled = 0;
       let width = innerWidth;
       addEventListener("resize", () => {
-        if (innerWidth === width) return; // a phone's toolbars come and go
+        if (innerWidth === width) return; // toolbars of phones change only the height
         width = innerWidth;
         clearTimeout(settled);
         settled = setTimeout(() => this.redraw(), 200);
@@ -82,7 +82,7 @@
     const one = found?.gpus.find((series) => series.gpu === gpu);
     // A line needs two points.
     if (!one || one.utilization.concat(one.memory).filter((value) => value !== null).length < 4) {
-      element.dataset.nothing = found ? "No history yet" : "The last hour cannot be shown now";
+      element.dataset.nothing = found ? "No history yet" : "The history is unavailable";
       if (!plots.has(element)) element.classList.add("nothing");
       return;
     }
@@ -131,7 +131,7 @@
   }
 
   function fitOptions(element, fit) {
-    // Text follows the reader's own font size.
+    // Text follows the font size of the browser.
     const scale = Number.parseFloat(getComputedStyle(document.documentElement).fontSize) / 16;
     const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: `${12 * scale}px system-ui, sans-serif` };
     const most = Math.max(fit.limit, ...fit.line, ...fit.fits, ...fit.oom) / GIB;
@@ -152,7 +152,7 @@
         { label: "limit", stroke: colour("--attention"), width: 1.5, dash: [6, 4], points: { show: false } },
         dots("chosen", "--accent", 15),
         dots("fits", "--cool", 8),
-        dots("does not fit", "--bad", 9, "--card"), // hollow, to be told apart without colour
+        dots("does not fit", "--bad", 9, "--card"), // hollow, to be distinguishable without colour
       ],
     };
   }

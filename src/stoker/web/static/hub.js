@@ -1,13 +1,13 @@
-// One connection for all that is live: a browser has six to one server, so its pages share one. It is held by a shared worker,
-// or by the page itself where a browser has none. This file is both: the worker, and what pages have in place of EventSource.
+// One connection for all live pages, because browsers open at most six to one server. A shared worker holds it, or the page
+// itself in browsers without shared workers. This file is both the worker and the replacement of EventSource in pages.
 "use strict";
 
 (() => {
-  const TOGETHER = 30; // milliseconds: what pages want within this is asked for at once
-  const TIDY_AFTER = 3000; // what nobody wants any more may come for a moment longer
-  const MOST = 32; // as many as the server puts into one answer
+  const TOGETHER = 30; // milliseconds: subscriptions within this time are opened together
+  const TIDY_AFTER = 3000; // milliseconds until streams that nobody needs are closed
+  const MOST = 32; // the server's limit for one connection
   const HERE_EVERY = 20000;
-  const GONE_AFTER = 180000; // a page that crashed says no goodbye; one in the background may be slow to say that it is here
+  const GONE_AFTER = 180000; // for pages that crashed; pages in the background may report late
   const START_WITHIN = 10000;
 
   class Hub {
@@ -55,7 +55,7 @@
         if (mark) part[1].mark = mark;
         part[1].tell({ kind: "event", name, data, mark });
       };
-      // Pages know best when to try again, and from where.
+      // Pages decide when to reconnect, and from which position.
       source.onerror = () => {
         source.close();
         for (const part of parts.filter(wanted)) over(part);
@@ -64,7 +64,7 @@
     }
   }
 
-  // A part that goes on in another connection goes on where it was.
+  // A stream continues in a new connection at its last position.
   function address({ where, mark }) {
     const url = new URL(where, location.origin);
     if (mark) url.searchParams.set("after", mark);
@@ -150,7 +150,7 @@
       alone();
     }
 
-    // As EventSource is, as far as our pages need it. After an error it is closed: whoever wants more opens another.
+    // The part of EventSource that the pages need. After an error it is closed and must be opened again.
     window.SharedSource = class extends EventTarget {
       static open = open;
 

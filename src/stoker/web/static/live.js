@@ -1,16 +1,16 @@
-// Keeps a page as the queue is: listens to the server, and puts what changed into place without disturbing anybody.
+// Keeps a page up to date: receives the sections that changed and replaces them without disturbing the user.
 "use strict";
 
 (() => {
-  const SILENT_FOR = 40000; // milliseconds: the server says something at least every 15 s
+  const SILENT_FOR = 40000; // milliseconds: the server sends a heartbeat every 15 s
   const AGAIN_AFTER = [500, 1000, 2000, 5000, 10000];
-  const UNSEEN_FOR = 10000; // a browser has few connections to one server: a page that nobody looks at gives its own back
-  const TOUCH_FOR = 1500; // a finger that rests longer than this reads, and does not aim
+  const UNSEEN_FOR = 10000; // hidden pages close their connection
+  const TOUCH_FOR = 1500; // longer touches are not taps
   const where = document.body.dataset.live;
   if (!where) return;
 
   const note = document.getElementById("connection");
-  const pending = new Map(); // section -> its newest HTML, while somebody's hands are on the page
+  const pending = new Map(); // section -> its newest HTML, held back while the user touches the page
   let source = null;
   let listened = new Set();
   let heard = Date.now();
@@ -20,18 +20,18 @@
   let touched = 0;
   let unseen = 0;
 
-  // What the browser or the person has made of an element stays as it is.
+  // Changes by the user or a script are kept.
   Object.assign(Idiomorph.defaults.callbacks, {
     beforeNodeMorphed(old, fresh) {
       if (old.nodeType !== Node.ELEMENT_NODE) return true;
-      if (old.hasAttribute("data-part")) return false; // has a section of its own
+      if (old.hasAttribute("data-part")) return false; // a separate section
       if (old.hasAttribute("data-keep") && fresh.hasAttribute?.("data-keep")) return ["host", "gpu", "fit"].some((of) => old.dataset[of] !== fresh.dataset[of]);
-      // A time that has not changed keeps the words that were found for it.
+      // A time that has not changed keeps its text.
       return !(old.matches("time[data-tell]") && fresh.matches("time[data-tell]") && old.dateTime === fresh.dateTime && old.dataset.tell === fresh.dataset.tell);
     },
     beforeAttributeUpdated(name, element) {
       return !(name === "open" && element.matches("details")) && !(name === "title" && element.matches("time"))
-        && !(name === "class" && element.matches(".sheet")); // which way it opened
+        && !(name === "class" && element.matches(".sheet")); // the direction it opened in
     },
   });
 
@@ -47,7 +47,7 @@
     htmx.swap(section, html, { swapStyle: "morph:innerHTML", swapDelay: 0, settleDelay: 0 }, { contextElement: section });
     Stoker.freshen(section);
     section.dispatchEvent(new CustomEvent("stoker:swapped", { bubbles: true }));
-    // A section that is new here has been told already, to nobody: a new connection tells everything.
+    // Events of a new section were missed: a new connection sends all sections.
     if (names().some((other) => !listened.has(other))) connect();
   }
 
@@ -66,7 +66,7 @@
     flush();
   }
 
-  // A page must not move between a finger's coming down and its going up.
+  // The page must not move during a tap.
   addEventListener("pointerdown", () => { touched = Date.now(); }, { capture: true, passive: true });
   for (const end of ["pointerup", "pointercancel"]) {
     addEventListener(end, () => { touched = 0; setTimeout(flush, 50); }, { capture: true, passive: true });
@@ -76,7 +76,7 @@
   // Listening
 
   function tell() {
-    const words = problem ? `The queue is away: ${problem}` : failures > 1 ? "Reconnecting…" : "";
+    const words = problem ? `The queue is unavailable: ${problem}` : failures > 1 ? "Reconnecting…" : "";
     if (note.textContent !== words) note.textContent = words;
     note.hidden = !words;
   }
@@ -95,7 +95,7 @@
 
   function connect() {
     rest();
-    if (document.hidden) return; // opened in the background, or left: `wake` connects
+    if (document.hidden) return; // in the background: `wake` connects
     heard = Date.now();
     source = new SharedSource(where);
     source.addEventListener("open", alive);
@@ -112,7 +112,7 @@
   function lost() {
     failures += 1;
     tell();
-    // Some failures the browser mends itself; after an answer that is no stream it gives up, and we ask why.
+    // The browser repeats some requests itself; after a response that is not a stream it stops, and the status says why.
     if (source?.readyState === EventSource.CLOSED) {
       askWhy();
       later();
@@ -130,12 +130,12 @@
       const answer = await fetch(where, { signal: stop.signal, headers: { Accept: "text/event-stream" } });
       if (answer.status === 401) Stoker.goToLogin();
       if (answer.status === 404) location.assign("/jobs");
-    } catch { /* it is away: we go on trying */ } finally {
+    } catch { /* unreachable: try again later */ } finally {
       stop.abort();
     }
   }
 
-  // A phone that slept does not know that its connection is dead: look at once.
+  // After sleep the connection may be dead without an error: check at once.
   function wake() {
     clearTimeout(unseen);
     if (document.hidden) {

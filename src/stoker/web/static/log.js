@@ -1,14 +1,14 @@
-// Shows a log and follows it. The server sends lines as safe HTML with their numbers; a message replaces all lines from its
-// first number on, so nothing can be there twice, however often the connection is lost.
+// Shows and follows a log. The server sends numbered lines as safe HTML; a message replaces all lines from its first number
+// on, so no line appears twice after a reconnection.
 "use strict";
 
 (() => {
   const MOST_LINES = 5000; // more make a phone slow; the download has the rest
-  const SILENT_FOR = 40000; // milliseconds: the server says something at least every 15 s
+  const SILENT_FOR = 40000; // milliseconds: the server sends a heartbeat every 15 s
   const AGAIN_AFTER = [500, 1000, 2000, 5000, 10000];
   const LOOK_FOR_ATTEMPTS = 3000;
-  const UNSEEN_FOR = 10000; // a browser has few connections to one server: a page that nobody looks at gives its own back
-  const NEAR = 40; // pixels from the bottom that count as being there
+  const UNSEEN_FOR = 10000; // hidden pages close their connection
+  const NEAR = 40; // pixels from the bottom that count as the bottom
 
   function start(panel) {
     const part = (name) => panel.querySelector(`[data-log-${name}]`);
@@ -23,14 +23,14 @@
 
     let attempt = picker.value;
     let source = null;
-    let mark = ""; // how far we are, in the server's words
+    let mark = ""; // the last position, as sent by the server
     let heard = 0;
     let failures = 0;
     let again = 0;
     let unseen = 0;
-    let over = false; // the attempt has ended, and all of it is here
+    let over = false; // the attempt has ended and the log is complete
     let looking = 0;
-    let sticks = true; // the reader is at the bottom and wants to stay there
+    let sticks = true; // scrolled to the bottom, so new lines are followed
     let rows = []; // { number, element }, in their order
     let waiting = []; // messages that are not shown yet
     let drawing = false;
@@ -40,7 +40,7 @@
     function later() {
       if (drawing) return;
       drawing = true;
-      // Frames are not drawn while nobody looks.
+      // Hidden pages get no animation frames.
       if (document.hidden) setTimeout(draw, 250);
       else requestAnimationFrame(draw);
     }
@@ -71,7 +71,7 @@
         return { number, element };
       });
       for (const element of reused.values()) element.remove();
-      // One that is in place already stays there: moving it would undo a selection.
+      // Elements that are in place are not moved: that would undo a selection.
       for (const row of added) if (!row.element.parentNode) fresh.append(row.element);
       rows.push(...added);
     }
@@ -82,9 +82,9 @@
       const kept = rows[extra].element;
       const before = kept.offsetTop;
       for (const { element } of rows.splice(0, extra)) element.remove();
-      note.textContent = `Only the last ${MOST_LINES.toLocaleString()} lines are kept here; the download has those before.`;
+      note.textContent = `Only the last ${MOST_LINES.toLocaleString()} lines are shown; the download has all.`;
       note.hidden = false;
-      // Who reads further up keeps the same lines in view.
+      // Keep the same lines in view.
       if (!sticks) screen.scrollTop -= before - kept.offsetTop;
     }
 
@@ -116,14 +116,14 @@
       if (sticks) screen.scrollTop = screen.scrollHeight;
     }
 
-    try { wrap.checked = localStorage.getItem("log-wrap") !== "off"; } catch { /* a browser that remembers nothing */ }
+    try { wrap.checked = localStorage.getItem("log-wrap") !== "off"; } catch { /* private windows */ }
     wrap.addEventListener("change", () => {
-      try { localStorage.setItem("log-wrap", wrap.checked ? "on" : "off"); } catch { /* the same */ }
+      try { localStorage.setItem("log-wrap", wrap.checked ? "on" : "off"); } catch { /* private windows */ }
       wrapped();
     });
     wrapped();
 
-    // Words
+    // Status
 
     function say(words) {
       if (state.textContent !== words) state.textContent = words;
@@ -131,8 +131,8 @@
 
     function began({ from, whole }) {
       const host = picker.selectedOptions[0]?.dataset.host;
-      if (!whole) note.textContent = `This is the end of the log, as the queue keeps it. The whole log is on ${host || "the machine that ran it"}.`;
-      else if (from) note.textContent = `This is the end of a long log: ${from.toLocaleString()} lines before it are in the download.`;
+      if (!whole) note.textContent = `Only the end of the log is in the queue. The whole log is on ${host || "the machine that ran the job"}.`;
+      else if (from) note.textContent = `This is the end of a long log. The download also has the ${from.toLocaleString()} lines before.`;
       note.hidden = whole && !from;
     }
 
@@ -153,7 +153,7 @@
 
     function open() {
       close();
-      if (!attempt || over || document.hidden) return; // what is opened in the background waits to be looked at
+      if (!attempt || over || document.hidden) return; // in the background: `awake` opens it
       heard = Date.now();
       const mine = new SharedSource(`/jobs/${job}/attempts/${attempt}/log/live${mark ? `?after=${encodeURIComponent(mark)}` : ""}`);
       source = mine;
@@ -168,7 +168,7 @@
       on("begin", (told) => { clear(); began(told); say("Following"); });
       on("lines", lines);
       on("beat", () => {});
-      on("problem", (words) => say(words ? `The log cannot be read now: ${words}` : "Following"));
+      on("problem", (words) => say(words ? `The log cannot be read: ${words}` : "Following"));
       on("end", ended);
       mine.addEventListener("open", () => { heard = Date.now(); say("Following"); });
       mine.addEventListener("error", () => { if (mine === source) failed(); });
@@ -181,7 +181,7 @@
       again = setTimeout(open, AGAIN_AFTER[Math.min(failures, AGAIN_AFTER.length) - 1]);
     }
 
-    // A phone that slept may hold a connection that is long dead.
+    // After sleep the connection may be dead without an error.
     function awake() {
       if (document.hidden || over || !attempt) return;
       if (!source || source.readyState === EventSource.CLOSED || Date.now() - heard > SILENT_FOR) open();

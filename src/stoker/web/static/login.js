@@ -1,4 +1,4 @@
-// Lets a device in: by the token behind the # of a link, or by the cookie that a link from elsewhere came without.
+// Logs a device in by the token after the # of a link, or by its cookie, which a link from another site does not send.
 "use strict";
 
 (() => {
@@ -22,7 +22,7 @@
     form.hidden = true;
   };
 
-  // Out of the address and the history before anything else is done with it.
+  // Removes the token from the address and the history before it is used.
   const takeToken = () => {
     const token = decodeURIComponent(location.hash.slice(1));
     if (!token.startsWith("stk_")) return "";
@@ -46,8 +46,8 @@
     }
   };
 
-  // A link in a mail or a chat comes without our cookie, which is for requests of this page only. This is one: if the
-  // device turns out to be known, the same address is opened once more, from here.
+  // The cookie is not sent with a link from a mail or a chat, but with this request: if the device is logged in, open the same
+  // address again.
   const lookAgain = async () => {
     const here = location.pathname + location.search;
     try {

@@ -1,4 +1,4 @@
-// The form that submits: rows of a sweep, how many jobs they make, and one submission however often it is tapped.
+// The form for submitting: the rows of a sweep, the number of jobs, and a single submission per form.
 "use strict";
 
 (() => {
@@ -14,7 +14,7 @@
     rows.lastElementChild.querySelector("input").focus();
   }
 
-  // As the server counts them; it has the last word.
+  // As the server counts them.
   function count(values) {
     return values.split(/(?<!\\),/).reduce((sum, part) => {
       const range = RANGE.exec(part.trim());
@@ -27,7 +27,7 @@
   function tell() {
     const values = [...rows.querySelectorAll("[name=sweep_values]")].map((input) => input.value.trim()).filter(Boolean);
     const jobs = values.reduce((product, text) => product * count(text), 1);
-    preview.textContent = values.length ? `This makes ${jobs.toLocaleString()} ${jobs === 1 ? "job" : "jobs"}` : "";
+    preview.textContent = values.length ? `Creates ${jobs.toLocaleString()} ${jobs === 1 ? "job" : "jobs"}` : "";
   }
 
   document.getElementById("add-sweep").addEventListener("click", add);
@@ -43,7 +43,7 @@
     form.dataset.sent = "yes";
     button.disabled = true;
   });
-  // Whoever comes back to the form wants another submission.
+  // Going back to the form starts another submission.
   addEventListener("pageshow", (event) => {
     delete form.dataset.sent;
     button.disabled = false;
