@@ -177,7 +177,7 @@ def _cancel_one_that_runs(shown: Screen, api: httpx.Client, job: str) -> None:
     expect(asked).to_be_visible()
     shown.look_over("7-asks-once")
     assert _state(api, job) == "running"
-    asked.get_by_role("button", name=re.compile("^(Stop|Cancel) it")).click()
+    asked.get_by_role("button", name=re.compile("^(Stop|Cancel) the job")).click()
     wait_for(lambda: _state(api, job) == "cancelled", named="the end of the job")
 
 
