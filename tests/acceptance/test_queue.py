@@ -94,7 +94,7 @@ def test_check_shows_jobs_and_workers(queue: Store) -> None:
         (
             """INSERT INTO stoker_dependencies SELECT a.id, b.id, 'any' FROM stoker_jobs a, stoker_jobs b
             WHERE a.name = 'a' AND b.name = 'b'""",
-            "in a circle",
+            "in a cycle",
         ),
     ],
 )

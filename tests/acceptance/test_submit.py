@@ -242,7 +242,7 @@ def test_only_committed_code_can_be_pinned(repository: Repository) -> None:
     (repository.path / "train.py").write_text("print(2)\n")
     refused = submit("--pin", "true")
     assert refused.code == 2
-    assert "has changes that are not: commit them, or leave them out by --allow-dirty" in refused.err
+    assert "has changes that are not: commit them, or leave them out with --allow-dirty" in refused.err
     found = job("--pin", "--allow-dirty", "true")
     assert (found["pin"], found["commit"], found["dirty"]) == (True, commit, True)
     elsewhere = submit("--pin", "--directory", "/", "true")

@@ -163,7 +163,7 @@ def test_origin_becomes_a_job_once(queue: Store, url: str) -> None:
 
 def test_jobs_of_one_submission_may_depend_on_each_other_but_not_in_a_cycle(queue: Store) -> None:
     one, two = new_id(), new_id()
-    with pytest.raises(BadInputError, match="circle"):
+    with pytest.raises(BadInputError, match="cycle"):
         queue.jobs.submit([JobSpec(command="1", id=one, after=(two,)), JobSpec(command="2", id=two, after_any=(one,))])
     queue.jobs.submit([JobSpec(command="2", id=two, after=(one,)), JobSpec(command="1", id=one)])
     assert ready(queue) == [one]

@@ -1,4 +1,4 @@
-"""Submitting, editing, steering and forgetting jobs."""
+"""Submitting, editing, steering and deleting jobs."""
 
 import contextlib
 import math
@@ -19,7 +19,7 @@ from stoker.queue.table import clean_text, columns, dependencies, job_of, json_t
 
 T = TypeVar("T")
 
-# Ids are drawn from four thousand million: a second draw is rare, a third is not seen.
+# Ids are drawn from four thousand million, so a second draw is rare.
 MOST_DRAWS: Final = 20
 
 
@@ -29,7 +29,7 @@ class Cancellation(msgspec.Struct, frozen=True):
     cancelled: list[str]
     """Jobs that had not started: they are cancelled."""
     asked: list[str]
-    """Jobs that run: their supervisors are asked to stop them, and say when it is done."""
+    """Running jobs, which are now being stopped."""
 
 
 class Jobs(JobReader):
@@ -48,18 +48,18 @@ class Jobs(JobReader):
         )
 
     def hold(self, ids: Iterable[str]) -> list[str]:
-        """Those that were queued and now wait for a release."""
+        """The ids of those that were queued and are now held."""
         return self._changed(lambda: self._driver.fetch("hold", {"ids": json_text(list(ids))}))
 
     def release(self, ids: Iterable[str]) -> list[str]:
         return self._changed(lambda: self._driver.fetch("release", {"ids": json_text(list(ids))}))
 
     def retry(self, ids: Iterable[str]) -> list[str]:
-        """Those that had ended, or waited for a retry, and may now start at once."""
+        """The ids of those that had ended, or waited for a retry, and may now start at once."""
         return self._changed(lambda: self._driver.fetch("retry", {"ids": json_text(list(ids))}))
 
     def reinstate(self, ids: Iterable[str]) -> list[str]:
-        """Those that were cancelled, and now wait for a release: how the cancelling of a held job is taken back."""
+        """The ids of those that were cancelled and are now held: the undo of cancelling a held job."""
         return self._changed(lambda: self._driver.fetch("reinstate", {"ids": json_text(list(ids))}))
 
     def edit(self, job: str, changes: Mapping[str, object]) -> Job:
@@ -71,15 +71,23 @@ class Jobs(JobReader):
         return found
 
     def edit_many(self, changes: Mapping[str, Mapping[str, object]]) -> list[str]:
-        """Those that were edited; what runs is left alone. A mistake in one of them refuses all."""
+        """The ids of those that were edited; running jobs are left alone. A mistake in one refuses all."""
         return self._change(lambda: self._edited(changes))
 
     def _edited(self, changes: Mapping[str, Mapping[str, object]]) -> list[str]:
         rows = self._driver.fetch("jobs to change", {"ids": json_text(list(changes))})
         found = [job for job in map(job_of, rows) if job.state != "running"]
         edits = [(job, edited(job, changes[job.id])) for job in found]
-        # Made first: what is not text is refused there.
-        edited_rows = [edited_row(job, asked) for job, asked in edits]
+        # Built before anything is written: it refuses invalid text.
+        edited_rows: list[Parameters] = [
+            {
+                "id": job.id,
+                **columns(asked),
+                # Retries start over when their number was changed.
+                "retries_left": asked.retries if asked.retries != job.retries else job.retries_left,
+            }
+            for job, asked in edits
+        ]
         for job, asked in edits:
             if (asked.after, asked.after_any) != (job.after, job.after_any):
                 self._depend(job.id, asked)
@@ -92,31 +100,33 @@ class Jobs(JobReader):
         return [job.id for job in found]
 
     def _depend(self, name: str, asked: JobSpec) -> None:
-        # Two that are edited at the same time must see each other, or they could close a circle together.
+        # Without the lock, two simultaneous edits could create a cycle.
         self._driver.fetch("lock queue", {})
         needed = {*asked.after, *asked.after_any}
         must_exist(self._driver, needed)
         self._driver.fetch("delete dependencies", {"job": name})
         through = self._driver.fetch("needed by needs", {"needs": json_text(sorted(needed)), "job": name})
         if name in needed or through:
-            raise BadInputError(f"job {name} would wait for itself: the jobs it is to come after come after it")
+            raise BadInputError(
+                f"job {name} would wait for itself: jobs that it is to come after already come after it"
+            )
         self._driver.many("insert dependency", dependencies(name, asked))
 
     def move(self, ids: Sequence[str], place: Place) -> list[str]:
-        """Those that wait, and were moved among the waiting jobs of their priority; they keep their order."""
+        """Moves waiting jobs among those of their priority, in the same order; their ids."""
         return self._change(lambda: moved(self._driver, ids, place))
 
     def move_beside(self, ids: Sequence[str], neighbour: str, side: Side) -> list[str]:
-        """Those that wait, and were put right beside one that waits; they keep their order and take its priority."""
+        """Moves waiting jobs right beside another, in the same order and with its priority; their ids."""
         return self._change(lambda: moved_beside(self._driver, ids, neighbour, side))
 
     def keep(
         self, job: str, worker: str, gpus: Sequence[str], starts_in: float | None, instead_of: str | None = None
     ) -> bool:
-        """Says that this worker keeps GPUs for a job that waits, and has these of them: at most one machine does.
+        """Reserves GPUs of this worker for a waiting job; `gpus` are those it has already. At most one machine does.
 
-        False when another has said so meanwhile, unless that is `instead_of`, or when the job waits no more. It ends
-        with the job's wait, with an edit, and with the worker.
+        False when another worker than `instead_of` has done so, or when the job no longer waits. The reservation ends
+        when the job starts or is edited, and with the worker.
         """
         parameters: Parameters = {
             "job": job,
@@ -128,35 +138,35 @@ class Jobs(JobReader):
         return self._throttled_change(lambda: self._driver.fetch("keep", parameters)) != []
 
     def keep_no_more(self, worker: str, but: Iterable[str] = ()) -> None:
-        """This worker keeps no GPUs any more, but for those jobs."""
+        """Ends the reservations of this worker, except for these jobs."""
         parameters: Parameters = {"worker": worker, "jobs": json_text(list(but))}
         self._throttled_change(lambda: self._driver.fetch("keep no more", parameters))
 
     def set_link(self, attempt: str, link: str) -> bool:
-        """Keeps the address of the page where the job's figures are; an earlier attempt's is refused."""
+        """Stores the link found in the job's output; that of an earlier attempt is refused."""
         return (
             self._changed(lambda: self._driver.fetch("set link", {"attempt": attempt, "link": clean_text(link)})) != []
         )
 
     def clean(self, older_than: float, states: Sequence[State] = ENDED) -> int:
-        """Deletes jobs that ended longer ago than this and that no unfinished job comes after; how many."""
+        """Deletes jobs that ended `older_than` seconds ago, unless an unfinished job comes after them; how many."""
         parameters = forgettable(older_than, states)
         forgotten = 0
         while some := self._change(lambda: self._forget(parameters)):
             forgotten += len(some)
-        # A worker that is there keeps its row, and with that its pause.
+        # The row of a live worker is kept, with its pause.
         self._driver.fetch("clean workers", {"age": max(float(older_than), HEARD_WITHIN)})
         return forgotten
 
     def _forget(self, which: Parameters) -> list[Row]:
-        """Some of them. Their origins are kept: a line that is still in a file must not become a job again."""
+        """Deletes some of them. Their origins are kept, so that a line still in a file does not become a job again."""
         rows = self._driver.fetch("clean", which)
         kept = [{"job": name, "origin": origin} for name, origin in rows if origin is not None]
         self._driver.many("remember origin", kept)
         return rows
 
     def dismiss_failures(self, kind: Failure, until: float) -> float:
-        """Dismisses the failures up to this time. Until when they were dismissed before."""
+        """Dismisses the failures up to this time; until when they were dismissed before."""
 
         def work() -> float:
             rows = self._driver.fetch("seen failures", {"seen": seen(kind)})
@@ -182,8 +192,8 @@ def check_submission(jobs: Sequence[JobSpec]) -> None:
 
 
 def insert(driver: Driver, jobs: Sequence[JobSpec]) -> list[str]:
-    """Their ids, in their order; of an origin that was a job already, the id of that."""
-    known = _known_origins(driver, jobs)
+    """Their ids, in their order; for an origin that is or was a job, the id of that job."""
+    known = known_origins(driver, [job.origin for job in jobs if job.origin is not None])
     fresh = [job for job in jobs if job.origin is None or job.origin not in known]
     ids = iter(_free_ids(driver, fresh))
     positions = iter(driver.positions(len(fresh)) if fresh else [])
@@ -207,11 +217,9 @@ def insert(driver: Driver, jobs: Sequence[JobSpec]) -> list[str]:
     return answer
 
 
-def _known_origins(driver: Driver, jobs: Sequence[JobSpec]) -> dict[str, str]:
-    origins = [job.origin for job in jobs if job.origin is not None]
-    if not origins:
-        return {}
-    return dict(driver.fetch("taken origins", {"origins": json_text(origins)}))
+def known_origins(driver: Driver, origins: Sequence[str]) -> dict[str, str]:
+    """The ids of the jobs that these origins are, or once were."""
+    return dict(driver.fetch("taken origins", {"origins": json_text(origins)})) if origins else {}
 
 
 def _free_ids(driver: Driver, jobs: Sequence[JobSpec]) -> list[str]:
@@ -255,11 +263,11 @@ def _refuse_cycles(jobs: Sequence[JobSpec]) -> None:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        raise BadInputError(f"jobs wait for each other in a circle: {' after '.join(error.args[1])}") from None
+        raise BadInputError(f"jobs wait for each other in a cycle: {' after '.join(error.args[1])}") from None
 
 
 def edited(job: Job, changes: Mapping[str, object]) -> JobSpec:
-    """The whole of it. Raises for a field that cannot be edited, and for a value outside its limits."""
+    """The spec with these changes. Raises for a field that cannot be edited, and for a value outside its limits."""
     if unknown := set(changes) - set(editable()):
         raise BadInputError(f"a job has no field {min(unknown)!r} to edit")
     try:
@@ -271,7 +279,7 @@ def edited(job: Job, changes: Mapping[str, object]) -> JobSpec:
 
 
 def check_changes(job: Job, changes: Mapping[str, object]) -> None:
-    """Raises also for what the store itself does not check."""
+    """Raises also for what `edit` itself does not check."""
     asked = edited(job, changes)
     if "command" in changes:
         check_command(asked.command)
@@ -279,14 +287,8 @@ def check_changes(job: Job, changes: Mapping[str, object]) -> None:
         FIELDS[name].check(asked)
 
 
-def edited_row(job: Job, asked: JobSpec) -> Parameters:
-    """Retries start over when their number was changed."""
-    left = asked.retries if asked.retries != job.retries else job.retries_left
-    return {"id": job.id, **columns(asked), "retries_left": left}
-
-
 def moved(driver: Driver, ids: Sequence[str], place: Place) -> list[str]:
-    """Those that wait, after they were moved among the jobs of their priority."""
+    """Moves waiting jobs among those of their priority; their ids."""
     waiting = _waiting(driver)
     names = _those(waiting, ids)
     places = _places(driver, waiting, names, place) if names else {}
@@ -295,7 +297,7 @@ def moved(driver: Driver, ids: Sequence[str], place: Place) -> list[str]:
 
 
 def moved_beside(driver: Driver, ids: Sequence[str], neighbour: str, side: Side) -> list[str]:
-    """Those that wait, after they were put right beside that one."""
+    """Moves waiting jobs right beside that one; their ids."""
     waiting = _waiting(driver)
     other = next((job for job in waiting if job.id == neighbour), None)
     if other is None:
@@ -315,7 +317,7 @@ def _waiting(driver: Driver) -> list["Waiting"]:
 
 
 def _those(waiting: Sequence["Waiting"], ids: Sequence[str]) -> list[str]:
-    """In the order that they have."""
+    """The waiting ones among these, in the order of the queue."""
     wanted = set(ids)
     return [job.id for job in waiting if job.id in wanted]
 
@@ -332,7 +334,7 @@ def _places(driver: Driver, waiting: Sequence["Waiting"], names: Sequence[str], 
 
 
 class Waiting(NamedTuple):
-    """A job that waits, as far as its place matters."""
+    """What orders waiting jobs."""
 
     id: str
     priority: int
@@ -340,9 +342,9 @@ class Waiting(NamedTuple):
 
 
 def stepped(waiting: Sequence[Waiting], moving: Collection[str], way: Literal["up", "down"]) -> dict[str, float]:
-    """The new positions of all whose place changes when these go one step that way.
+    """The new positions of all jobs that move when these go one step up or down.
 
-    `waiting` is in its order. Each passes one neighbour of its own priority; none passes another that moves too.
+    `waiting` is ordered. Each passes one neighbour of its own priority; none passes another that moves too.
     """
     order = list(waiting) if way == "up" else list(reversed(waiting))
     passed = list(order)
@@ -354,14 +356,13 @@ def stepped(waiting: Sequence[Waiting], moving: Collection[str], way: Literal["u
 
 
 def beside(waiting: Sequence[Waiting], moving: Sequence[str], neighbour: Waiting, side: Side) -> dict[str, float]:
-    """The new positions of all whose place changes when these are put right beside that one, among its equals.
+    """The new positions of all jobs that move when these are put right beside that one, among those of its priority.
 
-    `waiting` is in its order. A moved job goes between two others; only when there is no room left between these two
-    do others get new positions as well, and keep their order.
+    `waiting` is ordered. Only when no floating-point number is left between two positions are other jobs renumbered.
     """
     others = [job for job in waiting if job.priority == neighbour.priority and job.id not in moving]
     at = others.index(neighbour) + (side == "after")
-    # What is submitted next is put at a whole number that is behind all, so behind this one.
+    # The next submission gets a whole number above all positions.
     high = others[at].position if at < len(others) else math.floor(neighbour.position) + 1.0
     low = others[at - 1].position if at > 0 else neighbour.position - 1.0 - len(moving)
     step = (high - low) / (len(moving) + 1)

@@ -1,4 +1,4 @@
-"""Looking jobs up and listing them; each statement stays quick whatever the history."""
+"""Looking jobs up and listing them. No statement gets slower with the number of ended jobs."""
 
 from collections.abc import Iterable, Sequence
 
@@ -18,10 +18,10 @@ from stoker.queue.table import Table, clean_text, job_of, json_text, literal
 
 
 class JobReader(Table):
-    """Every question about jobs."""
+    """Queries for jobs."""
 
     def get(self, text: str) -> Job:
-        """The job with this id, this name, or the only one whose id begins so."""
+        """The job with this id or name, or the only one whose id begins with this text."""
         if ID.fullmatch(text) and (rows := self._driver.fetch("one job", {"id": text})):
             return job_of(rows[0])
         found = self._driver.fetch("jobs by name", {"name": clean_text(text)})
@@ -42,7 +42,7 @@ class JobReader(Table):
         return job_of(found[0])
 
     def trials(self, text: str) -> list[Job]:
-        """All jobs of the sweep that was submitted by this name, in their order; none when one job is meant by it."""
+        """All jobs of the sweep with this name, in their order; none when the text names a single job."""
         is_job = ID.fullmatch(text) and self._driver.fetch("one job", {"id": text})
         if is_job or self._driver.fetch("jobs by name", {"name": clean_text(text)}):
             return []
@@ -50,12 +50,12 @@ class JobReader(Table):
 
     def _trials(self, text: str) -> list[Job]:
         name = clean_text(text)
-        # "!" is behind the space.
+        # "!" follows the space in ASCII.
         found = self._driver.fetch("jobs of sweep", {"begin": f"{name} ", "beyond": f"{name}!"}) if name else []
         return [job for job in map(job_of, found) if sweep_name(job.name) == name]
 
     def named(self, text: str) -> list[Job]:
-        """The jobs that are meant by a word where several may be: one, or all of a sweep."""
+        """The job that a word names, or all jobs of the sweep."""
         return self.trials(text) or [self.get(text)]
 
     def ids_of(self, words: Iterable[str]) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ class JobReader(Table):
     def _by_prefix(self, text: str) -> list[Row]:
         if not text or not text.isascii() or not text.isalnum():
             return []
-        # "g" is behind every hexadecimal digit.
+        # "g" follows every hexadecimal digit.
         return self._driver.fetch("jobs by prefix", {"prefix": text, "beyond": text + "g"})
 
     def find(
@@ -76,13 +76,13 @@ class JobReader(Table):
         limit: int = 100,
         offset: int = 0,
     ) -> list[Job]:
-        """The newest jobs, or in the order of the queue those in front."""
+        """The newest jobs, or the first in the order of the queue."""
         parameters = dict[str, str | int | float | None](limit=limit, offset=offset)
         if tag is not None:
             parameters["tag"] = clean_text(tag)
         sql = self._driver.sql("all jobs" if tag is None else "tagged jobs")
         if states:
-            # Written out, so that the planner knows how many jobs are in them.
+            # Written into the statement, so that the planner knows how many jobs have these states.
             sql += f" WHERE j.state IN ({', '.join(literal(state) for state in states)})"
         sql += " " + self._driver.sql("newest first" if order == "newest" else "in order")
         return [job_of(row) for row in self._driver.fetch_text(sql, parameters)]
@@ -94,7 +94,7 @@ class JobReader(Table):
         before: tuple[float, float] | None = None,
         limit: int = 50,
     ) -> list[Job]:
-        """The newest first; the next page is `before` the `submitted` and `position` of this one's last."""
+        """The newest first; `before` is the `submitted` and `position` of the last job of the page before."""
         parameters = dict[str, str | int | float | None]()
         conditions = []
         if before is not None:
@@ -103,9 +103,8 @@ class JobReader(Table):
         if tag is not None:
             parameters["tag"] = clean_text(tag)
         chosen = self._driver.sql("all jobs" if tag is None else "tagged jobs")
-        # Written out, for of a number that it does not know PostgreSQL believes that it is a tenth of the table.
-        newest = f"{self._driver.sql('newest')} LIMIT {max(0, limit):d}"
-        # Each state by itself: its newest are found by an index, those of several together are not.
+        newest = f"{self._driver.sql('newest')} {_limit(limit)}"
+        # Each state by itself, because the index finds the newest of one state, not of several.
         parts = [
             _part(chosen, [f"j.state = {literal(state)}", *conditions], newest) for state in dict.fromkeys(states)
         ] or [_part(chosen, conditions, newest)]
@@ -116,55 +115,54 @@ class JobReader(Table):
         return [job_of(row) for row in self._driver.fetch_text(sql, parameters)]
 
     def ended_since(self, at: float, limit: int = 20) -> list[Job]:
-        """Those that ended then or later, the newest end first."""
-        sql = f"{self._driver.sql('ended since')} LIMIT {max(0, limit):d}"
-        return [job_of(row) for row in self._driver.fetch_text(sql, {"at": float(at)})]
+        """Jobs that ended at this time or later, the newest end first."""
+        return self._first(limit, "ended since", {"at": float(at)})
 
     def failed_since(self, at: float, limit: int = 20) -> list[Job]:
-        """Those that failed then or later, the newest first."""
-        sql = f"{self._driver.sql('failed since')} LIMIT {max(0, limit):d}"
-        return [job_of(row) for row in self._driver.fetch_text(sql, {"at": float(at)})]
+        """Jobs that failed at this time or later, the newest first."""
+        return self._first(limit, "failed since", {"at": float(at)})
+
+    def _first(self, limit: int, statement: str, parameters: Parameters) -> list[Job]:
+        sql = f"{self._driver.sql(statement)} {_limit(limit)}"
+        return [job_of(row) for row in self._driver.fetch_text(sql, parameters)]
 
     def by_origin(self, prefix: str) -> list[Job]:
-        """The jobs whose origins begin so, in the order of these."""
-        # Behind every letter that an origin may hold.
+        """The jobs whose origins begin with this prefix, ordered by origin."""
+        # The last code point of Unicode follows every character of an origin.
         parameters: Parameters = {"prefix": prefix, "beyond": prefix + "\U0010ffff"}
         return [job_of(row) for row in self._driver.fetch("jobs by origin", parameters)]
 
     def counts(self) -> dict[State, int]:
-        """How many jobs are in each state that any is in."""
+        """How many jobs are in each state; states without jobs are left out."""
         return dict(self._driver.fetch("counts", {}))
 
     def unfinished_counts(self) -> dict[State, int]:
-        """The same of those that have not ended: cheap, however many have."""
+        """The same for jobs that have not ended, which takes no longer with many ended ones."""
         return dict(self._driver.fetch("unfinished counts", {}))
 
     def failures(self, kind: Failure, at: float, limit: int = 20) -> list[Job]:
         """Failures of this kind after this time that were not dismissed, the newest first."""
-        sql = f"{self._driver.sql('unseen failures')} LIMIT {max(0, limit):d}"
-        return [job_of(row) for row in self._driver.fetch_text(sql, _failures(kind, at))]
+        return self._first(limit, "unseen failures", _failures(kind, at))
 
     def count_failures(self, kind: Failure, at: float) -> int:
         return int(self._driver.fetch("count unseen failures", _failures(kind, at))[0][0])
 
     def in_line(self, limit: int = 50) -> list[Job]:
-        """The first of the queued jobs in their order, ready or not, by the index of those that wait."""
-        return [
-            job_of(row) for row in self._driver.fetch_text(f"{self._driver.sql('in line')} LIMIT {max(0, limit):d}", {})
-        ]
+        """The first queued jobs in their order, ready or not."""
+        return self._first(limit, "in line", {})
 
     def ahead_of(self, job: Job, most: int) -> int:
         """How many queued jobs come before this one, counted up to `most`."""
-        sql = f"SELECT count(*) FROM ({self._driver.sql('ahead')} LIMIT {max(0, most):d}) AS counted"  # noqa: S608  # our own pieces
+        sql = f"SELECT count(*) FROM ({self._driver.sql('ahead')} {_limit(most)}) AS counted"  # noqa: S608  # our own pieces
         return int(self._driver.fetch_text(sql, _place(job))[0][0])
 
     def neighbours(self, job: Job) -> tuple[str | None, str | None]:
-        """The ids of the jobs right before and behind it, of those of its priority that are queued or held."""
+        """The ids of the jobs right before and after it among the queued and held ones of its priority."""
         ((before, behind),) = self._driver.fetch("neighbours", _place(job))
         return before, behind
 
     def needs_of(self, jobs: Iterable[str]) -> Needs:
-        """What each of several jobs still waits for, and what those wait for in turn, in one question."""
+        """What several jobs still wait for, and what those wait for in turn, in one query."""
         wanted = list(jobs)
         return Needs(self._driver.fetch("unfulfilled needs", {"jobs": json_text(wanted)}) if wanted else ())
 
@@ -174,8 +172,13 @@ class JobReader(Table):
         return wake
 
     def forgettable(self, older_than: float, states: Sequence[State] = ENDED) -> int:
-        """How many jobs `clean` would forget."""
+        """How many jobs `clean` would delete."""
         return int(self._driver.fetch("count forgettable", forgettable(older_than, states))[0][0])
+
+
+def _limit(rows: int) -> str:
+    """Written into the statement: PostgreSQL plans for a tenth of the table when the limit is a parameter."""
+    return f"LIMIT {max(0, rows):d}"
 
 
 def _part(chosen: str, conditions: Sequence[str], newest: str) -> str:
@@ -192,7 +195,7 @@ def seen(kind: Failure) -> str:
 
 
 def _place(job: Job) -> Parameters:
-    """What decides the order of those that wait."""
+    """What orders waiting jobs."""
     return {"priority": job.priority, "position": job.position, "submitted": job.submitted, "id": job.id}
 
 

@@ -1,4 +1,4 @@
-"""What a job keeps of where it was submitted: who did it, the directory, the commit, and which Python `python` is."""
+"""Where a job was submitted: by whom, in which directory, at which commit, with which Python environment."""
 
 import contextlib
 import getpass
@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 from stoker.errors import BadInputError
 from stoker.program import NOT_RUN, run_program
 
-# What decides which programs and libraries a command finds when a virtualenv or a conda environment is active.
+# The variables that a virtualenv or a conda environment sets, or depends on.
 KEPT: Final = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "LD_LIBRARY_PATH", "PYTHONPATH")
-# On a file server that does not answer, a job without its commit is better than a submit that hangs.
+# On a file server that does not answer, a job without its commit is better than a submission that hangs.
 GIT_SECONDS: Final = 3.0
-# A job that is pinned to its commit cannot do without.
+# A pinned job needs its commit.
 GIT_SECONDS_TO_PIN: Final = 60.0
 
 
@@ -35,7 +35,7 @@ def login_name() -> str:
 
 
 def checkout_of(directory: str, *, to_pin: bool = False) -> Checkout:
-    """Asks git once, without taking its locks or waking its file monitor: a person may be committing just now."""
+    """Asks git without taking its locks or starting its file monitor: somebody may be committing now."""
     question = ("-c", "core.fsmonitor=false", "status", "--porcelain=v2", "--branch", "--untracked-files=no")
     seconds = GIT_SECONDS_TO_PIN if to_pin else GIT_SECONDS
     done = run_program(("git", "--no-optional-locks", "-C", directory, *question), os.environ, seconds)
@@ -50,28 +50,22 @@ def checkout_of(directory: str, *, to_pin: bool = False) -> Checkout:
     return Checkout(commits[0], dirty=any(not line.startswith("#") for line in lines))
 
 
-def check_pin(directory: str, found: Checkout, *, allow_dirty: bool) -> None:
-    """Refuses a snapshot of code that is not committed: it would not be what the person sees before them."""
-    if found.commit is None:
-        raise BadInputError(f"a pinned job needs a commit to run: {found.problem}")
-    if found.dirty and not allow_dirty:
-        raise BadInputError(
-            f"a pinned job runs what is committed, and {directory} has changes that are not: commit them, or leave "
-            "them out by --allow-dirty"
-        )
-
-
 def submitted_from(directory: str | None, pin: bool, allow_dirty: bool) -> dict[str, str | bool | None]:
     """The fields of a job that say where it runs, which code is there, and who submits it."""
     where = working_directory(directory)
     found = checkout_of(where, to_pin=pin)
-    if pin:
-        check_pin(where, found, allow_dirty=allow_dirty)
+    if pin and found.commit is None:
+        raise BadInputError(f"a pinned job needs a commit to run: {found.problem}")
+    if pin and found.dirty and not allow_dirty:
+        raise BadInputError(
+            f"a pinned job runs what is committed, and {where} has changes that are not: commit them, or leave them "
+            "out with --allow-dirty"
+        )
     return {"directory": where, "commit": found.commit, "dirty": found.dirty, "submitter": login_name()}
 
 
 def working_directory(chosen: str | None = None) -> str:
-    """It, as an absolute path; an absolute one need not be here, since the worker's machine may have it."""
+    """The directory as an absolute path. One given so need not exist here: the worker's machine may have it."""
     if chosen is None:
         return _here()
     path = Path(chosen).expanduser()
@@ -89,14 +83,14 @@ def working_directory(chosen: str | None = None) -> str:
 
 
 def kept_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that make `python` mean the same Python later; none when no environment of Python's is active."""
+    """The variables of the active virtualenv or conda environment; none when there is none."""
     if not (environment.get("VIRTUAL_ENV") or environment.get("CONDA_PREFIX")):
         return {}
     return {name: environment[name] for name in KEPT if environment.get(name)}
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Refuses variables that no program could be given, or no database keep."""
+    """Refuses variables that cannot be passed to a program or stored."""
     for name, value in environment.items():
         if not name or "=" in name or "\0" in name + value:
             raise BadInputError(f"the variable {name!a} cannot be set: no program could be given it")
@@ -110,7 +104,7 @@ def check_environment(environment: Mapping[str, str]) -> None:
 
 
 def _here() -> str:
-    """As the person's shell calls it: their home may be reached through a symbolic link on every machine."""
+    """The current directory as the shell names it: a symbolic link may exist on every machine, its target may not."""
     try:
         actual = Path.cwd()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The store of the queue: every operation on it, grouped by what it is about, the same on every database."""
+"""The store: all operations on the queue, the same on every database."""
 
 import contextlib
 from collections.abc import Iterable, Sequence
@@ -11,20 +11,19 @@ from stoker.errors import StokerError
 from stoker.queue.attempts import Attempts
 from stoker.queue.driver import ChangeListener, Driver, NotifyThrottle, Parameters
 from stoker.queue.fields import JobSpec
-from stoker.queue.jobs import Jobs, check_submission, insert, until_free
+from stoker.queue.jobs import Jobs, check_submission, insert, known_origins, until_free
 from stoker.queue.logs import Logs
 from stoker.queue.table import (
     Table,
     clean_text,
     job_of,
-    json_text,
 )
 from stoker.queue.workers import PeriodicTask, UsageTable, Workers
 
-# No event is two months old when it is found.
+# Events are found long before they are two months old.
 KEPT_SECONDS: Final = 60 * 86400.0
 SECONDS_BETWEEN_FORGETTING: Final = 3600.0
-# A person looks at the first few; a thousand of the same kind have one cause.
+# A thousand problems of the same kind have one cause.
 MOST_NAMED: Final = 5
 
 CONTRADICTIONS: Final = (
@@ -38,7 +37,7 @@ CONTRADICTIONS: Final = (
 
 
 class Store(Table):
-    """The queue, seen through one connection; one thread uses it."""
+    """The queue through one connection, for one thread."""
 
     def __init__(self, driver: Driver) -> None:
         throttle = NotifyThrottle()
@@ -81,7 +80,7 @@ class Store(Table):
         return float(self._driver.fetch("clock", {})[0][0])
 
     def check(self) -> list[str]:
-        """What is wrong with the queue, one sentence each."""
+        """What is wrong with the queue, a sentence for each problem."""
         return problems(self._driver)
 
     def listen(self) -> ChangeListener:
@@ -89,11 +88,11 @@ class Store(Table):
         return self._driver.listen()
 
     def flush_due(self) -> float | None:
-        """In how many seconds `settle` should be called; None when there is nothing to settle."""
+        """In how many seconds `flush` should be called; None when nothing is deferred."""
         return self._throttle.flush_due()
 
     def flush(self) -> None:
-        """Sends a deferred notification. A database that is away is not waited for."""
+        """Sends a deferred notification, if it is due and the database is there."""
         if self._throttle.flush_due() == 0.0:
             self._send_deferred()
 
@@ -104,7 +103,7 @@ class Store(Table):
 
 
 class Notices(Table):
-    """Events that were sent, so that of many processes only one sends each."""
+    """The keys of events that were sent, so that only one of many processes sends each."""
 
     def __init__(self, driver: Driver, throttle: NotifyThrottle) -> None:
         super().__init__(driver, throttle)
@@ -120,10 +119,10 @@ class Notices(Table):
 
 
 class Feeds(Table):
-    """What feeds remember of what they read: it changes together with the jobs that are made of it."""
+    """What feeds know of what they have read; it changes in the transaction that submits their jobs."""
 
     def memory(self, feed: str) -> tuple[int, str]:
-        """The version and text of what this feed remembers; version 0 when that is nothing yet."""
+        """The version and text of what this feed knows; version 0 before the first look."""
         rows = self._driver.fetch("read feed", {"name": feed})
         return (rows[0][0], rows[0][1]) if rows else (0, "")
 
@@ -146,16 +145,14 @@ class Feeds(Table):
 
     def known_origins(self, origins: Sequence[str]) -> set[str]:
         """Those of them that are, or once were, jobs."""
-        if not origins:
-            return set()
-        return {origin for origin, _ in self._driver.fetch("taken origins", {"origins": json_text(list(origins))})}
+        return set(known_origins(self._driver, origins))
 
 
 def problems(driver: Driver) -> list[str]:
-    """Sentences for people; none when all is well. A file that is damaged is not looked at further."""
+    """A sentence for each problem. In a damaged file nothing else is checked."""
     if damage := driver.damage():
         return [f"the file is damaged: {line}" for line in damage[:MOST_NAMED]]
-    return [*_contradictions(driver), *_unreadable(driver), *_circles(driver)]
+    return [*_contradictions(driver), *_unreadable(driver), *_cycles(driver)]
 
 
 def _contradictions(driver: Driver) -> Iterable[str]:
@@ -170,10 +167,10 @@ def _unreadable(driver: Driver) -> Iterable[str]:
         try:
             job_of(row)
         except msgspec.MsgspecError as error:
-            yield f"the job {row[0]} cannot be read ({error}): `stoker cancel {row[0]}` takes it out of the way"
+            yield f"the job {row[0]} cannot be read ({error}): `stoker cancel {row[0]}` removes it from the queue"
 
 
-def _circles(driver: Driver) -> Iterable[str]:
+def _cycles(driver: Driver) -> Iterable[str]:
     from graphlib import CycleError, TopologicalSorter
 
     graph: dict[str, list[str]] = {}
@@ -182,7 +179,7 @@ def _circles(driver: Driver) -> Iterable[str]:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        yield f"jobs wait for each other in a circle: {' before '.join(error.args[1])}"
+        yield f"jobs wait for each other in a cycle: {' before '.join(error.args[1])}"
 
 
 def _listed(ids: Sequence[str]) -> str:
