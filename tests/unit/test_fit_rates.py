@@ -37,8 +37,6 @@ def test_speed_is_read_from_the_output(line: str, expected: float | None) -> Non
     [
         pytest.param(r"speed=([\d.]+)", "speed=44.5", 44.5, id="examples per second"),
         pytest.param(r"speed=([\d,]+)", "speed=1,044", 1044, id="with commas"),
-        pytest.param(r"([\d.]+) (it/s)", "at 2.5 it/s", 80, id="steps"),
-        pytest.param(r"([\d.]+) (it/s|s/it)", "at 2.0 s/it", 16, id="seconds for a step"),
         pytest.param(r"speed=(\w+)", "speed=fast", None, id="no number"),
         pytest.param(r"speed=([\d.]+)", "3.25it/s", None, id="only what was asked for"),
     ],

@@ -24,7 +24,7 @@ TAG: Final = "STOKER_FILL"
 
 
 class BackgroundProcess(CommandHandler[bool]):
-    """A program under a reaper, for an event loop: `update` is due when `fileno()` is readable or `due()` is over."""
+    """A program under a reaper, for an event loop: `update` is due when the reaper is readable or `due()` is over."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class BackgroundProcess(CommandHandler[bool]):
         self._termination: Termination | None = None
         output = _opened(program.log)
         try:
-            self._reaper = launch(
+            self.reaper = launch(
                 Program(
                     program.command if program.nice is None else ("nice", "-n", str(program.nice), *program.command),
                     _environment(program, gpus, present, tag),
@@ -57,28 +57,14 @@ class BackgroundProcess(CommandHandler[bool]):
         finally:
             if output is not None:
                 os.close(output)
-        self._loop = CommandLoop(self, self._reaper)
+        self._loop = CommandLoop(self, self.reaper)
         self.update()
-
-    @property
-    def reaper(self) -> int:
-        return self._reaper.pid
-
-    @property
-    def job(self) -> Identity | None:
-        return self._reaper.job
-
-    def fileno(self) -> int:
-        return self._reaper.fileno()
 
     def due(self) -> float:
         """In monotonic seconds."""
         if self.gone:
             return -math.inf
         return time.monotonic() + self._termination.timeout() if self._termination is not None else math.inf
-
-    def owns(self, pid: int) -> bool:
-        return self._reaper.owns(pid)
 
     def stop(self) -> None:
         """Asks it to end; after its grace it is killed."""
@@ -88,8 +74,8 @@ class BackgroundProcess(CommandHandler[bool]):
 
     def _terminate(self) -> None:
         if self._termination is None:
-            first = self._reaper.job if self._reaper.status is None else None
-            self._termination = Termination(self._reaper, signum=signal.SIGTERM, grace=self._program.grace, first=first)
+            first = self.reaper.job if self.reaper.status is None else None
+            self._termination = Termination(self.reaper, signum=signal.SIGTERM, grace=self._program.grace, first=first)
 
     def hurry(self) -> None:
         """No more grace."""
@@ -100,7 +86,7 @@ class BackgroundProcess(CommandHandler[bool]):
         """Handles what happened since; `ended` and `gone` hold the result."""
         if not self.gone and self._loop.step():
             self.gone = True
-            self._reaper.close()
+            self.reaper.close()
 
     # Events of the loop
 
@@ -226,7 +212,7 @@ class Leftovers:
     def __init__(self, tag: str, reapers: Sequence[Identity], grace: float, now: float) -> None:
         """`tag`: the beginning of all tags. `grace`: the longest grace of any program."""
         self._tag = f"{TAG}={tag}".encode(errors="surrogateescape")
-        self._reapers = list(reapers)
+        self.reapers = list(reapers)
         self._grace = grace
         self._started = now
         self._due = now
@@ -248,9 +234,9 @@ class Leftovers:
             left = self._tagged()
         except OSError:
             return  # out of descriptors: nothing seen does not mean that nothing is left
-        self._reapers = [reaper for reaper in self._reapers if not is_gone(reaper)]
-        self.found = self.found or bool(left or self._reapers)
-        self.gone = not left and not self._reapers and now >= self._started + _SETTLING
+        self.reapers = [reaper for reaper in self.reapers if not is_gone(reaper)]
+        self.found = self.found or bool(left or self.reapers)
+        self.gone = not left and not self.reapers and now >= self._started + _SETTLING
         for who in left:
             if not has_ancestor_named(who, REAPER_NAME):
                 self._stop(who, now)

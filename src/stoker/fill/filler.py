@@ -24,7 +24,7 @@ from stoker.fill.claims import Claims, gpus_to_fill, machine_of
 from stoker.fill.config import Background, FillConfig
 from stoker.fill.other_users import OtherUsers, ScanPacer
 from stoker.fill.slot import Slot, SlotView
-from stoker.fill.status import FillStatus, SlotStatus, StatusFile, wall
+from stoker.fill.status import FillStatus, SlotStatus, StatusFile
 from stoker.gpus.model import Gpu, Look
 from stoker.gpus.prober import Prober, Sampler
 from stoker.gpus.source import AbsentError
@@ -125,7 +125,7 @@ class Filler:
         found = [self._sampler.fileno()]
         if self._device_events is not None:
             found.append(self._device_events.fileno())
-        found += [process.fileno() for process in self._processes() if not process.gone]
+        found += [process.reaper.fileno() for process in self._processes() if not process.gone]
         return [descriptor for descriptor in found if descriptor >= 0]
 
     def due(self) -> float:
@@ -159,10 +159,6 @@ class Filler:
     def grant(self, uuids: frozenset[str]) -> None:
         """Limits background programs to these GPUs."""
         self._granted = uuids
-
-    def occupied(self) -> frozenset[str]:
-        """The GPUs on which a background program runs."""
-        return frozenset(self.occupants())
 
     def occupants(self) -> dict[str, str]:
         """The name of the background program on each occupied GPU, by uuid."""
@@ -321,7 +317,7 @@ class Filler:
 
     def _is_own(self, pid: int) -> bool:
         me = os.getpid()
-        if pid == me or descends(pid, me) or any(process.owns(pid) for process in self._processes()):
+        if pid == me or descends(pid, me) or any(process.reaper.owns(pid) for process in self._processes()):
             return True
         found = stat(pid) if self._owner_pid is not None else None
         return found is not None and self._owner_pid in (pid, found.parent)
@@ -329,8 +325,7 @@ class Filler:
     # Deciding
 
     def _decide(self) -> None:
-        occupied = self.occupied()
-        seen = self._other_users.views(occupied)
+        seen = self._other_users.views(self.occupants().keys())
         if self._granted is not None:
             for uuid in seen.keys() - self._granted:
                 seen[uuid] = SlotView(False, "needed by the queue")
@@ -365,7 +360,7 @@ class Filler:
 
     def _helpers(self) -> list[int]:
         helper = [] if self._prober.helper is None else [self._prober.helper]
-        return [*helper, *(process.reaper for process in self._processes())]
+        return [*helper, *(process.reaper.pid for process in self._processes())]
 
     # Reporting
 
@@ -426,17 +421,18 @@ def _unseen(before: FillStatus | None) -> tuple[SlotStatus, ...]:
 
 
 def _status(runner: SlotRunner, now: float) -> SlotStatus:
-    slot, process = runner.slot, runner.process
-    reaper = identify(process.reaper) if process is not None else None
+    slot = runner.slot
+    reaper = runner.process.reaper if runner.process is not None else None
+    identity = identify(reaper.pid) if reaper is not None else None
     return SlotStatus(
         program=slot.program.name,
         gpus=slot.gpus,
         indices=tuple(gpu.index for gpu in runner.gpus),
         state=slot.state,
         why=slot.why,
-        since=wall(slot.since),
-        pid=process.job.pid if process is not None and process.job is not None else None,
-        reaper=None if reaper is None else (reaper.pid, reaper.started),
+        since=time.time() - (now - slot.since),
+        pid=reaper.job.pid if reaper is not None and reaper.job is not None else None,
+        reaper=None if identity is None else (identity.pid, identity.started),
         gpu_hours=round(slot.given(now) / 3600.0, 4),
         preemptions=slot.preemptions,
     )

@@ -25,7 +25,7 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since the epoch."""
     pid: int | None = None
     reaper: tuple[int, int] | None = None
-    """Pid and start time of the process that looks after it."""
+    """Pid and start time of its reaper."""
     gpu_hours: float = 0.0
     """Given to this program so far, over all starts of the filler."""
     preemptions: int = 0
@@ -50,7 +50,7 @@ class FillStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusFile:
-    """The file that remembers it."""
+    """The file that `FillStatus` is written to."""
 
     def __init__(self, home: Path, host: str) -> None:
         self.path = home / f"fill-{host}.json"
@@ -62,7 +62,7 @@ class StatusFile:
             return None
 
     def write(self, status: FillStatus) -> None:
-        """A disk that is full costs the status, never a program."""
+        """A full disk loses the status, never a program."""
         with contextlib.suppress(OSError):
             write_atomically(self.path, msgspec.json.format(msgspec.json.encode(status), indent=1) + b"\n")
 
@@ -70,7 +70,7 @@ class StatusFile:
 def lock(home: Path, host: str, patience: float = 0.0) -> int:
     """Makes this process the only filler of this home on the machine; the descriptor holds it.
 
-    `patience`: how many seconds to wait for one that is about to leave.
+    `patience`: how many seconds to wait for one that is ending.
     """
     try:
         private_directory(home)
@@ -90,8 +90,3 @@ def lock(home: Path, host: str, patience: float = 0.0) -> int:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     return descriptor
-
-
-def wall(monotonic: float) -> float:
-    """The time of day of a monotonic time."""
-    return time.time() - (time.monotonic() - monotonic)

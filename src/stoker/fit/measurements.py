@@ -152,8 +152,7 @@ class Rates:
     """Fed with output as it comes; the last readings say how fast the program is."""
 
     def __init__(self, pattern: str | None = None) -> None:
-        """`pattern`: its first group is a number, of examples per second; or of what its second group names,
-        `it/s` or `s/it`."""
+        """`pattern`: its first group is the number of examples per second."""
         self._pattern = None if pattern is None else _compiled(pattern)
         self._rest = ""
         # A program may draw several bars at a time: they are distinguished by their end.
@@ -235,10 +234,7 @@ def _asked_for(pattern: re.Pattern[str], line: str) -> Callable[[int], float] | 
         number = float(found[1].replace(",", ""))
     except (ValueError, AttributeError):
         return None
-    unit = (found[2] or "") if pattern.groups > 1 else ""
-    if unit in ("s/it", "s/step"):
-        return _steps(1 / number) if number > 0 else None
-    return _steps(number) if unit in ("it/s", "step/s", "steps/s") else lambda _: number
+    return lambda _: number
 
 
 def _default(line: str) -> Callable[[int], float] | None:
