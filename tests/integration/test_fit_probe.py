@@ -221,7 +221,7 @@ def test_failure_without_an_out_of_memory_message_counts_as_too_large(fails: str
     answer = fit_what_is_shown("--slope", "1600", "--fails", fails, search_options={"base": 16})
     assert answer["fitted"]["size"] == 8
     assert "a batch of 16 failed with code" in answer["fitted"]["note"]
-    assert "probably for want of memory" in answer["fitted"]["note"]
+    assert "probably for lack of memory" in answer["fitted"]["note"]
 
 
 def test_first_failure_is_reported_when_every_size_fails() -> None:

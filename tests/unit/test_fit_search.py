@@ -114,7 +114,7 @@ def test_ignored_flag_is_reported_with_a_size_that_ran() -> None:
     found = search(TRAINERS["ignores the flag"])
 
     assert found.size in {seen.size for seen in found.observations}
-    assert found.note == "the memory does not depend on the batch size: see whether the program takes it"
+    assert found.note == "the memory does not depend on the batch size: check that the program uses it"
 
 
 def test_end_of_memory_growth_is_reported() -> None:

@@ -91,7 +91,7 @@ class UsageMeter:
             return devices.mean_usage(look)
 
     def close(self) -> None:
-        """Says goodbye to the helper, unless another thread is asking it: it then goes when this process does."""
+        """Closes the helper, unless another thread is asking it: it then ends with this process."""
         if self._one_at_a_time.acquire(timeout=_CLOSING):
             try:
                 if self._prober is not None:
@@ -105,7 +105,7 @@ class UsageMeter:
         nobody_asks = self._one_at_a_time.acquire(blocking=False)
         self._one_at_a_time = threading.Lock()
         if inherited is None or not nobody_asks or inherited.remaining() < inherited.deadline:
-            # With a question outstanding, a goodbye would also signal the helper, which is not ours to end. The pipes
+            # With a question outstanding, leaving would also signal the helper, which belongs to the parent. The pipes
             # to it then stay open as long as this process lives.
             return
         with contextlib.suppress(OSError):

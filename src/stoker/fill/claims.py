@@ -21,12 +21,12 @@ from stoker.gpus.sim.machine import SimMachine, is_simulated
 from stoker.gpus.visible import select_gpus
 from stoker.procfs import user_name
 
-# A reaper that was just forked holds what its filler held, for a moment longer than a filler that is killed then.
+# A reaper that was just forked keeps the claims of a killed filler for a moment.
 KILLED_LATELY: Final = 0.5
 _BETWEEN_TRIES: Final = 0.05
 # struct ucred: pid, uid, gid.
 _CREDENTIALS: Final = struct.Struct("=iII")
-_WAITING_ROOM: Final = 128
+_BACKLOG: Final = 128
 
 
 class Claims:
@@ -38,7 +38,7 @@ class Claims:
         self._held: dict[str, socket.socket] = {}
 
     def take(self, gpus: Sequence[Gpu]) -> None:
-        """Claims these GPUs too, or raises a sentence that names who has one of them."""
+        """Claims these GPUs too. Raises StokerError that names the holder of one of them."""
         ends = time.monotonic() + KILLED_LATELY
         for gpu in gpus:
             while gpu.uuid not in self._held:
@@ -87,7 +87,7 @@ def _claim(name: str) -> socket.socket | None:
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         claim.bind(name)
-        claim.listen(_WAITING_ROOM)  # so that others can ask who this is
+        claim.listen(_BACKLOG)  # so that others can ask who this is
     except OSError:
         claim.close()
         return None

@@ -14,14 +14,14 @@ from stoker.units import format_duration
 LEAST_BETWEEN_STARTS: Final = 60.0
 # A program that ran this long did not fail at its start.
 HEALTHY_AFTER: Final = 60.0
-# A driver that does not answer for a moment is not a person. After this long, a person may have come unseen.
+# A driver may be silent for a moment. After this long, another user may have come unseen.
 BLIND_FOR: Final = 30.0
 
 SlotState = Literal["waiting", "running", "stopping"]
 
 
 class SlotView(NamedTuple):
-    """What is seen of one GPU."""
+    """Whether one GPU is idle."""
 
     idle: bool | None
     """Whether no other user is there; None when it is unknown."""

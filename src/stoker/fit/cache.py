@@ -51,11 +51,11 @@ class CachedFit(msgspec.Struct, frozen=True):
     """Seconds since the epoch."""
     fitted: Fitted
     ran_out: int | None = None
-    """The smallest size with which a real run has run out of memory."""
+    """The smallest size that ran out of memory in a real run."""
 
 
 def learned(cached: "CachedFit | None", search_options: SearchOptions) -> SearchOptions:
-    """The terms, without sizes with which a real run has run out of memory, however well they were probed."""
+    """The search options, without sizes that ran out of memory in a real run."""
     if cached is None or cached.ran_out is None or time.time() - cached.at > LEARNED_FOR:
         return search_options
     most = smaller(cached.ran_out, search_options)
@@ -65,7 +65,7 @@ def learned(cached: "CachedFit | None", search_options: SearchOptions) -> Search
 
 
 def shape_of(command: Command) -> str:
-    """The command without what does not change its memory: seeds, learning rates, names and places of output."""
+    """The command without what does not change its memory: seeds, learning rates, names and output directories."""
     return _HARMLESS.sub(r"\g<name>*", shell_text(command))
 
 
@@ -82,7 +82,7 @@ def key_of(command: Command, directory: str, gpu: Gpu, search_options: SearchOpt
 
 
 class FitCache:
-    """The file of answers. One that cannot be read is as good as none: a fit finds them again."""
+    """The file of answers. A file that cannot be read counts as empty: a fit finds the answers again."""
 
     def __init__(self, home: Path) -> None:
         self._path = home / "fits.json"
@@ -91,7 +91,7 @@ class FitCache:
         return next((entry for entry in self._read() if entry.key == key), None)
 
     def keep(self, key: Key, fitted: Fitted, ran_out: int | None = None) -> None:
-        """Together with the size with which the real run has run out of memory. Raises StokerError."""
+        """Stores an answer, with the size that ran out of memory in a real run. Raises StokerError."""
         try:
             with self._locked():
                 entries = self._read()

@@ -1,4 +1,4 @@
-"""Finds the batch size: lets the search choose sizes, runs a probe at each, and tells it what the probe showed."""
+"""Finds the batch size: runs a probe at each size that the search chooses, until it has an answer."""
 
 import contextlib
 import shutil
@@ -38,9 +38,9 @@ from stoker.units import format_duration, format_memory
 # The driver takes seconds to clear the memory of a large program that has ended.
 MEMORY_PATIENCE: Final = 15.0
 MEMORY_POLL: Final = 0.2
-# As much as says what went wrong, and as little as stays on a screen.
+# Enough to say what went wrong, and few enough for a screen.
 LAST_LINES: Final = 12
-# Who holds so much of what there is when it fails most likely failed for want of more.
+# A probe that held this share of the free memory when it failed probably needed more.
 NEARLY_ALL: Final = 0.85
 # Wrong usage, and a command that cannot be executed or found: no smaller size helps.
 _SAYS_WHY: Final = (2, 126, 127)
@@ -61,13 +61,13 @@ class FitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a probe gets. It decides which GPUs the command sees."""
     directory: str | None = None
     gpus: tuple[str, ...] = ()
-    """The uuids of those it was given; empty: what it sees, of which it is expected to use the first."""
+    """The uuids of the GPUs it was given; empty: the first one that it sees."""
     outputs: Path
     """The directory in which the output of each probe is kept."""
     most_memory: int | None = None
     """Bytes that it may take on each GPU, whatever is free."""
     name: str | None = None
-    """What the ids of probes begin with, for commands that say `{id}`: no real run must go on from what they saved."""
+    """The prefix of the probes' ids, for commands with `{id}`: no real run may resume from what a probe saved."""
 
     def check(self) -> None:
         """Raises BadInputError for invalid options, before anything runs."""
@@ -78,7 +78,7 @@ class FitRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fitter:
-    """Serves one request. For a process of a single thread, as everything is that starts reapers."""
+    """Serves one request. For a process with a single thread, because it forks reapers."""
 
     def __init__(
         self,
@@ -104,14 +104,14 @@ class Fitter:
         self._smallest: int | None = None
         """The smallest size that ran."""
         self._kills: int | None = None
-        """How often the kernel had killed for want of memory when the probe began."""
+        """How often the kernel had killed for lack of memory when the probe began."""
         self._doubt: ProbeFailedError | None = None
-        """Of a probe that failed while nothing smaller had run: then a smaller one tells whether it was the size."""
+        """The failure of a probe before any smaller size ran: a smaller probe shows whether the size caused it."""
         self._suspects: dict[int, int | None] = {}
-        """Exit codes of sizes that failed, most likely for want of memory."""
+        """Exit codes of sizes that failed, probably for lack of memory."""
 
     def capacity(self) -> Capacity:
-        """What the command could take on each of its GPUs now, had it started nothing."""
+        """What the command could use on each of its GPUs now."""
         look = self._settled()
         self._before = look
         readings = {reading.uuid: reading for reading in look.readings}
@@ -127,7 +127,7 @@ class Fitter:
         return self.capacity().limit(self._request.search_options)
 
     def fit(self) -> Fitted:
-        """Raises NothingFitsError and ProbeFailedError; whatever else `check` raises, nothing is left running."""
+        """Raises NothingFitsError, ProbeFailedError and what `check` raises; nothing is left running."""
         search = Search(self._request.search_options, self.capacity())
         try:
             while not isinstance(found := search.next(), Fitted):
@@ -200,7 +200,7 @@ class Fitter:
         """Raises ProbeFailedError unless a failure that does not mention memory was probably caused by it."""
         failure = ProbeFailedError(
             f"the probe at batch size {trial.size} failed with code {report.code} after "
-            f"{format_duration(report.seconds)}, and nothing says that it was for want of memory"
+            f"{format_duration(report.seconds)}, and nothing says that it was for lack of memory"
             f"{_last_lines(report.output)}"
         )
         why = self._circumstance(trial, report, watch)
@@ -219,7 +219,7 @@ class Fitter:
     def _circumstance(self, trial: NextProbe, report: ProbeReport, watch: MemoryTracker) -> str | None:
         kills = host_kills()
         if was_killed(report.code) and kills is not None and self._kills is not None and kills > self._kills:
-            return "the kernel killed a process for want of the host's memory"
+            return "the kernel killed a process for lack of the host's memory"
         if watch.peak >= NEARLY_ALL * self._capacity.free > 0:
             return f"it held {format_memory(watch.peak)} of {format_memory(self._capacity.free)}"
         if self._smallest is not None and self._smallest < trial.size:
@@ -227,7 +227,7 @@ class Fitter:
         return None
 
     def _ceiling(self) -> int | None:
-        """Where others have a part of the GPU, a probe must not take that even for a moment."""
+        """Where others have a part of the GPU, a probe must not use it even for a moment."""
         request = self._request
         if request.most_memory is None and request.search_options.per_gpu == 1:
             return None
@@ -253,7 +253,7 @@ class Fitter:
         )
 
     def _use(self, watch: MemoryTracker) -> None:
-        """From now on the GPUs that it really uses count."""
+        """From now on only the GPUs that it really uses count."""
         used = tuple(gpu for gpu in self._before.gpus if gpu.uuid in watch.peaks)
         if used != self.gpus:
             self.gpus = used
@@ -261,7 +261,7 @@ class Fitter:
 
     def _annotated(self, fitted: Fitted) -> Fitted:
         suspects = [
-            f"a batch of {size} failed with code {code}, probably for want of memory"
+            f"a batch of {size} failed with code {code}, probably for lack of memory"
             for size, code in sorted(self._suspects.items())
         ]
         notes = [fitted.note, *suspects, self._watch.note if self._watch else ""]
@@ -311,7 +311,7 @@ def _expected(look: Look, request: FitRequest) -> tuple[Gpu, ...]:
 
 
 def _room(gpu: Gpu, reading: Reading | None) -> Capacity:
-    """The card, and what is left of it by others."""
+    """The memory of the card, and what others leave of it."""
     if reading is None:
         raise StokerError(f"the driver does not list GPU {gpu.index} any more, so nothing can be fitted to it")
     total = reading.memory_total if known(reading.memory_total) else gpu.memory

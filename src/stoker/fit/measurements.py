@@ -9,7 +9,7 @@ from typing import Final
 from stoker.errors import BadInputError
 from stoker.gpus.model import Look, Process, Reading, known
 
-# PyTorch asks the driver for blocks of 2 MiB and 20 MiB: one more of these is no growth worth waiting for.
+# PyTorch asks the driver for blocks of 2 MiB and 20 MiB: one more block does not count as growth.
 BLOCK: Final = 20 * 2**20
 # Workspaces that are tried and dropped move the peak by less than this.
 WITHIN: Final = 0.01
@@ -17,7 +17,7 @@ WITHIN: Final = 0.01
 FLAT_STEPS: Final = 5
 # Ten looks, however fast the steps are.
 _FLAT_LEAST: Final = 1.0
-# A program that seldom prints its steps is not waited for longer than this many times `flat_for`.
+# A program that rarely prints its steps is watched for at most this many times `flat_for`.
 _SELDOM: Final = 3.0
 _MPS_SERVER: Final = "nvidia-cuda-mps-server"
 DIFFERENCE_NOTE: Final = (
@@ -80,7 +80,7 @@ class MemoryTracker:
             return 0
         more = reading.memory_used - before.memory_used
         if more <= BLOCK:
-            return 0  # a desktop's windows take and give as much
+            return 0  # the windows of a desktop vary by as much
         self.note = DIFFERENCE_NOTE
         return more
 
@@ -118,7 +118,7 @@ class Plateau:
 
 # The first steps compile and warm up: only the last readings count.
 KEPT: Final = 20
-# A line that never ends is a program that draws without line breaks; what is needed of it is its end.
+# Of a line without an end, only the last part is needed.
 _LONGEST_LINE: Final = 4096
 _NUMBER: Final = r"([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)"
 _BREAKS: Final = re.compile(r"[\r\n]")
@@ -139,7 +139,7 @@ _SECONDS_A_STEP: Final = re.compile(_NUMBER + r"\s*(ms|s)/(?:it|iter|step|batch)
 _TIMED_STEP: Final = re.compile(
     r"\b(?:iter|step)\w*\s*:?\s*[0-9]+\b.*\btime:?\s*" + _NUMBER + r"\s*(ms|s)\b", re.IGNORECASE
 )
-# A bar has done as many steps as it shows; a line about step 12 comes when step 12 is done, and the first may be 0.
+# A bar shows how many steps are done; a line about step 12 is printed when step 12 is done, and the first may be 0.
 _BAR: Final = re.compile(r"(?<![\d/.])([0-9]+)/([0-9]+)\s*(?:\[|━)")
 _LINE: Final = re.compile(
     r"\b(?:global[_ ]?step|step|iter|iteration|batch)\b\s*(?:[:=#\[]\s*)?([0-9]+)(?![\d.]|\s*(?:it|ms|s|B|MB|GB)\b)",
@@ -157,7 +157,7 @@ class Rates:
         self._rest = ""
         # A program may draw several bars at a time: they are distinguished by their end.
         self._counters: dict[tuple[re.Pattern[str], str], _Counter] = {}
-        # Each says for a size of the batch how many examples there were in a second.
+        # Each converts a batch size into examples per second.
         self._readings: deque[Callable[[int], float]] = deque(maxlen=KEPT)
         self._moments: deque[tuple[float, int]] = deque(maxlen=KEPT)
 
@@ -167,7 +167,7 @@ class Rates:
         return max((counter.made for counter in self._counters.values()), default=0)
 
     def feed(self, text: str, now: float | None = None) -> None:
-        """More output; `now`, in seconds of any clock, serves where the output counts steps and tells no speed."""
+        """Takes more output. `now`, in seconds of any clock, gives the speed where the output only counts steps."""
         *lines, rest = _BREAKS.split(self._rest + text)
         self._rest = rest[-_LONGEST_LINE:]
         for line in lines:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-# What frameworks say, each as narrow as it can be: words that mean the memory of the GPU, not that of the host.
+# Messages of frameworks, as narrow as possible: they mean the memory of the GPU, not that of the host.
 _SAYINGS: Final = (
     r"torch\.(?:cuda\.)?OutOfMemoryError",
     r"\b(?:CUDA|HIP|XPU|MPS|ROCm)\b[^.]{0,100}\bout of memory",
@@ -24,7 +24,7 @@ _SAYINGS: Final = (
 _GPU: Final = re.compile("|".join(f"(?:{saying})" for saying in _SAYINGS), re.IGNORECASE)
 # TensorFlow uses the same words for the host's memory and for a full disk.
 _ELSEWHERE: Final = re.compile(r"No space left on device|device:CPU:\d|by allocator (?:cpu|mklcpu)\b", re.IGNORECASE)
-# Lines that speak of it and say that it did not happen.
+# Lines that mention it and deny it.
 _DENIED_BEFORE: Final = re.compile(
     r"\b(?:no|not|none|never|without|checking for|in case of|avoids?)\s+$", re.IGNORECASE
 )
@@ -33,21 +33,21 @@ _HOST: Final = re.compile(
     r"\bMemoryError\b|\bUnable to allocate .{1,80} for an array\b|\bDefaultCPUAllocator: .*memory"
     r"|\bCannot allocate memory\b|\bstd::bad_alloc\b"
 )
-# What cuDNN and PyTorch say of a batch that is too large for any workspace or for 32-bit indices; but of wrong types
-# and strides as well, so it counts only where a smaller batch is known to run.
+# What cuDNN and PyTorch print for a batch that is too large for any workspace or for 32-bit indices. They print it for
+# wrong types and strides as well, so it counts only where a smaller batch is known to run.
 _TOO_LARGE: Final = re.compile(
     r"\bCUDNN_STATUS_NOT_SUPPORTED\b|\bUnable to find a valid cuDNN algorithm\b"
     r"|\bunable to find an engine to execute this computation\b|\bcanUse32BitIndexMath\b",
     re.IGNORECASE,
 )
-# Whatever says why it ended, be it right or wrong: a program that fails without any of these fails in silence.
+# A program that fails without printing any of these gives no reason.
 _REASON: Final = re.compile(
     r"Traceback \(most recent call last\)|\b\w*(?:Error|Exception)\b|\berror:|\bfatal\b", re.IGNORECASE
 )
 _REASON_WITHIN: Final = 40
 # SIGKILL, as a shell and as Python count it: the host's own out-of-memory killer, or a person; not the GPU.
 _KILLED: Final = (137, -9)
-# What a program said long before it ended is not why it ended.
+# Earlier output does not explain the end.
 _LAST_LINES: Final = 400
 _SHOWN: Final = 300
 
@@ -55,10 +55,10 @@ _SHOWN: Final = 300
 def is_out_of_memory(
     output: str, exit_code: int | None, *, smaller_ran: bool = False, host: bool = False
 ) -> str | None:
-    """The line that says so; None when none does. Of a run that ended well none is believed.
+    """The line that says so; None when there is none, or when the run succeeded.
 
     `smaller_ran`: the same program is known to run with a smaller batch. `host`: the host's memory stands in for the
-    GPU's, so what is said of it counts as well.
+    GPU's, so messages about it count as well.
     """
     if exit_code == 0 or exit_code in _KILLED:
         return None
@@ -74,7 +74,7 @@ def is_out_of_memory(
 
 
 def host_kills() -> int | None:
-    """How often the kernel has killed a process for want of the host's memory since it started."""
+    """How often the kernel has killed a process for lack of the host's memory since it started."""
     try:
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -89,7 +89,7 @@ def was_killed(exit_code: int | None) -> bool:
 
 
 def is_silent(output: str) -> bool:
-    """Whether the end of the output says nothing of why it ended."""
+    """Whether the end of the output gives no reason for the failure."""
     return not any(_REASON.search(line) for line in output.replace("\r", "\n").splitlines()[-_REASON_WITHIN:])
 
 

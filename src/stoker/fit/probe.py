@@ -78,7 +78,7 @@ class Probe(CommandHandler[tuple[ProbeEnding, int | None]]):
         self._seen = self._begun
 
     def run(self) -> tuple[ProbeReport, MemoryTracker]:
-        """Raises ProbeFailedError when it could not be started or watched, OSError when the machine is in trouble."""
+        """Raises ProbeFailedError when it could not be started or watched, OSError for a shortage of the machine."""
         self._output, end = os.pipe()
         os.set_blocking(self._output, False)
         with contextlib.ExitStack() as cleanup:
@@ -121,7 +121,7 @@ class Probe(CommandHandler[tuple[ProbeEnding, int | None]]):
 
     def on_start_failed(self, failed: Failed) -> None:
         if failed.transient:
-            raise OSError(failed.errno, failed.why)  # the machine's trouble, which no size can help
+            raise OSError(failed.errno, failed.why)  # a shortage of the machine, not of this size
         raise ProbeFailedError(f"cannot run {self._command[0]!r}: {failed.why}", exit_code=failed.exit_code)
 
     def on_reaper_killed(self) -> None:

@@ -25,37 +25,37 @@ from stoker.fit.model import (
 )
 from stoker.units import format_memory
 
-# As many runs as a good answer may cost.
+# Probes for a good answer.
 RUNS: Final = 4
-# So many when larger ones ran out of memory and the best is poor: a training of days is worth some more minutes.
+# Probes when larger sizes ran out of memory and the best is poor: a training of days is worth some more minutes.
 RUNS_FOR_A_POOR_ANSWER: Final = 9
-# Not worth another run: five percent more batch.
+# A smaller gain is not worth another probe.
 WORTH: Final = 1.05
 POOR: Final = 1.15
-# Between the answer and the first that ran out of memory there may be more than that: a person should know.
+# A note is added when the first size that ran out of memory is further above the answer than this.
 UNKNOWN_ABOVE: Final = 1.35
-# Two sizes so far apart are halved by their ratio, not by their difference.
+# The geometric mean is tried between sizes further apart than this, else the arithmetic one.
 APART: Final = 4
-# What allocators ask the driver for at a time: up to so much of a difference between two runs may be rounding.
+# Allocators ask the driver for blocks of this size, so a difference below it may be rounding.
 GRAIN: Final = 20 * 2**20
-# On small devices less than that is asked for, and twenty MiB would be a large part of all there is.
+# On small devices the blocks are smaller.
 GRAIN_SHARE: Final = 0.002
-# So much of the memory that the margin keeps free may be risked on what the rounding hides.
+# The share of the margin that may be risked on what the rounding hides.
 RISK: Final = 0.25
-# A probe that ended before its memory was flat has not shown all that it needs. As much as the margin, by default.
+# A probe that ended before its memory was flat has not shown all that it needs. As much as the default margin.
 UNSETTLED: Final = 1.10
-# Who ran out of memory asked for more than there is; how much more is not known.
+# A run that exhausted memory needs more than there is; by how much is unknown.
 BEYOND: Final = 1.05
-# Runs that are less apart in speed are equally fast.
+# Sizes at least this fast, relative to the fastest, count as equally fast.
 AS_FAST: Final = 0.97
-# A run at a size so near to the answer tells how fast the answer is.
+# The speed of a size at least this near to the answer is taken as the answer's.
 NEAR: Final = 0.8
-# Sizes so far apart show whether the memory depends on the size at all: by less than this share of what it did before.
+# Memory that grows by less than this share of its earlier slope, between sizes this far apart, no longer grows.
 FAR_APART: Final = 2
 FLAT: Final = 0.05
 
 
-# Of all ways to make up the effective batch, those with more steps than four times the fewest would waste the GPU.
+# More accumulation steps than this many times the fewest would waste the GPU.
 STEPS: Final = 4
 
 
@@ -67,7 +67,7 @@ class Split(NamedTuple):
 
 
 class Sizes:
-    """What may be answered under some terms, smallest 1."""
+    """The sizes that may be answered; the smallest is 1."""
 
     def __init__(self, search_options: SearchOptions) -> None:
         self._multiple = search_options.multiple
@@ -123,11 +123,11 @@ class _Line(NamedTuple):
 
 
 class Search:
-    """`next` says what to run, `record` hears what it showed, until `next` has the answer."""
+    """`next` returns what to run or the answer; `record` takes what the run showed."""
 
     def __init__(self, search_options: SearchOptions, capacity: Capacity) -> None:
         search_options.check()
-        self._terms = search_options
+        self._options = search_options
         self._sizes = Sizes(search_options)
         self._capacity = capacity
         self._observations: list[ProbeOutcome] = []
@@ -135,7 +135,7 @@ class Search:
     @property
     def limit(self) -> int:
         """The bytes that one run must stay below."""
-        return self._capacity.limit(self._terms)
+        return self._capacity.limit(self._options)
 
     @property
     def _grain(self) -> float:
@@ -146,7 +146,7 @@ class Search:
         return tuple(self._observations)
 
     def allow(self, capacity: Capacity) -> None:
-        """From now on there is so much: other people take memory and give it back."""
+        """Sets the memory there is now: other users take some and give it back."""
         self._capacity = capacity
 
     def record(self, observation: ProbeOutcome) -> None:
@@ -161,7 +161,7 @@ class Search:
         """What to run next, or the answer."""
         largest = self._sizes.largest
         if not self._observations:
-            first = min(self._sizes.down(self._terms.base), largest)
+            first = min(self._sizes.down(self._options.base), largest)
             return NextProbe(first, verification=first == largest)
         room = min(largest, self._sizes.down(self._bound() - 1))
         if room == 0:
@@ -172,13 +172,13 @@ class Search:
         return self._step(best, room)
 
     def _step(self, best: _Point, room: int) -> NextProbe | Fitted:
-        """Something fits already; is there more?"""
+        """A larger size to try, or the answer."""
         alone = len(self._points()) == 1
         size = self._sizes.down(min(self._estimate(best, self.limit), room))
         if self._is_misled(best):
             size = min(size, max(self._middle(best), min(room, self._sizes.up(best.size + 1))))
         if size <= best.size and (alone or self._nearly_reaches_the_next(best)):
-            # One measurement says nothing of the next size, and rounding may hide that it fits: see.
+            # One measurement says nothing of the next size, and rounding may hide that it fits: try it.
             size = min(room, self._sizes.up(best.size + 1))
         if size <= best.size:
             return self._fitted(self._sizes.down(min(best.size, room)))
@@ -188,7 +188,7 @@ class Search:
         return self._fitted(size if self._edge() is not None else self._sizes.down(best.size))
 
     def _is_misled(self, best: _Point) -> bool:
-        """Whether lines from what ran led out of memory: twice, or once one that was too careful if anything."""
+        """Whether extrapolation led out of memory: twice, or once from a single point, which is the safer estimate."""
         outs = {seen.size for seen in self._observations if seen.outcome == "oom" and seen.size > best.size}
         return self._edge() is None and len(outs) >= min(2, len(self._points()))
 
@@ -234,7 +234,7 @@ class Search:
         return max((point for point in self._points() if point.size < bound), default=None)
 
     def _edge(self) -> _Point | None:
-        """The smallest that is too large, where it ran nevertheless and took more than it should."""
+        """The smallest size that is too large, if it ran and only exceeded the limit."""
         bound = self._bound()
         return next((point for point in self._points() if point.size == bound and point.most > self.limit), None)
 
@@ -261,7 +261,7 @@ class Search:
         lever = best.size - smaller[0].size
         ahead = min(_reach(best, slope, self.limit), self._sizes.largest) - best.size
         hidden = self._grain / lever
-        affordable = RISK * (self._capacity.share(self._terms) - self.limit)
+        affordable = RISK * (self._capacity.share(self._options) - self.limit)
         return slope if hidden * ahead <= affordable else slope + hidden
 
     def _smaller(self) -> int:
@@ -272,8 +272,8 @@ class Search:
             low, high = points[:2]
             reach = _reach(low, max(0.0, _slope(low, high)), self.limit)
             return max(1, self._sizes.down(min(reach, bound)))
-        # One that ran too full is near to what fits. One that ran out of memory may be far from it, and is
-        # followed by another soon: of these there should be few.
+        # A size that ran above the limit is near to what fits. One that ran out of memory may be far from it, and
+        # should not be followed by many others.
         return max(1, self._sizes.down(bound // 2 if points else bound // 4))
 
     # The answer
@@ -282,7 +282,7 @@ class Search:
         size, notes = self._knee(found)
         split = self._sizes.split(size)
         if split is not None:
-            notes += _split_notes(split, self._terms.effective)
+            notes += _split_notes(split, self._options.effective)
             size = split.size
         line = self._line()
         return Fitted(
@@ -297,7 +297,7 @@ class Search:
         )
 
     def _line(self) -> _Line:
-        """The least squares through all that ran, neither part of it negative."""
+        """Least squares through all sizes that ran, with neither part negative."""
         points = self._points()
         mean_size = sum(point.size for point in points) / len(points)
         mean = sum(point.most for point in points) / len(points)
@@ -310,7 +310,7 @@ class Search:
         return _Line(mean - slope * mean_size, slope)
 
     def _predicted(self, size: int, line: _Line) -> int:
-        """What was seen at that size, or what the line says as far as its neighbours agree."""
+        """The line's value at this size, bounded by what the nearest sizes used."""
         points = self._points()
         least = max((point.most for point in points if point.size <= size), default=0.0)
         most = min((point.most for point in points if point.size >= size), default=float("inf"))
@@ -323,9 +323,9 @@ class Search:
         flat = [point for point in far if last.most - point.least <= self._grain]
         notes = []
         if first in flat:
-            notes.append("the memory does not depend on the batch size: see whether the program takes it")
+            notes.append("the memory does not depend on the batch size: check that the program uses it")
         elif flat and _slope(flat[0], last) < FLAT * _slope(first, flat[0]):
-            notes.append(f"the memory does not grow beyond a batch of {flat[0].size}: see whether there is more data")
+            notes.append(f"the memory does not grow beyond a batch of {flat[0].size}: check that there is more data")
         if any(seen.outcome == "fits" and not seen.settled for seen in self._observations):
             notes.append("the memory was still growing when a probe ended")
         return notes
@@ -335,28 +335,28 @@ class Search:
         is_full = self._predicted(found, self._line()) >= NEAR * self.limit
         if is_full or not self._has_run_out() or bound <= UNKNOWN_ABOVE * found:
             return []
-        return [f"a batch of {bound} does not fit, and of those between nothing is known: `--base {found}` tries them"]
+        return [f"a batch of {bound} does not fit, and sizes between are untried: `--base {found}` tries them"]
 
     def _knee(self, found: int) -> tuple[int, list[str]]:
-        """The smallest that is as fast as the fastest, if that is what was asked for, and what to say of it."""
+        """The smallest size that is as fast as the fastest, if that is preferred; and notes on it."""
         fits = [seen for seen in self._observations if seen.outcome == "fits"]
         rates = {seen.size: seen.rate for seen in fits if seen.rate is not None}
         if max(rates, default=0) < NEAR * found:
-            return found, ["the speed could not be read from the output"] if self._terms.prefer == "fastest" else []
+            return found, ["the speed could not be read from the output"] if self._options.prefer == "fastest" else []
         fast = [size for size, rate in rates.items() if rate >= AS_FAST * max(rates.values())]
         knee = min((size for size in fast if size == self._sizes.down(size)), default=found)
         if knee >= found:
             return found, []
-        if self._terms.prefer == "fastest":
+        if self._options.prefer == "fastest":
             return knee, [f"a batch of {found} fits and is not faster"]
         return found, [f"a batch of {knee} is as fast"]
 
     def _nothing(self) -> str:
-        if self._terms.per_gpu == 1:
+        if self._options.per_gpu == 1:
             room = f"the {format_memory(self._capacity.free)} that there are"
         else:
-            share = format_memory(int(self._capacity.share(self._terms)))
-            room = f"the {share} that each of {self._terms.per_gpu} runs has"
+            share = format_memory(int(self._capacity.share(self._options)))
+            room = f"the {share} that each of {self._options.per_gpu} runs has"
         points = [point for point in self._points() if point.size == 1]
         if not points:
             return f"nothing fits: a batch of one ran out of memory, of {room}"
@@ -367,7 +367,7 @@ class Search:
 
 
 def _slope(low: _Point, high: _Point) -> float:
-    """Bytes for each more, seen pessimistically."""
+    """Bytes per example, pessimistically."""
     return (high.most - low.least) / (high.size - low.size)
 
 
