@@ -11,7 +11,20 @@ from hypothesis import strategies as st
 
 import stoker.web
 from stoker.logs.colours import Style, classes_of, contrast, nearest
-from stoker.logs.terminal import CUT, LONGEST_LINE, NOTE, REACH, ScreenLine, TerminalEmulator, as_html, for_terminal
+from stoker.logs.reader import LogUpdate
+from stoker.logs.terminal import (
+    CUT,
+    LONGEST_LINE,
+    NOTE,
+    REACH,
+    HtmlLine,
+    LogLines,
+    ScreenLine,
+    TerminalEmulator,
+    as_html,
+    for_terminal,
+    lines_from,
+)
 from tests.support.deep import examples
 
 # All terminal control characters, between letters.
@@ -232,3 +245,33 @@ def test_true_colour_becomes_the_nearest_of_256() -> None:
 )
 def test_only_colours_and_short_moves_reach_a_terminal(written: bytes, passed: bytes) -> None:
     assert for_terminal(written) == passed
+
+
+def test_lines_are_final_once_the_cursor_cannot_reach_them() -> None:
+    lines = LogLines(10)
+    assert lines.feed(LogUpdate(b"one\n", b"1%")) == []
+    assert lines.open == (HtmlLine(10, "one"), HtmlLine(11, "1%"))
+    assert lines.feed(LogUpdate(b"", b"<2%>")) == []
+    assert lines.open[-1] == HtmlLine(11, "&lt;2%&gt;")
+    assert lines.feed(LogUpdate(b"\n" * REACH, b"")) == [HtmlLine(10, "one"), HtmlLine(11, "")]
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1000])
+@pytest.mark.parametrize("number", [0, 1, 63, 64, 100, 199, 200, 500])
+def test_skipping_to_a_line_shows_the_same_as_reading_everything(number: int, at_once: int) -> None:
+    printed = [b"line %d\n" % each for each in range(200)]
+    steps = [LogUpdate(b"".join(printed[at : at + at_once]), b"50%") for at in range(0, len(printed), at_once)]
+    whole = LogLines()
+    everything = [line for update in steps for line in whole.feed(update)]
+    left = iter(enumerate(steps, 1))
+
+    def step() -> tuple[LogUpdate, bool]:
+        count, update = next(left)
+        return update, count < len(steps)
+
+    lines, settled, is_behind = lines_from(step, number)
+    while is_behind:
+        update, is_behind = step()
+        settled += lines.feed(update)
+    found = [line for line in (*settled, *lines.open) if line.number >= number]
+    assert found == [line for line in (*everything, *whole.open) if line.number >= number]

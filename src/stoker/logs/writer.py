@@ -1,4 +1,7 @@
-"""Writes a job's log to disk, within a size limit. Of a progress bar only the last state is kept.
+"""Writes a job's log to disk, within a size limit.
+
+A carriage return overwrites the unfinished line in the file, so that a progress bar takes the space of its last state.
+Everything else is left to the terminal emulation of the readers.
 
 The file is complete at every moment, with its unfinished line: the writer may be killed at any time. When it is full it
 becomes `output.1`.
