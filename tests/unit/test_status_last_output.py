@@ -1,4 +1,4 @@
-"""Last output of running jobs: local files are read each time, the queue at a limited rate."""
+"""Last output of running jobs: from local files, or from the queue."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import cast
 
 from stoker.queue import Store
 from stoker.status.model import Progress
-from stoker.status.progress import TAIL_SIZE, LastOutput, LastOutputs, last_output
+from stoker.status.progress import TAIL_SIZE, LastOutput, last_output, last_outputs
 from tests.support.status_parts import attempt
 
 
@@ -23,46 +23,25 @@ class Queue:
         return {name: text[-letters:] for name, text in self.stored.items() if name in self.asked[-1]}
 
 
-class OutputReader:
-    """Reads last outputs at times that the test sets."""
-
-    def __init__(self, home: Path, queue: Queue) -> None:
-        self.now = 0.0
-        self._queue = queue
-        self._outputs = LastOutputs(home, lambda: self.now)
-
-    def lines(self, *names: str) -> dict[str, str]:
-        attempts = [attempt(id=name, job=name) for name in names]
-        words = self._outputs.read(cast("Store", self._queue), attempts)
-        return {name: said.line for name, said in words.items()}
+def lines(home: Path, queue: Queue, *names: str) -> dict[str, str]:
+    attempts = [attempt(id=name, job=name) for name in names]
+    return {name: said.line for name, said in last_outputs(cast("Store", queue), home, attempts).items()}
 
 
-def test_all_tails_are_queried_once_a_second(tmp_path: Path) -> None:
+def test_all_tails_are_queried_at_once(tmp_path: Path) -> None:
     queue = Queue(a="one\n", b="two\n")
-    reader = OutputReader(tmp_path, queue)
-    assert reader.lines("a", "b", "c") == {"a": "one", "b": "two"}
+    assert lines(tmp_path, queue, "a", "b", "c") == {"a": "one", "b": "two"}
     queue.stored["a"] = "three\n"
-    reader.now = 0.9
-    assert reader.lines("a", "b", "c") == {"a": "one", "b": "two"}
-    reader.now = 1.1
-    assert reader.lines("a", "b", "c") == {"a": "three", "b": "two"}
+    assert lines(tmp_path, queue, "a", "b", "c") == {"a": "three", "b": "two"}
     assert queue.asked == [["a", "b", "c"]] * 2
-
-
-def test_tail_of_a_new_job_is_queried_at_once(tmp_path: Path) -> None:
-    reader = OutputReader(tmp_path, Queue(a="one\n", b="two\n"))
-    assert reader.lines("a") == {"a": "one"}
-    assert reader.lines("a", "b") == {"a": "one", "b": "two"}
-    assert reader.lines("b") == {"b": "two"}
 
 
 def test_local_log_is_read_from_its_file(tmp_path: Path) -> None:
     queue = Queue(a="old output\n")
-    reader = OutputReader(tmp_path, queue)
     place = tmp_path / "attempts" / "a-1"
     place.mkdir(parents=True)
     (place / "output").write_text("x" * TAIL_SIZE + "\nits last line")
-    assert reader.lines("a") == {"a": "its last line"}
+    assert lines(tmp_path, queue, "a") == {"a": "its last line"}
     assert queue.asked == []
 
 

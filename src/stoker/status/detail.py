@@ -11,7 +11,7 @@ from stoker.queue.explanation import Surroundings, Why, ahead_of, explain, gpu_n
 from stoker.queue.fields import State
 from stoker.queue.model import Attempt, AttemptDetails, Job
 from stoker.status.model import Progress
-from stoker.status.progress import NO_OUTPUT, LastOutputs
+from stoker.status.progress import NO_OUTPUT, last_outputs
 
 if TYPE_CHECKING:
     from stoker.queue import Store
@@ -66,9 +66,8 @@ def read_detail(store: "Store", job_id: str, home: Path) -> JobDetail:
     attempts = store.attempts.of(job.id)
     needs = needs_of(store, job)
     running = [attempt for attempt in attempts if attempt.outcome is None]
-    outputs = LastOutputs(home).read(store, running)
     current = running[-1].id if running else ""
-    output = outputs.get(current, NO_OUTPUT)
+    output = last_outputs(store, home, running).get(current, NO_OUTPUT)
     return JobDetail(
         now=around.now,
         job=job,

@@ -1,12 +1,12 @@
-"""How far a job says it is, read from the progress bars in its output. Pure; whatever the text, it never raises.
+"""The progress of a job by the progress bars in its output. Pure; it never raises, whatever the text.
 
-Only what is surely meant as progress counts: a drawn bar, a count beside the words that training programs use, or a
-percentage in brackets. `loss 3/4`, a date or a version is none.
+Only unambiguous progress counts: a drawn bar, a count next to a word that training programs use, or a percentage in
+brackets. `loss 3/4`, a date or a version does not.
 """
 
 import re
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -238,8 +238,6 @@ def _figures(line: str, sign: _Sign) -> str:
 
 # A few screens of a terminal.
 TAIL_SIZE: Final = 4096
-# Workers write tails to the queue every few seconds.
-_ASK_QUEUE_EVERY: Final = 1.0
 _LAST_LINE_WIDTH: Final = 300
 
 
@@ -253,38 +251,17 @@ class LastOutput(NamedTuple):
 NO_OUTPUT: Final = LastOutput(None, "")
 
 
-class LastOutputs:
-    """Keeps what each attempt printed last: only new text is parsed again."""
-
-    def __init__(self, home: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._home = home
-        self._clock = clock
-        self._asked = -_ASK_QUEUE_EVERY
-        self._asked_for: frozenset[str] = frozenset()
-        self._stored: Mapping[str, str] = {}
-        self._parsed: dict[str, tuple[str, LastOutput]] = {}
-
-    def read(self, store: "Store", attempts: Sequence[Attempt]) -> dict[str, LastOutput]:
-        """By the ids of the attempts."""
-        here = {
-            attempt.id: text for attempt in attempts if (text := local_tail(self._home, attempt, TAIL_SIZE)) is not None
-        }
-        elsewhere = self._in_queue(store, [attempt.id for attempt in attempts if attempt.id not in here])
-        self._parsed = {name: self._parse(name, text) for name, text in (*elsewhere.items(), *here.items())}
-        return {name: output for name, (_text, output) in self._parsed.items()}
-
-    def _in_queue(self, store: "Store", attempts: Iterable[str]) -> Mapping[str, str]:
-        wanted = frozenset(attempts)
-        if wanted and (wanted - self._asked_for or self._clock() - self._asked >= _ASK_QUEUE_EVERY):
-            self._stored = store.logs.tails(sorted(wanted), TAIL_SIZE)
-            self._asked, self._asked_for = self._clock(), wanted
-        return {name: text for name, text in self._stored.items() if name in wanted}
-
-    def _parse(self, name: str, text: str) -> tuple[str, LastOutput]:
-        known = self._parsed.get(name)
-        return known if known is not None and known[0] == text else (text, last_output(text))
+def last_outputs(store: "Store", home: Path, attempts: Sequence[Attempt]) -> dict[str, LastOutput]:
+    """By the ids of the attempts: from their logs on this machine, or from the tails in the queue."""
+    local = {attempt.id: local_tail(home, attempt, TAIL_SIZE) for attempt in attempts}
+    elsewhere = [name for name, text in local.items() if text is None]
+    tails = store.logs.tails(elsewhere, TAIL_SIZE) if elsewhere else {}
+    found = tails | {name: text for name, text in local.items() if text is not None}
+    return {name: last_output(text) for name, text in found.items()}
 
 
+# Most tails are the same as in the last snapshot.
+@lru_cache(maxsize=512)
 def last_output(text: str) -> LastOutput:
     lines = [line for line in plain_text(text).split("\n") if line.strip()]
     last = lines[-1].strip() if lines else ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from stoker.queue.explanation import Surroundings, explain, gpu_names, look_around
 from stoker.queue.fields import State
-from stoker.queue.model import ENDED, Job
+from stoker.queue.model import ENDED, Failure, Job
 from stoker.status import usage as hours
 from stoker.status.health import RECENT, HealthInputs, assess
 from stoker.status.machines import ClockCorrection, machines_of
@@ -26,7 +26,7 @@ from stoker.status.model import (
     Snapshot,
     WaitingJob,
 )
-from stoker.status.progress import NO_OUTPUT, LastOutputs
+from stoker.status.progress import NO_OUTPUT, last_outputs
 
 if TYPE_CHECKING:
     from stoker.queue import Store
@@ -40,12 +40,10 @@ class SnapshotBuilder:
 
     def __init__(self, home: Path) -> None:
         """`home`: the state directory of this machine."""
-        self._last_outputs = LastOutputs(home)
+        self._home = home
         self._ended_counts = ThrottledCache[dict[State, int]]()
-        self._failures = ThrottledCache[int]()
-        self._failed = ThrottledCache[list[Job]]()
-        self._stopped = ThrottledCache[list[Job]]()
-        self._stops = ThrottledCache[int]()
+        self._failed = ThrottledCache[tuple[list[Job], int]]()
+        self._stopped = ThrottledCache[tuple[list[Job], int]]()
         self._hours = ThrottledCache[GpuHours](_HOURS_EVERY)
         self._clock_correction = ClockCorrection()
 
@@ -59,8 +57,10 @@ class SnapshotBuilder:
         machines = self._clock_correction.apply(machines, around.now)
         running = self._running(store, running_jobs, around)
         waiting = _waiting(store, around)
-        ended, failed, stopped = self._ended(store, around)
-        news = around.now - RECENT
+        since = around.now - RECENT
+        failed, failures = self._failed.get(lambda: _failures(store, "failed", since))
+        stopped, stops = self._stopped.get(lambda: _failures(store, "stopped", since))
+        ended = _ended(store, store.jobs.ended_since(0.0, MOST_ENDED), around)
         health = assess(
             HealthInputs(
                 now=around.now,
@@ -69,10 +69,10 @@ class SnapshotBuilder:
                 machines=machines,
                 running=running,
                 waiting=waiting,
-                failed=failed,
-                failures=self._failures.get(lambda: store.jobs.count_failures("failed", news)) if failed else 0,
-                stopped=stopped,
-                stops=self._stops.get(lambda: store.jobs.count_failures("stopped", news)) if stopped else 0,
+                failed=_ended(store, failed, around),
+                failures=failures,
+                stopped=_ended(store, stopped, around),
+                stops=stops,
             )
         )
         return Snapshot(
@@ -97,7 +97,7 @@ class SnapshotBuilder:
 
     def _running(self, store: "Store", jobs: Sequence[Job], around: Surroundings) -> tuple[RunningJob, ...]:
         attempts = {job.id: around.running[job.id] for job in jobs if job.id in around.running}
-        outputs = self._last_outputs.read(store, list(attempts.values()))
+        outputs = last_outputs(store, self._home, list(attempts.values()))
         snoozes = store.attempts.snoozes() if attempts else {}
         workers = {worker.id: worker for worker in around.workers}
         found = []
@@ -120,19 +120,21 @@ class SnapshotBuilder:
             )
         return tuple(found)
 
-    def _ended(self, store: "Store", around: Surroundings) -> tuple[tuple[EndedJob, ...], ...]:
-        """The last of all, the last that failed lately, and the last that a rule stopped."""
-        news = around.now - RECENT
-        jobs = store.jobs.ended_since(0.0, MOST_ENDED)
-        failed = self._failed.get(lambda: store.jobs.failures("failed", news, 1))
-        stopped = self._stopped.get(lambda: store.jobs.failures("stopped", news, 1))
-        causes = store.attempts.causes({job.attempt for job in (*jobs, *stopped) if job.attempt is not None})
 
-        def ended(job: Job) -> EndedJob:
-            cause = causes.get(job.attempt or "")
-            return EndedJob(job=job, why=explain(job, around), stopped=cause.cause if cause and cause.rule else "")
+def _failures(store: "Store", kind: Failure, since: float) -> tuple[list[Job], int]:
+    """The newest failure, and how many there are."""
+    newest = store.jobs.failures(kind, since, 1)
+    return newest, store.jobs.count_failures(kind, since) if newest else 0
 
-        return tuple(map(ended, jobs)), tuple(map(ended, failed)), tuple(map(ended, stopped))
+
+def _ended(store: "Store", jobs: Sequence[Job], around: Surroundings) -> tuple[EndedJob, ...]:
+    causes = store.attempts.causes({job.attempt for job in jobs if job.attempt is not None})
+    found = []
+    for job in jobs:
+        cause = causes.get(job.attempt or "")
+        stopped = cause.cause if cause is not None and cause.rule else ""
+        found.append(EndedJob(job=job, why=explain(job, around), stopped=stopped))
+    return tuple(found)
 
 
 def _waiting(store: "Store", around: Surroundings) -> tuple[WaitingJob, ...]:

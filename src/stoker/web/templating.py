@@ -222,11 +222,7 @@ def in_use(gpu: WorkerGpu) -> str:
     size = 2**30 if gpu.memory_total >= 2**30 else 2**20
     amount = gpu.memory_used / size
     whole = amount >= 10 or amount == 0 or size == 2**20
-    return (
-        f"{amount:.0f} of {format_memory(gpu.memory_total)}"
-        if whole
-        else f"{amount:.1f} of {format_memory(gpu.memory_total)}"
-    )
+    return f"{amount:.{0 if whole else 1}f} of {format_memory(gpu.memory_total)}"
 
 
 def tally(machine: Machine) -> str:

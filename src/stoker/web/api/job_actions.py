@@ -36,17 +36,15 @@ from stoker.web.submission import changes_of, seconds_of
 
 router = APIRouter(tags=["steering"])
 
-VerbOf = Callable[[Store], Verb]
-UndoOf = Callable[[Store, Job], Undo | None]
+Plan = Callable[[Store, Job], tuple[Verb, Undo | None]]
 
 
-async def _steer(request: Request, name: str, verb_of: VerbOf, undo_of: UndoOf) -> Response:
-    """Applies a verb to one job. `undo_of` gets the job as it was before."""
+async def _steer(request: Request, name: str, plan: Plan) -> Response:
+    """Applies the verb of a plan to one job. The plan gets the job as it was before."""
 
     def work(store: Store) -> Done:
         job = found(store, name)
-        undo = undo_of(store, job)
-        verb = verb_of(store)
+        verb, undo = plan(store, job)
         why_not = verb.obstacle(job, store.clock())
         try:
             done = {} if why_not else verb.apply(store, [job.id])
@@ -112,12 +110,11 @@ def _unchange(request: Request, before: Job, changes: dict[str, Any]) -> Undo | 
 async def cancel_job(request: Request, job: JobId) -> Response:
     """Cancel a job. A running job is asked to stop, which cannot be undone."""
 
-    def undo(_store: Store, before: Job) -> Undo | None:
-        if before.state == "running":
-            return None
-        return _post(request, before, "retry", {"held": True} if before.state == "held" else None)
+    def plan(_store: Store, before: Job) -> tuple[Verb, Undo | None]:
+        body = {"held": True} if before.state == "held" else None
+        return CANCEL, None if before.state == "running" else _post(request, before, "retry", body)
 
-    return await _steer(request, job, lambda _store: CANCEL, undo)
+    return await _steer(request, job, plan)
 
 
 @operation(router, "POST", "/jobs/{job}/retry", Done, 404, 409, 413, body=RetryBody)
@@ -125,31 +122,29 @@ async def retry_job(request: Request, job: JobId) -> Response:
     """Queue an ended job again, with all its retries. A job that waits for its next attempt need not wait longer."""
     verb = REINSTATE if (await body_of(request, RetryBody)).get("held") else RETRY
 
-    def undo(_store: Store, before: Job) -> Undo | None:
-        return None if before.state == "queued" else _post(request, before, "cancel")
+    def plan(_store: Store, before: Job) -> tuple[Verb, Undo | None]:
+        return verb, None if before.state == "queued" else _post(request, before, "cancel")
 
-    return await _steer(request, job, lambda _store: verb, undo)
+    return await _steer(request, job, plan)
 
 
 @operation(router, "POST", "/jobs/{job}/hold", Done, 404, 409)
 async def hold_job(request: Request, job: JobId) -> Response:
     """Hold a waiting job: it does not start until it is released."""
-    return await _steer(request, job, lambda _store: HOLD, lambda _store, before: _post(request, before, "release"))
+    return await _steer(request, job, lambda _store, before: (HOLD, _post(request, before, "release")))
 
 
 @operation(router, "POST", "/jobs/{job}/release", Done, 404, 409)
 async def release_job(request: Request, job: JobId) -> Response:
     """Release a held job: it starts when it is its turn."""
-    return await _steer(request, job, lambda _store: RELEASE, lambda _store, before: _post(request, before, "hold"))
+    return await _steer(request, job, lambda _store, before: (RELEASE, _post(request, before, "hold")))
 
 
 @operation(router, "POST", "/jobs/{job}/move", Done, 404, 409, 413, body=MoveBody)
 async def move_job(request: Request, job: JobId) -> Response:
     """Move a waiting job: among those of its priority, or next to another job, whose priority it gets."""
     body = await body_of(request, MoveBody)
-    return await _steer(
-        request, job, lambda store: _moving(store, body), lambda store, before: _back(request, store, before)
-    )
+    return await _steer(request, job, lambda store, before: (_moving(store, body), _back(request, store, before)))
 
 
 def _moving(store: Store, body: dict[str, str | None]) -> Verb:

@@ -316,10 +316,8 @@ def _with_first(contents: Contents) -> tuple[Contents, Token]:
     for token in contents.tokens:
         if token.role == "operator":
             return contents, token
-    names = {token.name for token in contents.tokens}
-    name = next(
-        candidate for candidate in ("operator", *map("operator-{}".format, range(2, 9999))) if candidate not in names
-    )
+    is_taken = any(token.name == "operator" for token in contents.tokens)
+    name = f"operator-{key_id()}" if is_taken else "operator"
     return _with_token(contents, name, "operator")
 
 
