@@ -155,6 +155,7 @@ PROGRAM = '[[fill.program]]\nname = "mine"\ncommand = "run"\n'
     [
         ("[fill]\n", "there is no program to run: add a section with its command"),
         ("[fill]\nintervall = 3\n" + PROGRAM, "[fill] has no key 'intervall': did you mean 'interval'?"),
+        ("[fill]\nprograms = 3\n" + PROGRAM, "[fill] has no key 'programs': did you mean 'program'?"),
         (
             "[fill]\ninterval = true\n" + PROGRAM,
             "[fill] interval: expected `float`, got `bool`",

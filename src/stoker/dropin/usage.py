@@ -30,10 +30,6 @@ class Devices:
         self._chosen: dict[str, int] = {}
         """By uuid, the index that it was chosen by."""
 
-    @property
-    def uuids(self) -> tuple[str, ...]:
-        return tuple(self._chosen)
-
     def mean_usage(self, look: Look) -> float:
         """A fraction of 1. NaN when it is not known of all of them."""
         readings = self.readings(look)

@@ -69,14 +69,6 @@ class _Section(NamedTuple):
     values: Mapping[str, Any]
 
 
-class _Sections(NamedTuple):
-    defaults: _Section
-    watched: Sequence[_Section]
-    programs: Sequence[_Section]
-    terminals: Sequence[_Section]
-    schedule: Sequence[_Section]
-
-
 class _FillTable(msgspec.Struct, frozen=True):
     """The tables below `[fill]`; its other keys are those of gpu_mon's `[defaults]`."""
 
@@ -105,17 +97,12 @@ def config_of_table(table: Mapping[str, Any], source: str) -> FillConfig:
         found = msgspec.convert(table, _FillTable)
         schedule = found.schedule if isinstance(found.schedule, list) else [found.schedule]
         config = _config(
-            _Sections(
-                _Section("[fill]", {k: v for k, v in table.items() if k not in _FillTable.__struct_fields__}),
-                [
-                    _Section(f"[[fill.watch]] {each.get('name', '')}".rstrip(), each)
-                    for each in found.watch or [{"name": "gpu-all"}]
-                ],
-                [_Section(f"[[fill.program]] {each.get('name', '')}".rstrip(), each) for each in found.program],
-                [] if found.terminals is None else [_Section("[fill.terminals]", found.terminals)],
-                [_Section("[fill.schedule]", each) for each in schedule],
-            ),
             source,
+            _Section("[fill]", {k: v for k, v in table.items() if k not in _FillTable.__struct_fields__}),
+            [_table("[[fill.watch]]", each) for each in found.watch or [{"name": "gpu-all"}]],
+            [_table("[[fill.program]]", each) for each in found.program],
+            terminals=[] if found.terminals is None else [_Section("[fill.terminals]", found.terminals)],
+            schedule=[_Section("[fill.schedule]", each) for each in schedule],
         )
         everywhere = _converted(_Section("[fill]", {"name": "gpu-all", "ignore": found.ignore}), WatchedGpus).ignore
     except msgspec.ValidationError as error:
@@ -124,6 +111,10 @@ def config_of_table(table: Mapping[str, Any], source: str) -> FillConfig:
         raise BadInputError(f"{source}: {error}") from None
     watched = [msgspec.structs.replace(each, ignore=(*each.ignore, *everywhere)) for each in config.watched]
     return msgspec.structs.replace(config, watched=tuple(watched))
+
+
+def _table(title: str, values: Mapping[str, Any]) -> _Section:
+    return _Section(f"{title} {values.get('name', '')}".rstrip(), values)
 
 
 def read_ini(path: Path) -> FillConfig:
@@ -147,7 +138,7 @@ def read_ini(path: Path) -> FillConfig:
             raise BadInputError("no GPU is watched: add a section [gpu-all] with gpus = ALL")
         defaults = found["defaults"] or [_Section("[defaults]", {})]
         return _config(
-            _Sections(defaults[0], found["gpu"], found["process"], found["tty"], found["schedule"]), str(path)
+            str(path), defaults[0], found["gpu"], found["process"], terminals=found["tty"], schedule=found["schedule"]
         )
     except configparser.Error as error:
         raise BadInputError(f"{path}: {' '.join(str(error).split())}") from None
@@ -198,20 +189,26 @@ _ALIASES: Final = {
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
-def _config(sections: _Sections, source: str) -> FillConfig:
-    if not sections.programs:
+def _config(
+    source: str,
+    defaults: _Section,
+    watched: Sequence[_Section],
+    programs: Sequence[_Section],
+    *,
+    terminals: Sequence[_Section],
+    schedule: Sequence[_Section],
+) -> FillConfig:
+    if not programs:
         raise BadInputError("there is no program to run: add a section with its command")
-    general = _converted(sections.defaults, _Defaults)
-    shared = {key: value for key, value in sections.defaults.values.items() if key in _keys(ProgramDefaults)}
+    general = _converted(defaults, _Defaults)
+    shared = {key: value for key, value in defaults.values.items() if key in _keys(ProgramDefaults)}
     return FillConfig(
         interval=general.interval,
         ignore_shipped=general.ignore_shipped,
-        watched=tuple(_converted(each, WatchedGpus) for each in sections.watched),
-        programs=tuple(
-            _converted(_Section(each.title, {**shared, **each.values}), Background) for each in sections.programs
-        ),
-        terminals=_converted(sections.terminals[0], TerminalRule) if sections.terminals else FillConfig().terminals,
-        schedule=tuple(hours for section in sections.schedule for hours in _schedule(section)),
+        watched=tuple(_converted(each, WatchedGpus) for each in watched),
+        programs=tuple(_converted(_Section(each.title, {**shared, **each.values}), Background) for each in programs),
+        terminals=_converted(terminals[0], TerminalRule) if terminals else FillConfig().terminals,
+        schedule=tuple(hours for section in schedule for hours in _schedule(section)),
         source=source,
     )
 
@@ -233,7 +230,9 @@ def _converted(section: _Section, struct: type[_Struct]) -> _Struct:
     values: dict[str, Any] = {}
     for key, value in section.values.items():
         if key not in keys:
-            near = difflib.get_close_matches(key, keys, n=1)
+            # In [fill] the key may have been meant for a table.
+            tables = _FillTable.__struct_fields__ if struct is _Defaults else ()
+            near = difflib.get_close_matches(key, [*keys, *tables], n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(keys)}"
             raise BadInputError(f"{section.title} has no key {key!r}: {hint}")
         name = _ALIASES.get(key, key)
