@@ -276,7 +276,7 @@ CASES = {
     "a full disk": Case(full_disk, 1, "its disk is full"),
     "a newer version": Case(newer, 1, f"has version 99, and this Stoker uses version {VERSION}"),
     "PostgreSQL without a queue": Case(no_queue_in_postgres, 1, "`stoker queue init` creates it"),
-    "PostgreSQL of somebody else": Case(foreign_postgres, 1, "is not of Stoker's making"),
+    "PostgreSQL of somebody else": Case(foreign_postgres, 1, "is not a queue of Stoker"),
     "a wrong password": Case(wrong_password, 1, "refused the password"),
     "no such database": Case(no_database, 1, 'database "nowhere" does not exist'),
     "a command of 1 MiB": Case(huge_command, 2, "put it into a script"),

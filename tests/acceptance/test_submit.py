@@ -385,7 +385,7 @@ def test_invalid_input_is_refused_in_one_sentence(arguments: tuple[str, ...], sa
     ("lines", "says"),
     [
         (b"echo 1\necho \xff\n", "line 2 of standard input is not text in UTF-8"),
-        (b"echo 1\n\necho \0\n", "line 3 of standard input: a command cannot hold the character NUL"),
+        (b"echo 1\n\necho \0\n", "line 3 of standard input: a command cannot contain the character NUL"),
         (b"echo 1\n" + b"x" * 2**20, "line 2 of standard input: a command of 1,048,576 bytes in one word is too long"),
         (b"echo 1\n" + b"x" * (WORD + 1), "put it into a script and submit that"),
         (b"echo 1\ntrain {batch_size}\n", "set it with --batch-size"),

@@ -273,7 +273,7 @@ def test_active_python_environment_is_used_by_the_job(queue: stoker.Queue, monke
         ("", {}, "a job needs a command"),
         ("\ud800", {}, "must be text in UTF-8"),
         ("x" * 2**20, {}, "put it into a script"),
-        ("train {batch_size}", {}, "say by batch_size=…"),
+        ("train {batch_size}", {}, "set it with batch_size=…"),
         ([1, 2], {}, "command[0]: expected str, got int"),
         ("true", {"gpus": "two"}, "gpus: 'two' is not a whole number"),
         ("true", {"gpus": -1}, "gpus: must be between 0"),

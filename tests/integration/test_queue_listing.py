@@ -53,7 +53,7 @@ def test_pages_are_filtered_by_state_or_tag(queue: Store) -> None:
     assert pages(queue, 4, tag="night") == [["f", "e", "d", "c"], ["b", "a"]]
     assert pages(queue, 2, ("queued", "failed"), "night") == [["f", "e"], ["d", "c"], ["a"]]
     assert pages(queue, 2, tag="nothing") == [[]]
-    with pytest.raises(BadInputError, match="is no state"):
+    with pytest.raises(BadInputError, match="is not a state"):
         queue.jobs.page(("' OR 1",))  # type: ignore[arg-type]  # what is refused here
 
 

@@ -1,4 +1,4 @@
-"""Attempts: claiming jobs, leases, outcomes, details, and what people ask of attempts that run."""
+"""Attempts: claims, leases, outcomes, details, and requests to running attempts."""
 
 import math
 import os
@@ -28,24 +28,24 @@ from stoker.queue.table import (
     json_text,
 )
 
-# A job whose worker is gone waits no longer than that for a free one; looking costs a round trip.
+# How long the job of a lost worker waits at most for a free one; each check costs a round trip.
 SECONDS_BETWEEN_SWEEPS: Final = 1.0
-# Two clocks drift apart by milliseconds in a minute; what is more than that within one is a step.
+# Clocks drift apart by milliseconds a minute; a larger difference is a step.
 SMALLEST_STEP: Final = 1.0
-# Longer than most outages of a file server or a licence server; waiting longer does not help.
+# Longer than most outages of a file server or a licence server.
 LONGEST_BACKOFF: Final = 3600.0
-# A job that takes its machine down each time must not take every machine down in turn, night after night.
+# A job that crashes its machine must not crash one after the other all night.
 MOST_LOSSES: Final = 10
-# A job that a machine could not start may start elsewhere at once; one that none can start must not stay first.
+# A job that no machine can start must not stay first in the queue.
 LONGEST_REQUEUE_DELAY: Final = 30.0
-# Many times a report with the stacks of a large program; it begins with what matters.
+# Many times the report on a large program; a report begins with what matters.
 LONGEST_REPORT: Final = 256 * 1024
-# A details is written with the outcome, a moment before or after it; that it is by so much is not seen.
+# Details are written shortly before or after the outcome, never this far apart.
 SECONDS_APART: Final = 3600.0
 
 
 class Attempts(Table):
-    """The tries at jobs."""
+    """The attempts at jobs."""
 
     def __init__(self, driver: Driver, throttle: NotifyThrottle) -> None:
         super().__init__(driver, throttle)
@@ -54,15 +54,15 @@ class Attempts(Table):
         """The database's clock when it was last read, and ours right before and after that."""
         self._ready: dict[Row, Job] = {}
         self.ready_at = 0.0
-        """When `ready` last found a job that GPUs are kept for, by the database's clock."""
+        """When `ready` last found a job with reserved GPUs, by the database's clock."""
 
     def ready(self, limit: int = 100, worker: str = "") -> list[Job]:
-        """The jobs that could start now, on this worker, in the order in which they should; none during a pause."""
+        """The jobs that could start now on this worker, in their order; none during a pause."""
         self._sweep_now_and_then(worker)
         known = self._ready
-        # Written out, for of a number that it does not know PostgreSQL believes that it is a tenth of the table.
+        # PostgreSQL plans for a tenth of the table when the limit is a parameter.
         rows = self._driver.fetch_text(f"{self._driver.sql('ready')} LIMIT {limit:d}", {"worker": worker})
-        # A worker asks many times, and most of what waits is the same each time.
+        # A worker asks often, and most of the answer stays the same.
         self._ready = {row: known.get(row) or job_of(row[:-1]) for row in rows}
         self.ready_at = next((row[-1] for row in rows if row[-1] is not None), self.ready_at)
         return list(self._ready.values())
@@ -72,7 +72,7 @@ class Attempts(Table):
     ) -> Attempt | None:
         """The right to run the first of these jobs that may start, until the lease ends; None when none may.
 
-        Without `jobs`: the next ready job that wants exactly as many GPUs.
+        Without `jobs`: the next ready job that wants exactly this many GPUs.
         """
         statement, which = (
             ("claim next", {"wanted": len(gpus)}) if jobs is None else ("claim", {"jobs": json_text(jobs)})
@@ -86,9 +86,9 @@ class Attempts(Table):
             "gpus": json_text(list(gpus)),
             "lease": float(lease_seconds),
         }
-        rows = self._taken_job(statement, parameters)
+        rows = self._claim_rows(statement, parameters)
         if not rows and self.sweep(worker):
-            rows = self._taken_job(statement, parameters)
+            rows = self._claim_rows(statement, parameters)
         if not rows:
             return None
         ((job, number, started, expires),) = rows
@@ -102,39 +102,39 @@ class Attempts(Table):
             lease_expires=expires,
         )
 
-    def _taken_job(self, statement: str, parameters: Parameters) -> list[Row]:
+    def _claim_rows(self, statement: str, parameters: Parameters) -> list[Row]:
         try:
             return self._driver.at_once(statement, parameters)
         except CollisionError:
-            # The indices allow one running attempt per job, whatever the rows say.
+            # The unique index allows one running attempt per job.
             raise StokerError(
-                f"a job that waits in {self._driver.place} has an attempt that runs: `stoker queue check` says which"
+                f"a waiting job in {self._driver.place} has a running attempt: `stoker queue check` says which"
             ) from None
 
     def sweep(self, worker: str = "") -> int:
-        """Ends attempts whose leases have expired; how many there were. `ready` and every claim do it too.
+        """Ends attempts whose leases have expired; how many. `ready` and every claim do it too.
 
-        The attempts of `worker` itself are left alone: whether those still run, it need not guess from a clock.
+        The attempts of `worker` itself are left alone: it knows whether they still run.
         """
         self._swept = time.monotonic()
         before = _own_clock()
         ((clock, is_any),) = self._driver.fetch("is anything expired", {"worker": worker})
         step = self._step_of(float(clock), before, _own_clock())
         if step > 0.0:
-            # The clock was set forward: leases that ended, or are about to, by that step alone get back what they had.
-            # Several workers may notice it. Shifted twice at the most, a lease is beyond the reach of the next.
+            # The clock was set forward: leases that ended, or are about to end, only by that step are extended by it.
+            # Several workers may notice the step; a lease that was extended twice is out of its range.
             self._driver.fetch("forgive step", {"step": step})
         elif not is_any:
             return 0
         return self._throttled_change(lambda: self._sweep(worker))
 
     def _step_of(self, clock: float, before: float, after: float) -> float:
-        """By how much the database's clock was set forward since the last look at it; 0 when it was not."""
+        """By how much the database's clock was set forward since it was last read; 0 when it was not."""
         last, self._clocks = self._clocks, (clock, before, after)
         if last is None:
             return 0.0
         gone = clock - last[0]
-        # The answers may have been under way for long: at least that much of it is a step, and at most this much.
+        # The answers took an unknown part of the time between: the step lies between these two differences.
         return gone - (before - last[2]) if gone - (after - last[1]) > SMALLEST_STEP else 0.0
 
     def _sweep_now_and_then(self, worker: str) -> None:
@@ -148,12 +148,12 @@ class Attempts(Table):
         return len(expired)
 
     def renew(self, attempts: Iterable[str], lease_seconds: float) -> dict[str, bool]:
-        """Extends the leases of the attempts that still run; each with whether it is to be stopped."""
+        """Extends the leases of the attempts that still run; for each, whether it is to be stopped."""
         parameters: Parameters = {"attempts": json_text(list(attempts)), "lease": float(lease_seconds)}
         return {name: bool(unwanted) for name, unwanted in self._driver.fetch("renew", parameters)}
 
     def adopt(self, attempts: Iterable[str], worker: str, lease_seconds: float) -> set[str]:
-        """Those of the attempts that still run become this worker's: it found them when it started."""
+        """Gives this worker those of the attempts that still run, which it found when it started; their ids."""
         parameters: Parameters = {
             "attempts": json_text(list(attempts)),
             "worker": worker,
@@ -162,7 +162,7 @@ class Attempts(Table):
         return {name for (name,) in self._driver.fetch("adopt", parameters)}
 
     def finish(self, attempt: str, outcome: Outcome, exit_code: int | None = None, reason: str = "") -> bool:
-        """Writes the outcome of an attempt. False, and nothing is changed, when it has one already."""
+        """Writes the outcome of an attempt. False, without any change, when it has one already."""
         reason = clean_text(reason)
         if outcome != "succeeded":
             return self._throttled_change(lambda: self._end(attempt, outcome, exit_code, reason))
@@ -199,9 +199,9 @@ class Attempts(Table):
         return [attempt_of(row) for row in self._driver.fetch("running attempts", {})]
 
     def requests(self, worker: str) -> Requests:
-        """What people want of this worker's attempts, in one question: workers ask it at every change.
+        """What people want of this worker's attempts, in one query.
 
-        A snooze that somebody has ended has no time left; one that is over by itself is not listed."""
+        A snooze that somebody has ended has zero seconds left; one that is over is not listed."""
         rows = self._driver.fetch("requests", {"worker": worker})
         return Requests(
             cancelled=frozenset(name for name, unwanted, *_snooze in rows if unwanted),
@@ -213,7 +213,7 @@ class Attempts(Table):
         )
 
     def snooze(self, attempt: str, seconds: float, by: str) -> bool:
-        """Leaves an attempt alone for this long from now on, whatever its GPUs do; 0 ends that. False: it has ended."""
+        """No rule stops the attempt for this long from now on; 0 ends the snooze. False when the attempt has ended."""
         if not (math.isfinite(seconds) and seconds >= 0):
             raise BadInputError(f"a snooze of {seconds} s is not possible: it must be zero or more")
         who = clean_text(by)[:LONGEST_LABEL]
@@ -221,7 +221,7 @@ class Attempts(Table):
         return self._change(lambda: self._driver.fetch("snooze", parameters)) != []
 
     def snoozes(self) -> dict[str, float]:
-        """Until when attempts that run are left alone, by their ids; those that are not over."""
+        """Until when running attempts are snoozed, by their ids."""
         return dict(self._driver.fetch("snoozes", {}))
 
     def write_details(self, attempt: str, details: AttemptDetails) -> bool:
@@ -255,7 +255,7 @@ def _own_clock() -> float:
 
 
 class Consequence(msgspec.Struct, frozen=True):
-    """The job's next state; `delay` is how many seconds it then waits at least."""
+    """The job's next state, and for how many seconds it must not start."""
 
     state: State
     reason: str
@@ -264,7 +264,7 @@ class Consequence(msgspec.Struct, frozen=True):
 
 
 def consequence(job: Job, outcome: Outcome, reason: str, times: int) -> Consequence:
-    """`times` says how many attempts ended so, this one included; it matters for losses and requeues."""
+    """`times`: how many attempts ended like this, including this one; used for losses and requeues."""
     left = job.retries_left
     if job.cancel_requested is not None or outcome == "cancelled":
         return Consequence("cancelled", reason or "cancelled", left)

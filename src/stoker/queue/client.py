@@ -18,22 +18,22 @@ from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb
 from stoker.queue.store import Store
 from stoker.settings import load_settings
 
-# Changes wake `wait` at once; this is for a listener that cannot listen, and costs a query by id.
+# `wait` is woken by changes; it polls in case the listener cannot listen.
 POLL_SECONDS: Final = 1.0
 
 Which = str | Job
-"""A job, or what names it: its id, the beginning of that, or its name."""
+"""A job, its id, the beginning of its id, or its name."""
 
 
 class Options(TypedDict, total=False):
-    """What a job may ask for beside its command: the fields of `stoker.Job` that a person chooses."""
+    """The options of a job: the fields of `stoker.Job` that can be chosen."""
 
     directory: str | os.PathLike[str]
     """Where it runs; the current directory when left out."""
     environment: Mapping[str, str]
-    """Variables for it. When a virtualenv or conda environment is active, what makes it so is added."""
+    """Variables for it. Those of an active virtualenv or conda environment are added."""
     bare_environment: bool
-    """Leaves the active virtualenv or conda environment out."""
+    """Leaves out the active virtualenv or conda environment."""
     name: str
     tags: Sequence[str]
     gpus: int
@@ -60,11 +60,11 @@ class Options(TypedDict, total=False):
     pin: bool
     """Runs the code as it is committed now, in a snapshot."""
     allow_dirty: bool
-    """With `pin`: leaves out changes that are not committed, where they would be refused."""
+    """With `pin`: leaves out uncommitted changes instead of refusing them."""
     batch_size: int | None
     """What `{batch_size}` in the command stands for."""
     fit: Mapping[str, Any]
-    """How its batch size is found first, as in the `fit` of a job that was submitted by `submit --fit`."""
+    """How its batch size is found, as in the `fit` of a job that was submitted with `--fit`."""
     hold: bool
     """Waits for `release`."""
 
@@ -78,9 +78,9 @@ class Queue:
     """
 
     def __init__(self, url: str | None = None) -> None:
-        """Opens the queue at `url`, or else where `STOKER_QUEUE` and `stoker.toml` say, or else the file of your own.
+        """Opens the queue at `url`, or the one in `STOKER_QUEUE` or `stoker.toml`, or the file in the state directory.
 
-        A SQLite file is created when it is not there; a PostgreSQL database is prepared by `stoker queue init`.
+        A missing SQLite file is created; a PostgreSQL database is prepared by `stoker queue init`.
         """
         self._store: Store = open_or_create(url or load_settings().queue or None)
 
@@ -100,17 +100,17 @@ class Queue:
         self._store.close()
 
     def submit(self, command: str | Sequence[str], **options: Unpack[Options]) -> Job:
-        """Puts one command in: text for the shell, or the words of a command that needs none."""
+        """Submits one command: text for the shell, or the words of a command that needs none."""
         return self.submit_many([command], **options)[0]
 
     def submit_many(self, commands: Iterable[str | Sequence[str]], **options: Unpack[Options]) -> list[Job]:
-        """Puts several commands in with the same options, in their order: all of them, or none."""
+        """Submits several commands with the same options, in their order: all of them, or none."""
         asked = self._asked({**options})
         jobs = [_new_job(command, asked) for command in _several(commands)]
         return [self._store.jobs.get(name) for name in self._store.jobs.submit(jobs)]
 
     def job(self, which: Which) -> Job:
-        """The job as it is now, by its id, the beginning of that, or its name."""
+        """The job as it is now, by its id, the beginning of its id, or its name."""
         return self._store.jobs.get(which.id if isinstance(which, Job) else which)
 
     def jobs(
@@ -122,11 +122,11 @@ class Queue:
         limit: int = 100,
         offset: int = 0,
     ) -> list[Job]:
-        """The newest jobs, or in the order of the queue those in front; all states and tags when left out."""
+        """The newest jobs, or the first in the order of the queue; of all states and tags when left out."""
         return self._store.jobs.find(states, tag, order, limit, offset)
 
     def counts(self) -> dict[State, int]:
-        """How many jobs are in each state that any is in."""
+        """How many jobs are in each state; states without jobs are left out."""
         return self._store.jobs.counts()
 
     @overload
@@ -140,32 +140,32 @@ class Queue:
     def wait(self, which: Which | Iterable[Which], timeout: float | None = None) -> Job | list[Job]:
         """The job when it has ended, or all of several; `TimeoutError` after `timeout` seconds.
 
-        A database that is away meanwhile is waited for.
+        It waits for a database that is away.
         """
         ids = self._ids(which)
         ended = self._ended(ids, None if timeout is None else time.monotonic() + timeout)
         return ended[ids[0]] if isinstance(which, str | Job) else [ended[name] for name in ids]
 
     def cancel(self, which: Which | Iterable[Which]) -> Cancellation:
-        """Cancels jobs; those that run are asked to stop. The name of a sweep means all of its jobs."""
+        """Cancels jobs and stops running ones. The name of a sweep means all of its jobs."""
         return self._store.jobs.cancel(self._several_ids(which, CANCEL))
 
     def retry(self, which: Which | Iterable[Which]) -> list[str]:
-        """Lets jobs that ended run again; the ids of those that now will. Of a sweep, those that did not succeed."""
+        """Runs ended jobs again, of a sweep those that did not succeed; their ids."""
         return self._store.jobs.retry(self._several_ids(which, RETRY))
 
     def hold(self, which: Which | Iterable[Which]) -> list[str]:
-        """Keeps jobs that wait from starting; the ids of those that were held by this."""
+        """Keeps waiting jobs from starting; the ids of those that are now held."""
         return self._store.jobs.hold(self._several_ids(which, HOLD))
 
     def release(self, which: Which | Iterable[Which]) -> list[str]:
-        """Lets jobs that are held start; the ids of those that now may."""
+        """Lets held jobs start; their ids."""
         return self._store.jobs.release(self._several_ids(which, RELEASE))
 
     def logs(self, which: Which) -> str:
-        """The end of what the job's last attempt printed, 64 KiB at most; empty before it started.
+        """The end of the log of the job's last attempt, 64 KiB at most; empty before it started.
 
-        Of a job that has ended, all of that: the last of it may come a moment after the outcome, and is waited for.
+        After the job has ended, it waits for the last part of the log, which may arrive shortly after the outcome.
         """
         attempt = self.job(which).attempt
         if attempt is None:
@@ -189,13 +189,13 @@ class Queue:
         return found
 
     def _asked(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The options as the values of a job's fields, with what it keeps of the place it was submitted from."""
+        """The values of a job's fields, with the directory, commit and environment that it is submitted from."""
         bare, allow_dirty = options.pop("bare_environment", False), options.pop("allow_dirty", False)
         where = options.pop("directory", None)
         if unknown := options.keys() - set(editable()) - {"hold"}:
             raise BadInputError(f"a job cannot be submitted with {min(unknown)!r}: there is no such option")
         if options.get("share") and options.get("memory") is None:
-            raise BadInputError("a job that shares a GPU needs memory=…: how much of it does it take?")
+            raise BadInputError("a job that shares a GPU needs memory=…: say how much it takes")
         for name in ("after", "after_any"):
             if name in options:
                 options[name] = self._ids(_each(options[name]))
@@ -237,7 +237,7 @@ class Queue:
 
 
 def _rest(descriptor: int, seconds: float) -> None:
-    """Until something changes, or this long."""
+    """Waits until something changes, or this long."""
     if descriptor < 0:
         time.sleep(seconds)
         return
@@ -250,7 +250,7 @@ def _new_job(command: str | Sequence[str], asked: Mapping[str, Any]) -> JobSpec:
     job = spec_of({**asked, "command": command if isinstance(command, str) else tuple(command)})
     check_command(job.command)
     if job.batch_size is None and not job.fit and wants_batch_size(job.command):
-        raise BadInputError("the command has {batch_size} in it: say by batch_size=… how much that is")
+        raise BadInputError("the command has {batch_size} in it: set it with batch_size=…")
     return job
 
 
@@ -260,5 +260,5 @@ def _each(which: Which | Iterable[Which]) -> Iterable[Which]:
 
 def _several(commands: Iterable[str | Sequence[str]]) -> Iterable[str | Sequence[str]]:
     if isinstance(commands, str):
-        raise BadInputError("submit_many takes several commands: for one there is submit")
+        raise BadInputError("submit_many takes several commands: use submit for one")
     return commands

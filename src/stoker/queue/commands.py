@@ -1,4 +1,4 @@
-"""Which commands can be started at all: what no kernel would take is refused before it waits for a GPU all night."""
+"""Commands of jobs: refusing what Linux could not start, and filling placeholders."""
 
 import re
 import shlex
@@ -9,9 +9,9 @@ from stoker.errors import BadInputError
 
 Command = str | tuple[str, ...]
 
-# Linux gives a program no single word that is longer, its closing NUL included; the text for a shell is one word.
+# The longest single argument of a program in Linux, without its NUL; text for a shell is one argument.
 LONGEST_WORD: Final = 128 * 1024 - 1
-# Half of what Linux gives a program at the usual stack limit: the other half is for its environment.
+# Half of what Linux allows at the usual stack limit: the other half is for the environment.
 LONGEST_COMMAND: Final = 1024 * 1024
 _LONGEST_SHOWN: Final = 200
 
@@ -19,9 +19,9 @@ _QUOTES: Final = str.maketrans(dict.fromkeys("“”„‟″", '"') | dict.from
 _DASHES: Final = "‐‑‒–—―−"
 # At the beginning of an option: `—lr`, `–n`.
 _DASH: Final = re.compile(rf"(?:(?<=\s)|^)[{_DASHES}]+-*(?=(?P<name>[A-Za-z][\w-]*))", re.MULTILINE)
-# An apostrophe in the middle of a word is one.
+# In the middle of a word it is an apostrophe.
 _TYPOGRAPHY: Final = re.compile(rf"{_DASH.pattern}|[“”„‟]|(?:(?<=[\s=])|^)[‘’‚‛]", re.MULTILINE)
-# What a shell takes as it stands, and its comments.
+# What a shell takes literally, and its comments.
 _QUOTED: Final = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*"|(?:(?<=\s)|^)\#[^\n]*""", re.DOTALL | re.MULTILINE)
 
 
@@ -48,9 +48,9 @@ def check_command(command: Command) -> None:
 
 
 def _refuse_typography(command: Command) -> None:
-    """Refuses the dashes and quotes that a phone's keyboard makes of `--` and `"`, where a program would be given them.
+    """Refuses the dashes and quotes that a phone's keyboard makes of `--` and `"`, unless they are quoted.
 
-    Between straight quotes they are text like any other.
+    Between straight quotes they are ordinary text.
     """
     if isinstance(command, str):
         bare = _unquoted(command)
@@ -68,12 +68,12 @@ def _refuse_typography(command: Command) -> None:
 
 
 def _unquoted(text: str) -> str:
-    """What a shell does not find between quotes; a here-document is text too."""
+    """The text outside quotes and here-documents."""
     return _QUOTED.sub("", text.partition("<<")[0])
 
 
 def _straight(text: str) -> str:
-    """The same with the characters of a plain keyboard."""
+    """The text with straight quotes and plain hyphens."""
     text = _DASH.sub(lambda found: "--" if len(found["name"]) > 1 else "-", text)
     return text.translate(_QUOTES)
 
@@ -91,7 +91,7 @@ def wants_batch_size(command: Command) -> bool:
 
 def _size(word: str) -> int:
     if "\0" in word:
-        raise BadInputError("a command cannot hold the character NUL: no program could be given it")
+        raise BadInputError("a command cannot contain the character NUL")
     try:
         return len(word.encode())
     except UnicodeEncodeError:
@@ -99,12 +99,12 @@ def _size(word: str) -> int:
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """The text with the values in it, in one pass: a value that looks like a placeholder stays as it is."""
+    """The text with values for its placeholders. A value that looks like a placeholder is not replaced."""
     return _either_form(values).sub(lambda found: values[found[2]] if found[2] else f"{{{found[1]}}}", text)
 
 
 def mentioned(text: str, names: Collection[str]) -> set[str]:
-    """Those of the names that the text has a placeholder for."""
+    """The names that the text has a placeholder for."""
     return {plain for _doubled, plain in _either_form(names).findall(text) if plain}
 
 

@@ -17,7 +17,6 @@ from stoker.units import LONGEST_SECONDS, format_duration, format_memory, parse_
 State = Literal["queued", "held", "running", "succeeded", "failed", "cancelled"]
 
 ID: Final = re.compile(r"[0-9a-f]{8}")
-# A name or a tag is one line of a table; more belongs in the command.
 LONGEST_LABEL: Final = 200
 NOT_RUNNING: Final[tuple[State, ...]] = ("queued", "held", "succeeded", "failed", "cancelled")
 
@@ -25,7 +24,7 @@ _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _YES: Final = frozenset({"on", "true", "yes", "1"})
 _NO: Final = frozenset({"", "off", "false", "no", "0"})
 
-# What the API takes, as types with limits.
+# Types of the API, with limits.
 Seconds = Annotated[float, Meta(ge=0, le=LONGEST_SECONDS)]
 Written = Annotated[str, Meta(max_length=40)]
 Label = Annotated[str, Meta(max_length=LONGEST_LABEL)]
@@ -38,7 +37,7 @@ class FieldKind(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     read: Callable[[Any], Any]
-    """From text as people write it, or from a JSON value."""
+    """From text, or from a JSON value."""
     write: Callable[[Any], str] = str
     """As text that `read` understands."""
     check: Callable[[Any], None] = lambda _value: None
@@ -47,7 +46,7 @@ class FieldKind(msgspec.Struct, frozen=True, kw_only=True):
     """The type that the API takes."""
     metavar: str = "TEXT"
     has_unit: bool = False
-    """Whether it is written as text where a number is possible too."""
+    """Whether it may be written as a number or as text with a unit."""
 
 
 class FormInput(msgspec.Struct, frozen=True):
@@ -68,23 +67,23 @@ class JobField(msgspec.Struct, frozen=True, kw_only=True):
     kind: FieldKind
     help: str
     option: str = ""
-    """The option of `submit` and `edit`; empty when the verbs have their own options for it."""
+    """The option of `submit` and `edit`; empty when the verbs define their own."""
     edit_help: str = ""
-    """What `edit` says of it, where that differs."""
+    """The help of `edit`, if it differs."""
     feed_help: str = ""
-    """What `feed` says of it; empty when feeds do not take it."""
+    """The help of `feed`; empty when feeds do not take it."""
     form: FormInput | None = None
     example: Any = None
     editable_in: tuple[State, ...] = NOT_RUNNING
     remote: bool = True
-    """Whether it can be set without being on the submitter's machine: by the API and the page."""
+    """Whether the API and the page can set it."""
     required: bool = False
     """Whether blank text is refused instead of read as the default."""
     name: str = ""
     default: Any = None
 
     def read(self, value: object) -> Any:
-        """The value in text or JSON. None or blank text stands for the default."""
+        """The value from text or JSON. None or blank text means the default."""
         if not self.required and (value is None or (isinstance(value, str) and not value.strip())):
             return self.default
         found = self.kind.read("" if value is None else value)
@@ -176,7 +175,7 @@ def _number(least: int) -> FieldKind:
 
 
 def read_flag(value: object) -> bool:
-    """Whether it is on: `true`, or the text of a ticked check box."""
+    """Whether it is on, from JSON or from the text of a check box."""
     if not isinstance(value, str):
         return bool(value)
     if value.strip().lower() not in _YES | _NO:
@@ -207,7 +206,7 @@ def read_seconds(value: object) -> float:
 
 
 def seconds_text(seconds: float) -> str:
-    """As text that gives the same number of seconds again."""
+    """Text that `read_seconds` turns into the same number."""
     readable = format_duration(seconds)
     return readable if parse_duration(readable) == seconds else f"{seconds:.15f}".rstrip("0").rstrip(".") + "s"
 
@@ -540,9 +539,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     submitter: Annotated[str, JobField(kind=FACT, help="Who put it into the queue.", editable_in=())] = ""
     id: str = ""
-    """Chosen beforehand when other jobs of the same submission come after it; else the queue chooses one."""
+    """Chosen by the submitter if other jobs of the same submission come after it, otherwise by the queue."""
     origin: str | None = None
-    """Where it came from, such as a row of a sheet: the same origin becomes a job only once."""
+    """Where it came from, such as a row of a sheet. An origin becomes a job only once."""
 
 
 def _fields() -> dict[str, JobField]:
@@ -572,7 +571,7 @@ def values_of(job: JobSpec) -> dict[str, Any]:
 
 
 def spec_of(values: Mapping[str, Any]) -> JobSpec:
-    """The job that has these values. Raises when one has another type than its field."""
+    """The job with these values. Raises when one has the wrong type."""
     if unknown := values.keys() - set(JobSpec.__struct_fields__):
         raise BadInputError(f"a job has no field {min(unknown)!r}")
     try:
@@ -594,7 +593,7 @@ def check(job: JobSpec) -> None:
     if not job.command or (isinstance(job.command, tuple) and not job.command[0]):
         raise BadInputError("a job needs a command: none was given")
     for name, field in FIELDS.items():
-        # A whole sweep is checked job by job, and most values are defaults.
+        # Most values are defaults, and a sweep may have a hundred thousand jobs.
         if name not in _CHECKED_ELSEWHERE and field.value(job) != field.default:
             field.check(job)
     _check_needs((*job.after, *job.after_any))
@@ -602,5 +601,5 @@ def check(job: JobSpec) -> None:
         raise BadInputError(f"{job.id!r} cannot be the id of a job: it must be eight hexadecimal digits")
 
 
-# Checked where they are typed, which costs too much for each of a hundred thousand jobs.
+# Checked once where they are read: it would cost too much for each of a hundred thousand jobs.
 _CHECKED_ELSEWHERE: Final = frozenset({"command", "environment", "policy"})

@@ -1,7 +1,7 @@
-"""What attempts printed: its end, which the queue keeps, and log streams to readers on other machines.
+"""Logs of attempts: their ends, which the queue keeps, and streams to readers on other machines.
 
-A reader asks for the whole log again and again; the worker of the machine that has it writes it chunk by chunk, and all
-of it is deleted when nobody asks any more.
+A reader requests the whole log again and again. The worker of the machine that has it writes it chunk by chunk, and
+the chunks are deleted when nobody requests the log any more.
 """
 
 import time
@@ -13,16 +13,16 @@ from stoker.queue.driver import CollisionError, Parameters
 from stoker.queue.model import HEARD_WITHIN, LogRequest
 from stoker.queue.table import Table, json_text, tail_of
 
-# By this many seconds after the outcome the queue has the last of the log, if the worker is there.
+# The end of a log arrives within this many seconds after the outcome, if the worker is there.
 LAST_WITHIN: Final = 10.0
 SECONDS_BETWEEN_LOOKS: Final = 0.02
 # In seconds: a log that was streamed to its end stays for a reader that follows soon.
 KEPT: Final = 60.0
-# What one look brings at most: a few megabytes.
+# Read at once: a few megabytes.
 _MOST_PIECES: Final = 8
-# A line may be of any length; a row should not.
+# Longer lines are split over several rows.
 _LONGEST_PIECE: Final = 2**20
-# Deleted at once, so that the caller is not held up.
+# Deleted at once, so that the caller does not wait.
 _MOST_FORGOTTEN: Final = 16
 
 
@@ -30,20 +30,17 @@ class Logs(Table):
     """The logs of attempts."""
 
     def write(self, attempt: str, text: str, *, is_last: bool = False) -> bool:
-        """Keeps the end of an attempt's output where every machine can read it; `is_last`: nothing more will come."""
+        """Stores the end of an attempt's log; `is_last`: nothing more will come."""
         parameters: Parameters = {"attempt": attempt, "tail": tail_of(text), "is_last": int(is_last)}
         return bool(self._driver.fetch("write log", parameters))
 
     def is_late(self, attempt: str) -> bool:
-        """Whether the last of what an attempt printed is still to come: it comes a moment after the outcome.
-
-        Not for long, and only while its worker is there to bring it.
-        """
+        """Whether the end of a log is still to come: it arrives shortly after the outcome, if the worker is there."""
         parameters: Parameters = {"attempt": attempt, "within": LAST_WITHIN, "heard": HEARD_WITHIN}
         return bool(self._driver.fetch("late log", parameters))
 
     def wait(self, attempt: str) -> None:
-        """Waits until the last of what an attempt printed is here."""
+        """Waits for the end of a log."""
         while self.is_late(attempt):
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
@@ -52,28 +49,28 @@ class Logs(Table):
         return str(rows[0][0]) if rows else ""
 
     def tails(self, attempts: Iterable[str], letters: int = 4096) -> dict[str, str]:
-        """The ends of several stored outputs, by the ids of the attempts; nothing for those that have none."""
+        """The stored ends of several logs, by the ids of the attempts."""
         wanted = list(attempts)
         if not wanted or letters < 1:
             return {}
         return dict(self._driver.fetch("last words", {"attempts": json_text(wanted), "letters": letters}))
 
     def request_stream(self, attempt: str, seconds: float) -> bool:
-        """Asks the machine that has the whole log to stream it, for this long from now on. False: no such attempt."""
+        """Requests the whole log for this long from now on. False when there is no such attempt."""
         which: Parameters = {"attempt": attempt, "seconds": float(seconds)}
         if self._driver.fetch("renew log stream", which):
             return True
         try:
             return self._change(lambda: self._driver.fetch("request log stream", which)) != []
-        except CollisionError:  # it was cleaned away in this moment
+        except CollisionError:  # it was deleted just now
             return False
 
     def stream_requests(self) -> list[LogRequest]:
-        """Which logs are to be streamed."""
+        """The logs that readers request."""
         return [LogRequest(*row) for row in self._driver.fetch("log requests", {})]
 
     def write_chunk(self, attempt: str, chunk: LogChunk) -> bool:
-        """Writes the next part. False, and nothing is kept: nobody asks any more, or a part before it is missing."""
+        """Writes the next part. False when nobody requests it any more, or a part before it is missing."""
         return self._driver.transaction(lambda: self._write_chunk(attempt, chunk))
 
     def _write_chunk(self, attempt: str, chunk: LogChunk) -> bool:
@@ -96,7 +93,7 @@ class Logs(Table):
         return True
 
     def drop_stream(self, attempt: str) -> None:
-        """Ends a stream although somebody asks for it: readers have only what the queue keeps."""
+        """Ends a stream although it is requested: readers then have only what the queue keeps."""
 
         def work() -> None:
             self._driver.fetch("drop log stream", {"attempt": attempt})
@@ -105,7 +102,7 @@ class Logs(Table):
         self._driver.transaction(work)
 
     def read_chunk(self, attempt: str, edition: str = "", start: int = 0) -> LogChunk | None:
-        """What there is from `start` of this edition on; else the newest edition from its beginning."""
+        """The log from `start` of this edition on, or the newest edition from its beginning."""
         for newest, size, unfinished, behind, complete in self._driver.fetch("log stream", {"attempt": attempt}):
             begin = start if newest == edition else 0
             rows = self._driver.fetch(
@@ -115,7 +112,7 @@ class Logs(Table):
             for place, data in rows:
                 if place == begin + len(finished):
                     finished += bytes(data)
-            # What was brought since the first question has another unfinished line behind it.
+            # Chunks that were written since the first query have another unfinished line.
             is_all = begin + len(finished) == size
             return LogChunk(
                 edition=newest,
@@ -128,7 +125,7 @@ class Logs(Table):
         return None
 
     def expire_streams(self) -> bool:
-        """Deletes some of what nobody has asked for lately. False when there is more of it."""
+        """Deletes some chunks that nobody has requested lately. False when there are more."""
         return self._driver.transaction(self._expire_streams)
 
     def _expire_streams(self) -> bool:

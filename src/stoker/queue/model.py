@@ -1,4 +1,4 @@
-"""What the queue holds: jobs, the attempts at them, and the workers that make those."""
+"""What the queue holds: jobs, attempts and workers."""
 
 import re
 from typing import Any, Final, Literal, NamedTuple
@@ -17,7 +17,7 @@ Failure = Literal["failed", "stopped"]
 GpuUse = Literal["job", "background", "somebody", "free", "unknown"]
 
 ENDED: Final[tuple[State, ...]] = ("succeeded", "failed", "cancelled")
-# A worker counts as there for this many seconds after a heartbeat: a bad network may lose several.
+# A worker counts as live for this many seconds after a heartbeat: a bad network may lose several.
 HEARD_WITHIN: Final = 60.0
 
 
@@ -26,23 +26,23 @@ _OF_SWEEP: Final = re.compile(r"(?P<name>.+?) [A-Za-z_][A-Za-z0-9_.-]*=")
 
 
 def sweep_name(name: str) -> str:
-    """The name of the sweep that a job of this name is of; empty when it is of none that has one."""
+    """The name of the sweep that a job with this name belongs to; empty if it belongs to none with a name."""
     found = _OF_SWEEP.match(name)
     return found["name"] if found else ""
 
 
 class NoSuchJobError(BadInputError):
-    """No job has this id, name or beginning of an id."""
+    """No job has this id or name, or an id that begins with it."""
 
 
 class KeptGpus(msgspec.Struct, frozen=True, kw_only=True):
-    """The one machine that keeps GPUs free for a job that needs more of them than are free at once."""
+    """The reservation of GPUs for a job that needs more of them than are free at once; on one machine."""
 
     worker: str
     gpus: tuple[str, ...] = ()
-    """Uuids of those that it could have now."""
+    """Uuids of those that are free for it now."""
     until: float | None = None
-    """When it can start at the latest, by the time limits of what runs there; None when nothing bounds that."""
+    """When it can start at the latest, by the time limits of the jobs there; None when one has none."""
 
 
 class Job(JobSpec, frozen=True, kw_only=True):
@@ -55,22 +55,22 @@ class Job(JobSpec, frozen=True, kw_only=True):
     started: float | None
     ended: float | None
     not_before: float
-    """It waits until then: the back-off of a retry."""
+    """The end of the back-off before a retry."""
     retries_left: int
     attempts: int
     attempt: str | None
     """The id of the current attempt, or of the last one."""
     exit_code: int | None
     reason: str
-    """Why it is as it is, for people."""
+    """Why it is in its state, for people."""
     link: str
     cancel_requested: float | None
     kept: KeptGpus | None = None
-    """Only while it waits, and while the worker that keeps them is there."""
+    """Only while it waits and the worker with the reservation is live."""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One try at a job. Its outcome is written by its id alone."""
+    """One try at a job. Only its id may write its outcome."""
 
     id: str
     job: str
@@ -88,7 +88,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU as its worker sees it; None where it cannot tell."""
+    """One GPU as its worker sees it; None where a value is unknown."""
 
     uuid: str
     index: int
@@ -104,29 +104,29 @@ class WorkerGpu(msgspec.Struct, frozen=True, kw_only=True):
     state: GpuUse = "unknown"
     """`unknown` when it cannot be read; never `free` then."""
     user: str = ""
-    """Whose work it is when it is no job's: the background program's name, or `alice's python (pid 4242)`."""
+    """Who uses it if no job does: the name of a background program, or `alice's python (pid 4242)`."""
     since: float | None = None
-    """Since when it does that, in seconds since the epoch."""
+    """Since when it is in this state, in seconds since the epoch."""
     unread_since: float | None = None
     """Since when it cannot be read; None when it can."""
     kept_for: str = ""
-    """The id of the job that it is kept free for; its note says how many that needs."""
+    """The id of the job that it is reserved for; the note says how many GPUs that needs."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker says of its machine with each heartbeat."""
+    """What a worker reports of its machine with each heartbeat."""
 
     gpus: tuple[WorkerGpu, ...] = ()
     waiting: dict[str, str] = {}
-    """Why jobs do not start there, by their ids, as part of a sentence."""
+    """Why jobs do not start there, by their ids; each is part of a sentence."""
     problem: str | None = None
-    """Why the machine cannot be read, if so."""
+    """Why the machine cannot be read; None when it can."""
     simulated: bool = False
-    """Whether its GPUs are simulated, which every view says."""
+    """Whether its GPUs are simulated."""
     absent: bool = False
-    """Whether there is no GPU to read at all, which is no fault."""
+    """Whether the machine has no GPU, which is not a problem."""
     left: bool = False
-    """Whether its worker has left properly; one that is silent and has not is reported as missing."""
+    """Whether its worker has exited properly; one that is silent otherwise is reported as missing."""
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,10 +146,10 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of an attempt beyond its outcome, where every machine can read it."""
+    """What is known of an attempt beyond its outcome."""
 
     cause: str = ""
-    """How its run ended, as its record has it: `idle`, `time limit` and the like; empty while it runs."""
+    """How its run ended, as in its record: `idle`, `time limit` and so on; empty while it runs."""
     rule: str = ""
     """The name of the rule that stopped it; empty if none did. The cause is then the kind of its verdict."""
     report: str = ""
@@ -159,13 +159,13 @@ class AttemptDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snoozed(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody wants an attempt left alone for a while, whatever its GPUs do."""
+    """A request that no rule stops an attempt for a while."""
 
     seconds: float
     """From now on; 0 ends it."""
     by: str
     until: float = 0.0
-    """The same by the database's clock, 0 when it was ended. With `by` it identifies the request."""
+    """The end by the database's clock; 0 when somebody has ended it. With `by` it identifies the request."""
 
 
 class Requests(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,15 +176,15 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogRequest(NamedTuple):
-    """Somebody wants to read the whole output of this attempt, on another machine."""
+    """A request for the whole log of an attempt, from another machine."""
 
     attempt: str
     job: str
     number: int
     worker: str
-    """Which ran it."""
+    """The one that ran it."""
     edition: str
-    """What readers have of it now; empty when they have none."""
+    """What readers have of it now; empty when they have nothing."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     import psycopg
     from psycopg.pq.abc import PGconn
 
-# Two transactions that lock the same rows in another order are untied by PostgreSQL, at the cost of one of them.
+# PostgreSQL ends a deadlock by aborting one of the transactions.
 MOST_TRIES: Final = 10
 CONNECTION: Final[dict[str, Any]] = {
     "connect_timeout": 10,
-    # Without it a machine that lost its network learns of that after a quarter of an hour.
+    # The default would be a quarter of an hour to notice a lost network.
     "tcp_user_timeout": 20_000,
-    # And one that waits for an answer, or for news, never: nothing is sent then, so only these notice.
+    # While a connection only waits, nothing is sent: keepalives notice a lost network.
     "keepalives_idle": 30,
     "keepalives_interval": 10,
     "keepalives_count": 3,
@@ -38,11 +38,11 @@ CONNECTION: Final[dict[str, Any]] = {
 }
 LISTENING: Final[dict[str, Any]] = {
     **CONNECTION,
-    # The loop that listens has other things to do than to wait for a server that is away.
+    # The loop that listens must not block for long.
     "connect_timeout": 2,
 }
 
-# A server that is away is asked again soon, yet not by every turn of somebody's loop.
+# A listener tries to reconnect at most this often.
 SECONDS_BETWEEN_TRIES: Final = 1.0
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class PostgresDriver:
             with self._explained(), self._connected().transaction():
                 return work()
 
-        return self._untied(whole)
+        return self._retried(whole)
 
     def fetch(self, statement: str, parameters: Parameters) -> list[Row]:
         return self._fetched(self._statements[statement], parameters, True)
@@ -96,17 +96,17 @@ class PostgresDriver:
         def once() -> list[Row]:
             with self._explained():
                 cursor = self._connected().execute(sql.encode(), parameters, prepare=prepare)
-                # Its description would say the same, but is created again for each column at each call.
+                # `cursor.description` says the same, but is built anew at each call.
                 return cursor.fetchall() if cursor.pgresult and cursor.pgresult.nfields else []
 
-        # Inside a transaction only the whole of it can be tried again.
-        return once() if self._in_transaction() else self._untied(once)
+        # Inside a transaction only the whole transaction can be retried.
+        return once() if self._in_transaction() else self._retried(once)
 
     def _in_transaction(self) -> bool:
         status = self._psycopg.pq.TransactionStatus
         return self._connection is not None and self._connection.info.transaction_status != status.IDLE
 
-    def _untied(self, work: Callable[[], T]) -> T:
+    def _retried(self, work: Callable[[], T]) -> T:
         errors = self._psycopg.errors
         for tries_left in reversed(range(MOST_TRIES)):
             try:
@@ -142,11 +142,11 @@ class PostgresDriver:
         return connection
 
     def _own_process(self) -> int | None:
-        """Of the server: what it announces was done here."""
+        """The server process of this connection: its notifications are of our own changes."""
         return None if self._connection is None else self._connection.info.backend_pid
 
     def damage(self) -> list[str]:
-        """The server watches over its own files."""
+        """PostgreSQL checks its files itself."""
         return []
 
     def version(self) -> int | None:
@@ -156,7 +156,7 @@ class PostgresDriver:
             return int(self.fetch("read version", {})[0][0])
         except (self._psycopg.errors.UndefinedColumn, IndexError, TypeError, ValueError):
             raise StokerError(
-                f"the table stoker_queue in {self._address} is not of Stoker's making: use another database"
+                f"the table stoker_queue in {self._address} is not a queue of Stoker: use another database"
             ) from None
 
     def create(self) -> None:
@@ -164,7 +164,7 @@ class PostgresDriver:
 
     def _create_tables(self) -> None:
         self.fetch("alone", {})
-        # Under the lock: another process may have been faster.
+        # Checked under the lock: another process may have created it.
         if self.version() is None:
             for statement in schema("postgres"):
                 self._connected().execute(statement.encode())
@@ -193,7 +193,7 @@ class PostgresDriver:
             connection = self._psycopg.connect(**wanted, autocommit=True)
         except self._psycopg.Error as error:
             raise self._why_not_connected(str(error)) from None
-        # After waiting for a locked row, a statement must see its new version, whatever the server's default is.
+        # A statement that waited for a locked row must see its new version, whatever the server's default is.
         connection.isolation_level = self._psycopg.IsolationLevel.READ_COMMITTED
         if self._timeout is not None:
             connection.execute(f"SET statement_timeout = {round(self._timeout * 1000):d}".encode())
@@ -231,13 +231,13 @@ class PostgresDriver:
 
 
 def _last_line(error: object) -> str:
-    """libpq tells every address it tried; the last line is why."""
+    """libpq lists every address it tried; the last line has the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and "Multiple connection" not in line]
     return lines[-1].rsplit("FATAL:", 1)[-1].strip() if lines else "no reason given"
 
 
 class PostgresChanges:
-    """`connect` gives a connection that listens; `own` is the process id of the server's end of the store's own one."""
+    """`connect` opens a connection that listens; `own` is the server process of the store's own connection."""
 
     def __init__(self, connect: Callable[[], "psycopg.Connection[Row]"], own: Callable[[], int | None]) -> None:
         self._connect = connect
@@ -251,18 +251,18 @@ class PostgresChanges:
 
     def poll(self) -> bool:
         if self._connection is None:
-            # Changes may have been missed while it was not listening.
+            # Changes may have been missed meanwhile.
             self._listen()
             return True
         import psycopg
 
         try:
-            tellers = _drained(self._connection.pgconn)
+            senders = _drained(self._connection.pgconn)
         except psycopg.Error:
             self.close()
             return True
         own = self._own()
-        return any(teller != own for teller in tellers)
+        return any(sender != own for sender in senders)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -282,7 +282,7 @@ class PostgresChanges:
 def _drained(connection: "PGconn") -> list[int]:
     """The server processes that sent the notifications that have arrived."""
     connection.consume_input()
-    tellers = []
+    senders = []
     while (one := connection.notifies()) is not None:
-        tellers.append(one.be_pid)
-    return tellers
+        senders.append(one.be_pid)
+    return senders

@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 # Transactions take milliseconds; a process that waits this long waits for one that is stuck.
 BUSY_SECONDS: Final = 30.0
-# What PostgreSQL does in one statement and SQLite in several.
+# Done in one statement by PostgreSQL, and in several by SQLite.
 SCRIPTS: Final = ("claim", "claim next", "succeed")
-# What statements about leases call the clock that they are held against.
+# The parameter with the clock of leases.
 LEASE_CLOCK: Final = "lease_now"
 
-# The number of watchers of one user is limited; when it is used up, another may end at any time.
+# inotify watches are limited per user; when none is free, one may become free later.
 SECONDS_BETWEEN_TRIES: Final = 1.0
 
 T = TypeVar("T")
 
 
 def connect(address: Address, _timeout: float | None = None) -> "SqliteDriver":
-    """SQLite waits for locks by itself; no statement takes long."""
+    """No timeout is needed: SQLite waits for locks by itself, and no statement takes long."""
     return SqliteDriver(Path(address.location))
 
 
@@ -52,7 +52,7 @@ class SqliteDriver:
         self._statements = statements("sqlite")
         self._scripts = {name: script(self._statements[name]) for name in SCRIPTS}
         self._connection: sqlite3.Connection | None = None
-        self._has_news = False
+        self._notifies = False
         self._ahead: float | None = None
 
     @property
@@ -61,7 +61,7 @@ class SqliteDriver:
 
     def transaction(self, work: Callable[[], T]) -> T:
         with self._explained():
-            self._lease_now()  # before it: what is rolled back must not be remembered
+            self._lease_now()  # before the transaction, which may be rolled back
             self._connected().execute("BEGIN IMMEDIATE")
             return self._until_commit(work)
 
@@ -77,8 +77,9 @@ class SqliteDriver:
     def _lease_now(self) -> float:
         """The clock of leases and retries: it cannot be set, and goes on while the machine sleeps.
 
-        It shows the time of day at which a queue was first used after the machine was started. That moment is kept in
-        the file, so that all processes have the same clock, and a step of the time of day ends no lease.
+        It is the time since boot plus an offset that makes it the time of day when the queue is first used after a
+        boot. The offset is stored in the file, so that all processes share the clock, and no step of the time of day
+        ends a lease.
         """
         clock = time.clock_gettime(time.CLOCK_BOOTTIME)
         if self._ahead is None:
@@ -88,7 +89,7 @@ class SqliteDriver:
             try:
                 self._ahead = self._kept_ahead(boot, ahead)
             except sqlite3.OperationalError:
-                # A full disk, or a queue of an older version: what changes a lease fails by itself, or has no other.
+                # A full disk, or a queue of an older version: whatever would change a lease then fails too.
                 return clock + ahead
         return clock + self._ahead
 
@@ -131,12 +132,12 @@ class SqliteDriver:
 
     def notify(self) -> None:
         if self._connected().in_transaction:
-            self._has_news = True
+            self._notifies = True
         else:
             self._touch()
 
     def _touch(self) -> None:
-        # Listeners watch the file; where it cannot be touched, their slow poll finds the change.
+        # Listeners watch the file. If it cannot be touched, their slow poll finds the change.
         with contextlib.suppress(OSError):
             os.utime(self._path)
 
@@ -156,9 +157,9 @@ class SqliteDriver:
         ]
 
     def version(self) -> int | None:
-        if not self._is_there():
+        if not self._exists():
             return None
-        # In one question: between two, another one may create it.
+        # In one query: between two, another process may create it.
         ((queues, everything),) = self.fetch("is there a queue", {})
         if not queues:
             if not everything:
@@ -167,9 +168,9 @@ class SqliteDriver:
         try:
             return int(self.fetch("read version", {})[0][0])
         except (IndexError, TypeError, ValueError):
-            raise StokerError(f"{self._path} says no version, so it is not a queue that Stoker can read") from None
+            raise StokerError(f"{self._path} has no version, so it is not a queue that Stoker can read") from None
 
-    def _is_there(self) -> bool:
+    def _exists(self) -> bool:
         try:
             self._path.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -182,7 +183,8 @@ class SqliteDriver:
 
     def _denied(self) -> StokerError:
         return StokerError(
-            f"the queue {self._path} cannot be used: this user may not open it (--queue or STOKER_QUEUE names another)"
+            f"the queue {self._path} cannot be used: this user may not write to it or to its directory "
+            "(--queue or STOKER_QUEUE names another)"
         )
 
     def create(self) -> None:
@@ -198,20 +200,20 @@ class SqliteDriver:
             self._until_commit(self._create_tables)
 
     def _create_tables(self) -> None:
-        # Under the lock: another process may have been faster.
+        # Checked under the lock: another process may have created it.
         if self.version() is None:
             for statement in schema("sqlite"):
                 self._connected().execute(statement)
             self.fetch("write version", {"version": VERSION})
 
     def _write_ahead(self, connection: sqlite3.Connection) -> None:
-        """It stays with the file: readers then never wait for the writer, nor it for them."""
+        """Sets the mode of the file in which readers never wait for a writer, nor it for them."""
         ends = time.monotonic() + BUSY_SECONDS
         while True:
             try:
                 connection.execute("PRAGMA journal_mode = WAL").fetchone()
             except sqlite3.OperationalError as error:
-                # For this one change SQLite does not wait by itself when others are at it too.
+                # For this change SQLite does not wait by itself.
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > ends:
                     raise
                 time.sleep(0.01)
@@ -225,16 +227,16 @@ class SqliteDriver:
 
     def _until_commit(self, work: Callable[[], T]) -> T:
         connection = self._connected()
-        self._has_news = False
+        self._notifies = False
         try:
             answer = work()
             connection.execute("COMMIT")
         except BaseException:
-            # SQLite has rolled back by itself when the disk is full or the file cannot be read.
+            # SQLite has rolled back by itself after a full disk or a read error.
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
-        if self._has_news:
+        if self._notifies:
             self._touch()
         return answer
 
@@ -244,7 +246,7 @@ class SqliteDriver:
                 f"{self._path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=BUSY_SECONDS
             )
             try:
-                # A power cut may undo the last commits, never the file; a crash of ours undoes nothing.
+                # A power cut may undo the last commits, but not damage the file; a crash of Stoker undoes nothing.
                 connection.execute("PRAGMA synchronous = NORMAL")
                 connection.execute("PRAGMA foreign_keys = ON")
             except BaseException:
@@ -260,9 +262,9 @@ class SqliteDriver:
         except sqlite3.IntegrityError as error:
             raise CollisionError(str(error)) from error
         except sqlite3.Error as error:
-            raise self._sentence(error) from error
+            raise self._explanation(error) from error
 
-    def _sentence(self, error: sqlite3.Error) -> StokerError:
+    def _explanation(self, error: sqlite3.Error) -> StokerError:
         name = getattr(error, "sqlite_errorname", None) or ""
         match name.split("_")[1:2]:
             case ["BUSY" | "LOCKED"]:
@@ -283,23 +285,21 @@ class SqliteDriver:
         return StokerError(f"the queue {self._path} cannot be used: {error}")
 
     def _unopened(self, error: sqlite3.Error) -> StokerError:
-        if not self._is_there():
+        if not self._exists():
             return StokerError(f"there is no queue at {self._path}: the first `stoker submit` creates it")
-        if not os.access(self._path, os.R_OK | os.W_OK):
+        if not os.access(self._path, os.R_OK | os.W_OK) or not os.access(self._path.parent, os.W_OK):
             return self._denied()
-        if not os.access(self._path.parent, os.W_OK):
-            return StokerError(f"the queue {self._path} cannot be used: this user may not write to its directory")
         if not self._path.is_file():
             return StokerError(f"the queue {self._path} cannot be used: {error}")
-        # This process is out of descriptors, or the machine is.
+        # This process or the machine is out of descriptors.
         return QueueAwayError(f"the queue {self._path} cannot be opened now: {error}")
 
 
 class SqliteChanges:
-    """Watches the file: a process that commits a change touches it after the commit, so that listeners see the change.
+    """Watches the file, which a process touches after it has committed a change.
 
-    SQLite's own writes come before a commit can be seen, and would wake everybody for each heartbeat. `data_version` is
-    SQLite's own: it differs when another connection has committed.
+    SQLite's own writes come before a commit is visible, and would wake listeners for each heartbeat. `data_version`
+    changes when another connection has committed.
     """
 
     def __init__(self, path: Path, data_version: Callable[[], int]) -> None:
@@ -340,7 +340,7 @@ class SqliteChanges:
 
 
 def _watched(path: Path) -> "Inotify | None":
-    """Readable after somebody touched the file; None when that is not to be had."""
+    """Readable after the file was touched; None when it cannot be watched."""
     # Imported here because ctypes costs a short command milliseconds.
     from stoker.inotify import MOVED_AWAY, REMOVED, TOUCHED, Inotify
 

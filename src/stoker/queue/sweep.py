@@ -10,14 +10,14 @@ from stoker.errors import BadInputError
 from stoker.queue.commands import Command, check_command, filled, mentioned
 from stoker.queue.fields import LONGEST_LABEL
 
-# More than this at once is most likely a mistake; several submissions can have more.
+# More at once is most likely a mistake.
 MOST_JOBS: Final = 100_000
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _COMMA = re.compile(r"(?<!\\),")
 _RANGE = re.compile(r"([+-]?\d+)\.\.([+-]?\d+)(?:\.\.([+-]?\d+))?", re.ASCII)
 _RANGE_OF_OTHERS = re.compile(r"[+-]?[\d.]*\d(e[+-]?\d+)?\.\.[+-]?\d[\d.]*(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-# They mean something when the job starts, so a sweep over them would not do what it says.
+# Placeholders that are filled when the job starts.
 _TAKEN: Final = {"id": "the job's id", "gpus": "how many GPUs the job was given"}
 
 
@@ -49,7 +49,7 @@ def parse_sweep(text: str) -> Sweep:
 
 
 def sweep_of(name: str, values: Sequence[str]) -> Sweep:
-    """The sweep over values that need no reading: what is in them is taken as it is."""
+    """The sweep over values that are taken literally."""
     if not _NAME.fullmatch(name):
         raise BadInputError(f"{name[:40]!r} cannot be swept: a name like lr or model.width can")
     _refuse_taken(name)
@@ -112,7 +112,7 @@ def _range(part: str, first: str, last: str, step: str | None) -> range:
     if step is None:
         by = 1 if begin <= end else -1
     if by == 0 or (end - begin) * by < 0:
-        raise BadInputError(f"{part!r} never gets to its end: its step goes another way")
+        raise BadInputError(f"{part!r} never reaches its end: its step has the wrong sign, or is zero")
     _refuse_too_many((end - begin) // by + 1)
     return range(begin, end + (1 if by > 0 else -1), by)
 

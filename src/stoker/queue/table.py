@@ -12,7 +12,7 @@ from stoker.queue.model import Attempt, Job, KeptGpus
 
 T = TypeVar("T")
 
-# Enough for the last screens of a training's output; the whole of it is in the worker's file.
+# The last screens of output; the whole log is in the worker's file.
 LOG_TAIL: Final = 64 * 1024
 JOB_COLUMNS: Final = (
     *("id", "spec", "priority", "state", "position", "submitted", "started", "ended", "not_before", "retries_left"),
@@ -25,7 +25,7 @@ _IN_SPEC: Final = tuple(name for name in JobSpec.__struct_fields__ if name not i
 
 
 def columns(asked: JobSpec) -> dict[str, str | int | float | None]:
-    """The columns of a job: some fields by themselves, and all of them in `spec`."""
+    """The columns of a job: all fields in `spec`, and those that statements use by themselves."""
     wanted = {name: getattr(asked, name) for name in _IN_SPEC}
     return {
         "name": asked.name,
@@ -45,18 +45,18 @@ def json_text(value: object) -> str:
     try:
         return msgspec.json.encode(value).decode()
     except UnicodeEncodeError as error:
-        raise BadInputError(f"all that a job keeps must be text in UTF-8, and this is not: {error.object!r}") from None
+        raise BadInputError(f"the fields of a job must be text in UTF-8, and this is not: {error.object!r}") from None
 
 
 def clean_text(text: str) -> str:
-    """What every database takes as text."""
+    """Text that every database accepts."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
 
 
 def literal(state: State) -> str:
     """A state as a part of a statement."""
     if state not in get_args(State):
-        raise BadInputError(f"{state!r} is no state that a job can be in")
+        raise BadInputError(f"{state!r} is not a state of a job")
     return f"'{state}'"
 
 
@@ -92,7 +92,7 @@ def attempt_of(row: Row) -> Attempt:
 
 
 class Table:
-    """Some of the store's operations: each is one short transaction."""
+    """A group of the store's operations. Each is one short transaction."""
 
     def __init__(self, driver: Driver, throttle: NotifyThrottle) -> None:
         self._driver = driver
@@ -123,5 +123,5 @@ class Table:
             self._throttle.defer()
 
     def _changed(self, work: Callable[[], list[Row]]) -> list[str]:
-        """The ids of the rows that were changed."""
+        """The same; the first column of the answer."""
         return [row[0] for row in self._change(work)]

@@ -1,4 +1,4 @@
-"""What workers report: that they are there, what they see of their machines, and what each GPU did minute by minute."""
+"""What workers report: heartbeats, views of their machines, and the use of each GPU minute by minute."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,16 +15,15 @@ from stoker.queue.model import (
 )
 from stoker.queue.table import Table, clean_text, json_text
 
-# A month, and the day on which somebody looks back at it.
+# A month and a day.
 KEPT_MINUTES: Final = 31 * 24 * 60
-# Rows grow old by the minute; once an hour is often enough to look for them.
 SECONDS_BETWEEN_FORGETTING: Final = 3600.0
 
 GPU_USES: Final[tuple[GpuUse, ...]] = get_args(GpuUse)
 
 
 class PeriodicTask:
-    """Due at the first call, and then once in this many seconds of this process."""
+    """Due at the first call, and then once in this many seconds."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -43,11 +42,11 @@ class Workers(Table):
     """The processes that own machines' GPUs."""
 
     def heartbeat(self, worker: str, host: str, view: View) -> None:
-        """Says that a worker is alive, and what it sees of its machine."""
+        """Records that a worker is alive, and what it sees of its machine."""
         self._driver.fetch("heartbeat", {"worker": worker, "host": host, "view": json_text(view)})
 
     def farewell(self, worker: str) -> None:
-        """Says that a worker has left; what it started goes on, and its name stays with its attempts."""
+        """Records that a worker has left. Its attempts go on and keep its name."""
 
         def work() -> None:
             for (view,) in self._driver.fetch("view of worker", {"worker": worker}):
@@ -78,7 +77,7 @@ class Workers(Table):
 
 
 class UsageTable(Table):
-    """What each GPU did: one row for each GPU and minute. Charts and sums of GPU-hours are made of them."""
+    """What each GPU did: one row for each GPU and minute, for charts and GPU-hours."""
 
     def __init__(self, driver: Driver, throttle: NotifyThrottle) -> None:
         super().__init__(driver, throttle)
