@@ -625,7 +625,7 @@ def test_inconsistent_job_is_reported_and_not_started(queue: Store) -> None:
     assert attempt is not None
     assert queue.check() == []
     queue._driver.fetch_text("UPDATE stoker_jobs SET state = 'queued'", {})
-    with pytest.raises(StokerError, match=r"an attempt that runs: `stoker queue check`"):
+    with pytest.raises(StokerError, match=r"a running attempt: `stoker queue check`"):
         queue.attempts.claim([job], "w2", [], LONG)
     (complaint,) = queue.check()
     assert job in complaint
