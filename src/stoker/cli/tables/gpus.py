@@ -1,21 +1,21 @@
 """The table of GPUs: with colours and bars on a terminal, plain otherwise."""
 
 import sys
+import time
 from collections.abc import Iterator
+from socket import gethostname
 from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from stoker.cli.tables.table import CellText, Column, console, fits, print_lines, table_lines, width_of
-from stoker.gpus.model import Gpu, Look, Maybe, Reading, known
+from stoker.cli.tables.table import CellText, Column, bar, console, fits, print_lines, table_lines, width_of
+from stoker.gpus.model import Gpu, Look, Reading, known
 from stoker.gpus.report import GpuActivity, describe, state_of, title
+from stoker.paths import state_home
 from stoker.units import format_memory, format_percent
 
 _COLOURS: Final[dict[GpuActivity, str]] = {"busy": "green", "idle": "yellow", "unknown": "red"}
-_BAR: Final = 10
-_FULL_FROM: Final = 0.9
-
 
 _COLUMNS: Final = (
     Column("GPU", "right"),
@@ -49,7 +49,8 @@ def show_live(looks: Iterator[Look], every: float) -> None:
 
 
 def live_view(look: Look, width: int | None, hint: str = "") -> RenderableType:
-    lines: list[RenderableType] = [Text(f"{_clock(look.wall)}  {look.source}  {hint}".rstrip(), style="dim")]
+    clock = time.strftime("%H:%M:%S", time.localtime(look.wall))
+    lines: list[RenderableType] = [Text(f"{clock}  {look.source}  {hint}".rstrip(), style="dim")]
     if look.gpus:
         lines += table_of(look, width)
     if look.problem:
@@ -61,7 +62,9 @@ def live_view(look: Look, width: int | None, hint: str = "") -> RenderableType:
 
 def table_of(look: Look, width: int | None) -> list[Text]:
     """With bars where the terminal has room."""
-    reserved = _reserved()
+    from stoker.engines.local.reserved_gpus import reserved_gpus
+
+    reserved = reserved_gpus(state_home(), gethostname())
     rows = [
         [
             _row(gpu, reading, reserved.get(gpu.uuid, ""), bars=bars)
@@ -75,16 +78,6 @@ def table_of(look: Look, width: int | None) -> list[Text]:
         return table_lines(_COLUMNS, rows[0], width)
     narrow = [column._replace(name="use") if column.name == "utilization" else column for column in _COLUMNS]
     return table_lines(narrow, rows[1], width)
-
-
-def _reserved() -> dict[str, str]:
-    """Why this machine's worker reserves a GPU, by uuid."""
-    from socket import gethostname
-
-    from stoker.engines.local.reserved_gpus import reserved_gpus
-    from stoker.paths import state_home
-
-    return reserved_gpus(state_home(), gethostname())
 
 
 def _row(gpu: Gpu, reading: Reading, kept: str, *, bars: bool) -> list[CellText]:
@@ -117,25 +110,10 @@ def _power(reading: Reading) -> str:
 def _who(reading: Reading, kept: str) -> Text:
     if not known(reading.processes):
         return Text(f"? {reading.processes.reason}", style="dim")
-    who = ", ".join(f"{describe(p)}{_amount(p.memory)}" for p in reading.processes) or "nobody"
+    amounts = [f" {format_memory(p.memory)}" if known(p.memory) else "" for p in reading.processes]
+    who = ", ".join(describe(p) + amount for p, amount in zip(reading.processes, amounts, strict=True)) or "nobody"
     return Text(f"{who}; {kept}" if kept else who)
 
 
-def _amount(memory: Maybe[int]) -> str:
-    return f" {format_memory(memory)}" if known(memory) else ""
-
-
 def _share(share: float, caption: str, bars: bool) -> Text:
-    if not bars:
-        return Text(caption)
-    full = min(round(share * _BAR), _BAR)
-    if share > 0:
-        full = max(full, 1)  # any activity is visible
-    colour = "cyan" if share < _FULL_FROM else "magenta"
-    return Text.assemble(("█" * full, colour), ("·" * (_BAR - full), "dim"), " ", caption)
-
-
-def _clock(wall: float) -> str:
-    import time
-
-    return time.strftime("%H:%M:%S", time.localtime(wall))
+    return bar(share, caption) if bars else Text(caption)

@@ -10,6 +10,7 @@ from rich.text import Text
 # A file or pipe has no width: nothing is cut there.
 _PLAIN_WIDTH: Final = 200
 _GAP: Final = 2
+_BAR: Final = 10
 
 CellText = Text | str
 
@@ -54,10 +55,7 @@ def width_of(screen: Console) -> int | None:
 
 def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[CellText]], width: int | None) -> list[Text]:
     """The table with its heading; without a width each row is one whole line."""
-    cells = [[_on_one_line(cell) for cell in row] for row in rows]
-    natural = [
-        max([cell_len(column.name), *(row[place].cell_len for row in cells)]) for place, column in enumerate(columns)
-    ]
+    cells, natural = _measured(columns, rows)
     shown = list(range(len(columns)))
     if width is not None:
         shown = _kept(columns, natural, width)
@@ -68,13 +66,16 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[CellText]], w
 
 def fits(columns: Sequence[Column], rows: Sequence[Sequence[CellText]], width: int | None) -> bool:
     """Whether all columns fit, the flexible ones at their narrowest."""
-    if width is None:
-        return True
+    return width is None or _needed(columns, _measured(columns, rows)[1], range(len(columns))) <= width
+
+
+def _measured(columns: Sequence[Column], rows: Sequence[Sequence[CellText]]) -> tuple[list[list[Text]], list[int]]:
+    """The cells, and the width of each column without a limit."""
     cells = [[_on_one_line(cell) for cell in row] for row in rows]
     natural = [
         max([cell_len(column.name), *(row[place].cell_len for row in cells)]) for place, column in enumerate(columns)
     ]
-    return _needed(columns, natural, range(len(columns))) <= width
+    return cells, natural
 
 
 def _on_one_line(cell: CellText) -> Text:
@@ -86,12 +87,11 @@ def _on_one_line(cell: CellText) -> Text:
 
 
 def _needed(columns: Sequence[Column], natural: Sequence[int], shown: Sequence[int]) -> int:
-    least = (natural[place] if columns[place].gives == "never" else _least(columns, natural, place) for place in shown)
-    return sum(least) + _GAP * (len(shown) - 1)
+    return sum(_least(columns, natural, place) for place in shown) + _GAP * (len(shown) - 1)
 
 
 def _least(columns: Sequence[Column], natural: Sequence[int], place: int) -> int:
-    return min(natural[place], columns[place].least)
+    return natural[place] if columns[place].gives == "never" else min(natural[place], columns[place].least)
 
 
 def _kept(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[int]:
@@ -105,10 +105,9 @@ def _kept(columns: Sequence[Column], natural: Sequence[int], width: int) -> list
 def _narrowed(columns: Sequence[Column], natural: Sequence[int], shown: Sequence[int], width: int) -> list[int]:
     """Narrows the widest flexible columns until all fit."""
     widths = list(natural)
-    giving = [place for place in shown if columns[place].gives != "never"]
     excess = sum(widths[place] for place in shown) + _GAP * (len(shown) - 1) - width
     while excess > 0:
-        above = [place for place in giving if widths[place] > _least(columns, natural, place)]
+        above = [place for place in shown if widths[place] > _least(columns, natural, place)]
         # Nothing is cut further than that: the terminal wraps the line.
         if not above:
             break
@@ -144,6 +143,13 @@ def _fitted(column: Column, cell: Text, width: int) -> list[Text]:
     piece = cell.copy()
     piece.truncate(width, overflow="ellipsis")
     return [piece]
+
+
+def bar(fraction: float, caption: str) -> Text:
+    """`████······  40%`."""
+    # Any activity is visible.
+    full = max(min(round(fraction * _BAR), _BAR), 1 if fraction > 0 else 0)
+    return Text.assemble(("█" * full, "cyan"), ("·" * (_BAR - full), "dim"), f" {caption}")
 
 
 def cut_in_the_middle(text: str, width: int) -> str:

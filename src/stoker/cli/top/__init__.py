@@ -1,15 +1,11 @@
 """`stoker top`: GPUs and jobs live in the terminal, with keys to act on the selected job."""
 
-from typing import TYPE_CHECKING
-
 import click
+from msgspec import to_builtins
 
 from stoker.cli.options.queue import opened_or_created, queue_option, queue_url_of
 from stoker.cli.output import json_option, print_json
 from stoker.errors import BadInputError
-
-if TYPE_CHECKING:
-    from stoker.status.model import Snapshot
 
 
 @click.command("top")
@@ -18,8 +14,11 @@ if TYPE_CHECKING:
 @queue_option
 def top_command(once: bool, as_json: bool, queue_url: str | None) -> int:
     """Watch GPUs and jobs live, and act on them: ? shows the keys, q quits."""
+    from stoker.cli.tables.table import console, print_lines, width_of
+    from stoker.cli.top.screen import UNCUT, whole
     from stoker.cli.top.session import TopSession
     from stoker.cli.top.terminal import TopTerminal
+    from stoker.masking import masked
     from stoker.paths import state_home
     from stoker.status.snapshot import SnapshotBuilder
 
@@ -30,26 +29,11 @@ def top_command(once: bool, as_json: bool, queue_url: str | None) -> int:
     home = state_home()
     with opened_or_created(queue_url) as store:
         if as_json:
-            return _print_json(SnapshotBuilder(home).observe(store))
+            print_json(masked(to_builtins(SnapshotBuilder(home).observe(store))))
+            return 0
         if once:
-            return _print(SnapshotBuilder(home).observe(store))
+            screen = console()
+            print_lines(screen, whole(SnapshotBuilder(home).observe(store), width_of(screen) or UNCUT))
+            return 0
         with TopTerminal() as terminal:
             return TopSession(store, home, terminal, queue_url_of(queue_url)).run()
-
-
-def _print_json(snapshot: "Snapshot") -> int:
-    import msgspec
-
-    from stoker.masking import masked
-
-    print_json(masked(msgspec.to_builtins(snapshot)))
-    return 0
-
-
-def _print(snapshot: "Snapshot") -> int:
-    from stoker.cli.tables.table import console, print_lines, width_of
-    from stoker.cli.top.screen import UNCUT, whole
-
-    screen = console()
-    print_lines(screen, whole(snapshot, width_of(screen) or UNCUT))
-    return 0

@@ -7,6 +7,7 @@ import msgspec
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from stoker.cli.tables.table import bar
 from stoker.queue.explanation import spoken
 from stoker.queue.fields import State
 from stoker.queue.model import GpuUse, WorkerGpu
@@ -26,7 +27,6 @@ _GPU_STATES: Final[dict[GpuUse, tuple[str, str]]] = {
     "unknown": ("unknown", "red"),
 }
 _STATES: Final[dict[State, str]] = {"failed": "red", "succeeded": "green", "cancelled": "dim", "held": "yellow"}
-_BAR: Final = 10
 _HINT: Final = "q quit  ? help  Enter details  l log  c cancel  r retry  h hold  u/d move  s snooze  p pause"
 # From this width on there is room for bars.
 _ROOM_FOR_BARS: Final = 72
@@ -75,14 +75,18 @@ def selected(snapshot: Snapshot, view: TopView, step: int = 0) -> TopView:
 
 
 def frame(snapshot: Snapshot, view: TopView, width: int, height: int) -> list[Text]:
-    """Exactly `height` lines; the last has the keys or the result of the last action."""
     head = [_title(snapshot, view, width), *_health(snapshot, width, most=3 if height >= 30 else 1)]
     room = max(0, height - len(head) - 1)
     machines = _machines(snapshot, width, int(room * _GPU_SHARE))
     jobs = _jobs(snapshot, view, width, room - len(machines))
-    body = [*head, *(cut(line, width) for line in (*machines, *jobs))]
-    blank = [Text("")] * (height - 1 - len(body))
-    return [*body[: height - 1], *blank, last_line(view, width)][-height:]
+    return filled([*head, *machines, *jobs], view, width, height)
+
+
+def filled(lines: Sequence[Text], view: TopView, width: int, height: int, hint: str = _HINT) -> list[Text]:
+    """Exactly `height` lines; the last has the keys, the result of the last action, or what is wrong."""
+    shown = [cut(line, width) for line in lines[: height - 1]]
+    blank = [Text("")] * (height - 1 - len(shown))
+    return [*shown, *blank, _last_line(view, width, hint)][-height:]
 
 
 def whole(snapshot: Snapshot, width: int) -> list[Text]:
@@ -93,10 +97,9 @@ def whole(snapshot: Snapshot, width: int) -> list[Text]:
     return [*head, *machines, *_jobs(snapshot, view, width, 10_000)]
 
 
-def last_line(view: TopView, width: int) -> Text:
-    if view.away:
-        return cut(Text(one_line(view.away), style="red"), width)
-    return cut(Text(one_line(view.note), style="bold") if view.note else Text(_HINT, style="dim"), width)
+def _last_line(view: TopView, width: int, hint: str) -> Text:
+    text, style = (view.away, "red") if view.away else (view.note, "bold") if view.note else (hint, "dim")
+    return cut(Text(one_line(text), style=style), width)
 
 
 def cut(text: Text, width: int) -> Text:
@@ -197,7 +200,7 @@ def _gpu(gpu: WorkerGpu, now: float, width: int) -> Text:
 
 def _utilization(gpu: WorkerGpu, width: int) -> Text:
     caption = "?" if gpu.utilization is None else format_percent(gpu.utilization)
-    return bar(gpu.utilization, caption) if _ROOM_FOR_BARS <= width < UNCUT else Text(f"{caption:>4}")
+    return bar(gpu.utilization or 0.0, f"{caption:>4}") if _ROOM_FOR_BARS <= width < UNCUT else Text(f"{caption:>4}")
 
 
 def _in_short(machine: Machine, now: float, width: int) -> Text:
@@ -263,7 +266,8 @@ def _row(one: AnyJob, now: float, view: TopView, width: int) -> Text:
             text.append(f"{_lasted(one.job.ended, now):>6} ago  ")
             if one.stopped:
                 text.append(f"{one.stopped}  ", "yellow")
-            text.append(one_line(one.job.reason) or _code(one), "dim")
+            code = f"exit code {one.job.exit_code}" if one.job.exit_code else ""
+            text.append(one_line(one.job.reason) or code, "dim")
     row = JobRow(job=one.job, now=now)
     for column in columns_of("top"):
         text.append(f"  {one_line(column.text(row))}", "dim")
@@ -285,15 +289,8 @@ def _activity(one: RunningJob, now: float, width: int) -> Text:
 
 def progress_bar(progress: Progress, *, bars: bool = True) -> Text:
     percent = "" if progress.fraction is None else format_percent(progress.fraction)
-    shown = bar(progress.fraction, percent) if bars else Text(f"{percent:>4}")
+    shown = bar(progress.fraction or 0.0, f"{percent:>4}") if bars else Text(f"{percent:>4}")
     return Text.assemble(shown, (f" {one_line(progress.text)}", "dim"))
-
-
-def bar(fraction: float | None, caption: str) -> Text:
-    full = 0 if fraction is None else min(round(fraction * _BAR), _BAR)
-    if fraction:
-        full = max(full, 1)  # any activity is visible
-    return Text.assemble(("█" * full, "cyan"), ("·" * (_BAR - full), "dim"), f" {caption:>4}")
 
 
 def _wanted(one: WaitingJob) -> str:
@@ -305,10 +302,6 @@ def _wanted(one: WaitingJob) -> str:
 
 def _lasted(since: float | None, now: float) -> str:
     return "" if since is None else format_duration(max(0, round(now - since)))
-
-
-def _code(one: EndedJob) -> str:
-    return "" if not one.job.exit_code else f"exit code {one.job.exit_code}"
 
 
 def _where(one: RunningJob, width: int, of: int) -> str:

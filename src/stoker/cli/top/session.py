@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 from rich.text import Text
 
-from stoker.cli.top.screen import TopView, chosen, cut, frame, last_line, progress_bar, selected
+from stoker.cli.top.screen import TopView, chosen, filled, frame, progress_bar, selected
 from stoker.cli.top.terminal import HELP, TopTerminal
 from stoker.errors import BadInputError, StokerError
 from stoker.logs.reader import local_tail
@@ -70,7 +70,7 @@ class TopSession:
                     self._look()
                     looked = time.monotonic()
                     self._due = looked + _LOOK_EVERY
-                self._draw()
+                self._terminal.draw(self._lines(*self._terminal.size))
                 for key in self._terminal.wait([changes.fileno()], self._due - time.monotonic()):
                     if not self._press(key):
                         return 0
@@ -109,16 +109,13 @@ class TopSession:
         last = detail.last
         self._detail = detail, [] if last is None else last_words(self._store, self._home, last.attempt)
 
-    def _draw(self) -> None:
-        self._terminal.draw(self._lines(*self._terminal.size))
-
     def _lines(self, width: int, height: int) -> list[Text]:
         if self._mode == "help":
             return help_frame(self._view, width, height)
         if self._mode == "job" and self._detail is not None:
             return detail_frame(*self._detail, self._view, width, height)
         if self._snapshot is None:
-            return [last_line(self._view, width)]
+            return filled([], self._view, width, height)
         return frame(self._snapshot, self._view, width, height)
 
     # What keys do
@@ -127,7 +124,7 @@ class TopSession:
         """False for quit."""
         if self._question is not None:
             question, self._question = self._question, None
-            self._show_result(question() if key == "y" else "nothing was done")
+            self._perform(question if key == "y" else lambda: "nothing was done")
             return True
         self._change(note="")
         if self._mode != "jobs" and key in {"q", "escape", "enter", "?"}:
@@ -146,7 +143,7 @@ class TopSession:
         elif key == "a":
             self._turn_mine()
         elif key == "p":
-            self._show_result(turn_queue(self._store))
+            self._perform(lambda: turn_queue(self._store))
         elif key in _ON_A_JOB and (job := self._selected()) is not None:
             self._act_on(key, job)
 
@@ -160,7 +157,7 @@ class TopSession:
             self._change(note=f"{job.id} ({job_label(job)[:60]}) is running: stop it? y/n")
             self._question = lambda: act(self._store, key, job.id)
         else:
-            self._show_result(act(self._store, key, job.id))
+            self._perform(lambda: act(self._store, key, job.id))
 
     def _step(self, step: int) -> None:
         if self._snapshot is not None:
@@ -171,7 +168,7 @@ class TopSession:
     def _turn_mine(self) -> None:
         me = login_name()
         if not self._view.mine and not me:
-            self._show_result("your user name is unknown: all jobs are shown")
+            self._change(note="your user name is unknown: all jobs are shown")
             return
         self._change(mine="" if self._view.mine else me)
         if self._snapshot is not None:
@@ -195,8 +192,12 @@ class TopSession:
         with self._terminal.released():
             _say(f"the log of job {job.id}: q returns")
             follower = subprocess.Popen(program, env=environment, stdin=subprocess.DEVNULL)
+            is_over = False
             try:
-                self._until_returning(follower)
+                while self._terminal.leaves_with is None and not {"q", "escape"} & set(self._terminal.wait([], 0.5)):
+                    if not is_over and follower.poll() is not None:
+                        is_over = True
+                        _say("it has ended: q returns")
             except KeyboardInterrupt:
                 pass  # Ctrl-C ends the log only
             finally:
@@ -204,24 +205,12 @@ class TopSession:
                 follower.wait()
         self._due = 0.0
 
-    def _until_returning(self, follower: subprocess.Popen[bytes]) -> None:
-        ended = os.pidfd_open(follower.pid)
+    def _perform(self, action: Callable[[], str]) -> None:
+        """Performs an action, shows its result, and looks again."""
         try:
-            while self._terminal.leaves_with is None:
-                over = follower.poll() is not None
-                if over and ended >= 0:
-                    os.close(ended)
-                    ended = -1
-                    _say("it has ended: q returns")
-                if {"q", "escape"} & set(self._terminal.wait([ended], 3600.0)):
-                    return
-        finally:
-            if ended >= 0:
-                os.close(ended)
-
-    def _show_result(self, sentence: str) -> None:
-        """Shows the result of an action, and looks again."""
-        self._change(note=sentence)
+            self._change(note=action())
+        except StokerError as error:
+            self._change(note=f"nothing was done: {error}")
         self._due = 0.0
 
     def _change(self, **changes: str) -> None:
@@ -241,25 +230,19 @@ VERBS: Final[dict[str, Verb]] = {"c": CANCEL, "r": RETRY, "u": moving("up"), "d"
 
 def act(store: "Store", key: str, job: str) -> str:
     """Applies the action of a key to a job; the result."""
-    try:
-        if key == "s":
-            return _snooze(store, job)
-        if key == "h":
-            return _steer(store, RELEASE if store.jobs.get(job).state == "held" else HOLD, job)
-        return _steer(store, VERBS[key], job)
-    except StokerError as error:
-        return one_line(f"nothing was done: {error}")
+    if key == "s":
+        return _snooze(store, job)
+    if key == "h":
+        return _steer(store, RELEASE if store.jobs.get(job).state == "held" else HOLD, job)
+    return _steer(store, VERBS[key], job)
 
 
 def turn_queue(store: "Store") -> str:
     """Pauses or resumes the queue."""
-    try:
-        if store.paused():
-            store.pause(False)
-            return "the queue is resumed"
-        store.pause()
-    except StokerError as error:
-        return one_line(f"nothing was done: {error}")
+    if store.paused():
+        store.pause(False)
+        return "the queue is resumed"
+    store.pause()
     return "the queue is paused: no more jobs start, running ones go on; p resumes it"
 
 
@@ -298,21 +281,16 @@ def last_words(store: "Store", home: Path, attempt: Attempt) -> list[str]:
 
 
 def detail_frame(detail: JobDetail, output: Sequence[str], view: TopView, width: int, height: int) -> list[Text]:
-    """Exactly `height` lines."""
-    head = [cut(line, width) for line in _about(detail)]
+    head = _about(detail)
     room = max(0, height - 1 - len(head))
-    tail = [cut(Text(line), width) for line in output[-room:]] if room else []
-    blank = [Text("")] * (height - 1 - len(head) - len(tail))
-    hint = TopView(note=view.note or "q back  l log  c cancel  r retry  h hold  u/d move  s snooze", away=view.away)
-    return [*head[: height - 1], *tail, *blank, last_line(hint, width)][-height:]
+    tail = [Text(line) for line in output[-room:]] if room else []
+    hint = "q back  l log  c cancel  r retry  h hold  u/d move  s snooze"
+    return filled([*head, *tail], view, width, height, hint)
 
 
 def help_frame(view: TopView, width: int, height: int) -> list[Text]:
-    lines = [Text("stoker top", style="bold"), Text("")]
-    lines += [Text.assemble((f"  {keys:<10}", "bold"), does) for keys, does in HELP]
-    blank = [Text("")] * (height - 1 - len(lines))
-    hint = TopView(note=view.note or "q back", away=view.away)
-    return [*(cut(line, width) for line in lines[: height - 1]), *blank, last_line(hint, width)][-height:]
+    lines = [Text.assemble((f"  {keys:<10}", "bold"), does) for keys, does in HELP]
+    return filled([Text("stoker top", style="bold"), Text(""), *lines], view, width, height, "q back")
 
 
 def _about(detail: JobDetail) -> list[Text]:
