@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.logs.follow import RemoteLog
 from stoker.logs.reader import LogFileReader
 from stoker.queue import Store, open_queue
+from stoker.status.log_follower import RemoteLog, queries_on
 from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite
 
@@ -26,7 +26,7 @@ class Elsewhere:
 
     def text(self) -> str:
         """All that is there now, as anybody reads an output."""
-        self.mirror.update(self._store)
+        self.mirror.update(queries_on(self._store))
         if self.mirror.directory is None:
             return ""
         with contextlib.closing(LogFileReader(self.mirror.directory)) as reader:

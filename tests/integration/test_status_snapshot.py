@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from stoker.errors import BadInputError
-from stoker.logs.follow import LogFollower
 from stoker.queue import AttemptDetails, JobSpec, Store, Usage, View, WorkerGpu, init_queue
 from stoker.queue.driver import Parameters, Row
 from stoker.runs.record import Record, Status
 from stoker.status.detail import read_detail
+from stoker.status.log_follower import LogFollower, queries_on
 from stoker.status.model import MOST_ENDED, MOST_RUNNING, MOST_WAITING, Progress, Snapshot
 from stoker.status.snapshot import SnapshotBuilder
 from tests.support.queue_jobs import end, start, submit
@@ -197,7 +197,7 @@ def test_whole_log_is_read_locally_and_the_tail_elsewhere(here: Store, home: Pat
     (attempt,) = here.attempts.of(name)
     for place, is_here, text in [(home, True, b"all\nof it\n"), (tmp_path, False, b"the end\n")]:
         follower = LogFollower(attempt, place)
-        assert follower.read(here).finished == text
+        assert follower.read(queries_on(here)).finished == text
         assert follower.source == ("file" if is_here else "tail")
         follower.close()
 

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from stoker.errors import QueueAwayError
-from stoker.logs import follow
 from stoker.logs.reader import STEP, LogFileReader, LoggedAttempt, LogUpdate, log_directory
 from stoker.queue import AttemptDetails, init_queue
+from stoker.status import log_follower as follow
 from stoker.web.app import create_app
 from stoker.web.pool import ConnectionPool
 from tests.support.log_server import Place

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from stoker.errors import StokerError
-from stoker.logs import follow
-from stoker.logs.follow import RemoteLog
 from stoker.logs.reader import LogChunk
 from stoker.queue import Store, init_queue
+from stoker.status import log_follower as follow
+from stoker.status.log_follower import RemoteLog, RunQuery
 from tests.support.attempts import WORKER, be_there
 from tests.support.log_sender import LogSender, copies_in
 from tests.support.log_server import Place
@@ -157,7 +157,7 @@ def test_last_lines_of_a_job_whose_worker_died_come_from_the_queue(far: Far, mon
 def test_tail_is_shown_if_the_log_cannot_be_streamed(
     far: Far, monkeypatch: pytest.MonkeyPatch, what: str, error: Exception
 ) -> None:
-    def spoilt(_mirror: RemoteLog, _store: Store) -> None:
+    def spoilt(_mirror: RemoteLog, _run: RunQuery) -> None:
         raise error
 
     async def story() -> None:

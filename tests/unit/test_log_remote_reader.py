@@ -12,11 +12,11 @@ import pytest
 from stoker.cli.options.queue import Listener
 from stoker.cli.verbs.logs import JobFollower, PipeScreen
 from stoker.errors import StokerError
-from stoker.logs import follow as follow_module
-from stoker.logs.follow import STREAM_STARTS_WITHIN, LogFollower
 from stoker.logs.reader import LogChunk, LogUpdate, attempt_directory
 from stoker.logs.writer import LogWriter
 from stoker.queue import Attempt, Store, init_queue
+from stoker.status import log_follower as follow_module
+from stoker.status.log_follower import STREAM_STARTS_WITHIN, LogFollower, queries_on
 from tests.support.attempts import WORKER, be_there, start, submit
 from tests.support.log_sender import LogSender, copies_in
 
@@ -32,14 +32,14 @@ class Reading:
         self.follower = LogFollower(attempt, harness.home, continuous=True, complete=True)
 
     def read(self) -> LogUpdate:
-        finished, unfinished = self.follower.read(self._scene.store)
+        finished, unfinished = self.follower.read(queries_on(self._scene.store))
         while self.follower.is_behind or not (self._has_begun or self.follower.is_caught_up):
             pause = self.follower.pause()
             if pause:
                 self._scene.sleep(pause)
             else:
                 self._scene.waited += 0.001
-            lines, unfinished = self.follower.read(self._scene.store)
+            lines, unfinished = self.follower.read(queries_on(self._scene.store))
             finished += lines
         self._has_begun = True
         return LogUpdate(finished, unfinished)

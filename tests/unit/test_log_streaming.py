@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from stoker.engines.identity import WorkerIdentity
 from stoker.errors import QueueAwayError, StokerError
-from stoker.logs.follow import RemoteLog
 from stoker.logs.reader import LogChunk, LogFileReader
 from stoker.logs.writer import LogWriter
 from stoker.queue import Store, init_queue
+from stoker.status.log_follower import RemoteLog, queries_on
 from stoker.worker import log_streaming as module
 from stoker.worker.log_streaming import LogStreaming
 from tests.support.deep import examples
@@ -699,7 +699,7 @@ class Follower:
         self.received = b""
 
     def read(self, store: Store) -> None:
-        self._mirror.update(store)
+        self._mirror.update(queries_on(store))
         if self._mirror.directory is None:
             return
         if self._reader is None or self._mirror.edition != self._edition:

@@ -12,9 +12,9 @@ from stoker.cli.options.queue import SLOW_POLL, Listener, opened, patiently, que
 from stoker.cli.options.selection import JobName
 from stoker.cli.output import json_option, note, print_json
 from stoker.errors import BadInputError
-from stoker.logs.follow import LogFollower
 from stoker.logs.reader import LastLines, LogUpdate, attempt_directory, has_log, last_lines, stored_lines
 from stoker.paths import state_home
+from stoker.status.log_follower import LogFollower, RunQuery, queries_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -194,12 +194,12 @@ def _updates(store: "Store", attempt: "Attempt", lines: int | None) -> "Iterator
         if stored is not None:
             yield stored, False
             return
-    follower = LogFollower(attempt, state_home(), continuous=True, complete=True)
+    follower, run = LogFollower(attempt, state_home(), continuous=True, complete=True), queries_on(store)
     try:
         while True:
-            update = follower.read(store)
+            update = follower.read(run)
             if lines is not None and any(update):
-                update = _last_of(follower, store, lines, update)
+                update = _last_of(follower, run, lines, update)
             yield update, follower.source == "tail" and any(update)
             if follower.is_caught_up:
                 return
@@ -208,12 +208,12 @@ def _updates(store: "Store", attempt: "Attempt", lines: int | None) -> "Iterator
         follower.close()
 
 
-def _last_of(follower: LogFollower, store: "Store", count: int, first: LogUpdate) -> LogUpdate:
+def _last_of(follower: LogFollower, run: RunQuery, count: int, first: LogUpdate) -> LogUpdate:
     """The last lines of what there is now; `first` was read already."""
     last = LastLines(count)
     last.add(first)
     while follower.is_behind:
-        last.add(patiently(lambda: follower.read(store)))
+        last.add(patiently(lambda: follower.read(run)))
     return last_lines(last.update(), count)
 
 
@@ -238,6 +238,7 @@ class JobFollower:
     def __init__(self, store: "Store", listener: Listener, screen: PipeScreen, lines: int | None) -> None:
         """`lines`: how many of the first attempt's lines to begin with; None for all."""
         self._store = store
+        self._run_query = queries_on(store)
         self._listener = listener
         self._screen = screen
         self._lines = lines
@@ -257,9 +258,9 @@ class JobFollower:
         is_tail_noted = False
         try:
             while True:
-                update = patiently(lambda: follower.read(self._store))
+                update = patiently(lambda: follower.read(self._run_query))
                 if self._lines is not None and any(update):
-                    update, self._lines = _last_of(follower, self._store, self._lines, update), None
+                    update, self._lines = _last_of(follower, self._run_query, self._lines, update), None
                 if any(update) and follower.source == "tail" and not is_tail_noted:
                     self._screen.pause()
                     patiently(lambda: _note_tail(self._store, attempt))

@@ -18,11 +18,11 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.logs.follow import POLL_QUEUE, LogFollower
-from stoker.logs.reader import STEP, LastLines, LogChunk, LogFileReader, LogUpdate, log_directory
+from stoker.logs.reader import STEP, LastLines, LogFileReader, LogUpdate, log_directory
 from stoker.logs.terminal import HtmlLine, LogLines, lines_from
 from stoker.queue import Store
-from stoker.queue.model import ENDED, Attempt, Worker
+from stoker.queue.model import ENDED, Attempt
+from stoker.status.log_follower import POLL_QUEUE, LogFollower, RunQuery
 from stoker.web.pool import ConnectionPool
 
 # What a page begins with: more than a person scrolls through on a phone.
@@ -67,34 +67,13 @@ class _Steps:
             self._close()
 
 
-class _PooledStore:
-    """The queue for threads that read logs: every call goes through the connection pool."""
+def _queries_in(pool: ConnectionPool, loop: asyncio.AbstractEventLoop) -> RunQuery:
+    """Queries of threads that read logs: each one goes through the connection pool."""
 
-    def __init__(self, pool: ConnectionPool, loop: asyncio.AbstractEventLoop) -> None:
-        self._pool = pool
-        self._loop = loop
-        self.workers = self.attempts = self.logs = self
+    def run(query: Callable[[Store], T], /) -> T:
+        return asyncio.run_coroutine_threadsafe(pool.run(query), loop).result()
 
-    def clock(self) -> float:
-        return self._run(lambda store: store.clock())
-
-    def all(self) -> Sequence[Worker]:
-        return self._run(lambda store: store.workers.all())
-
-    def get(self, attempt: str) -> Attempt | None:
-        return self._run(lambda store: store.attempts.get(attempt))
-
-    def read(self, attempt: str) -> str:
-        return self._run(lambda store: store.logs.read(attempt))
-
-    def request_stream(self, attempt: str, seconds: float) -> bool:
-        return self._run(lambda store: store.logs.request_stream(attempt, seconds))
-
-    def read_chunk(self, attempt: str, edition: str = "", start: int = 0) -> LogChunk | None:
-        return self._run(lambda store: store.logs.read_chunk(attempt, edition, start))
-
-    def _run(self, query: Callable[[Store], T]) -> T:
-        return asyncio.run_coroutine_threadsafe(self._pool.run(query), self._loop).result()
+    return run
 
 
 # One attempt
@@ -116,7 +95,7 @@ class LogChannel:
         self._attempt = attempt
         self._pool = pool
         self._threads = threads
-        self._store = _PooledStore(pool, asyncio.get_running_loop())
+        self._run_query = _queries_in(pool, asyncio.get_running_loop())
         self._follower = LogFollower(attempt, home, tail_after=_TAIL_AFTER)
         self._steps = _Steps(threads, self._follower.close)
         self._lines = LogLines()
@@ -225,13 +204,13 @@ class LogChannel:
     def _read(self) -> list[HtmlLine]:
         """One step, in a thread; a new epoch begins with the last lines."""
         follower, epoch = self._follower, self._follower.epoch
-        update = follower.read(self._store)
+        update = follower.read(self._run_query)
         if follower.epoch == epoch:
             return self._lines.feed(update)
         last = LastLines(FIRST_LINES)
         last.add(update)
         while follower.is_behind:
-            last.add(follower.read(self._store))
+            last.add(follower.read(self._run_query))
         self._lines = LogLines(last.skipped)
         return self._lines.feed(last.update())
 
@@ -306,7 +285,7 @@ class LogChannels:
             yield None
             return
         follower = LogFollower(attempt, self._home, complete=True)
-        store = _PooledStore(self._pool, asyncio.get_running_loop())
+        run = _queries_in(self._pool, asyncio.get_running_loop())
 
         def close() -> None:
             follower.close()
@@ -315,13 +294,13 @@ class LogChannels:
 
         steps = _Steps(self._threads, close)
         try:
-            while not await steps.do(lambda: follower.locate(store)):
+            while not await steps.do(lambda: follower.locate(run)):
                 await asyncio.sleep(follower.pause())
 
             async def updates() -> AsyncIterator[LogUpdate]:
-                yield await steps.do(lambda: follower.read(store))
+                yield await steps.do(lambda: follower.read(run))
                 while follower.is_behind:
-                    yield await steps.do(lambda: follower.read(store))
+                    yield await steps.do(lambda: follower.read(run))
 
             yield None if follower.source == "tail" else updates()
         finally:

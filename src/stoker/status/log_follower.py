@@ -7,16 +7,14 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
 from stoker.errors import QueueAwayError, StokerError
 from stoker.logs.reader import (
     STEP,
     LogChunk,
     LogFileReader,
-    LoggedAttempt,
     LogReader,
     LogUpdate,
     TailReader,
@@ -26,6 +24,12 @@ from stoker.logs.reader import (
 )
 from stoker.paths import private_directory, private_file
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stoker.queue import Attempt, Store
+
+T = TypeVar("T")
 LogOrigin = Literal["", "file", "stream", "tail"]
 
 # A live worker starts to stream within this; after that the tail in the queue is read.
@@ -55,41 +59,20 @@ _RENEW_EVERY: Final = 10.0
 _EDITION: Final = re.compile(r"[0-9a-f]{1,64}")
 
 
-class LogWorker(Protocol):
-    @property
-    def id(self) -> str: ...
-    def is_there(self, now: float) -> bool: ...
+class RunQuery(Protocol):
+    """Runs a query on a connection to the queue: the caller's own, or one of a pool."""
+
+    def __call__(self, query: "Callable[[Store], T]", /) -> T: ...
 
 
-class LogStore(Protocol):
-    """The part of the queue that brings logs from other machines; `queue.Store` is one."""
+def queries_on(store: "Store") -> RunQuery:
+    def run(query: "Callable[[Store], T]", /) -> T:
+        return query(store)
 
-    def clock(self) -> float: ...
-    @property
-    def workers(self) -> "LogWorkers": ...
-    @property
-    def attempts(self) -> "LoggedAttempts": ...
-    @property
-    def logs(self) -> "LogTable": ...
+    return run
 
 
-class LogWorkers(Protocol):
-    def all(self) -> Sequence[LogWorker]: ...
-
-
-class LoggedAttempts(Protocol):
-    def get(self, attempt: str) -> LoggedAttempt | None: ...
-
-
-class LogTable(Protocol):
-    """The ends of logs, and log streams."""
-
-    def read(self, attempt: str) -> str: ...
-    def request_stream(self, attempt: str, seconds: float) -> bool: ...
-    def read_chunk(self, attempt: str, edition: str = "", start: int = 0) -> LogChunk | None: ...
-
-
-def is_streamable(store: LogStore, attempt: LoggedAttempt) -> bool:
+def is_streamable(store: "Store", attempt: "Attempt") -> bool:
     """Whether a worker is alive on the machine that ran the attempt: no other machine has its log."""
     home, now = _home(attempt.worker), store.clock()
     return any(_home(worker.id) == home and worker.is_there(now) for worker in store.workers.all())
@@ -122,12 +105,12 @@ class RemoteLog:
         """The copy of this edition; None until a worker streams the log."""
         return self._place / self.edition if self._place is not None and self.edition else None
 
-    def update(self, store: LogStore) -> None:
+    def update(self, run: RunQuery) -> None:
         """Fetches what is new. Raises StokerError when the queue is away, and OSError when the disk fails."""
         if self._requested is None or time.monotonic() - self._requested >= _RENEW_EVERY:
-            store.logs.request_stream(self._attempt, _REQUEST_SECONDS)
+            run(lambda store: store.logs.request_stream(self._attempt, _REQUEST_SECONDS))
             self._requested = time.monotonic()
-        chunk = store.logs.read_chunk(self._attempt, self.edition, self.size)
+        chunk = run(lambda store: store.logs.read_chunk(self._attempt, self.edition, self.size))
         if chunk is not None and _EDITION.fullmatch(chunk.edition):
             self._append(chunk)
         elif self.edition:
@@ -167,7 +150,7 @@ class LogFollower:
 
     def __init__(
         self,
-        attempt: LoggedAttempt,
+        attempt: "Attempt",
         home: Path,
         *,
         continuous: bool = False,
@@ -208,7 +191,7 @@ class LogFollower:
         """Within one, line numbers mean the same, also to another follower."""
         self.directory: Path | None = None
         """The files of the whole log; None while only the tail is known."""
-        self.ended: LoggedAttempt | None = None
+        self.ended: Attempt | None = None
         """The attempt as it ended, once that is known."""
         self.is_gone = False
         """Whether the attempt was removed from the queue."""
@@ -234,19 +217,19 @@ class LogFollower:
             return 0.0 if time.monotonic() - self._arrived_at < _POLL_ARRIVING else _POLL_ARRIVING
         return POLL_FILE if self.source == "file" else POLL_QUEUE
 
-    def locate(self, store: LogStore) -> bool:
+    def locate(self, run: RunQuery) -> bool:
         """Whether there is something to read from; nothing is read yet."""
         self._forgive_sleep()
         # Before reading: what is read after the end is all.
-        self._check_end(store)
-        return self._choose_source(store)
+        self._check_end(run)
+        return self._choose_source(run)
 
-    def read(self, store: LogStore) -> LogUpdate:
+    def read(self, run: RunQuery) -> LogUpdate:
         """What is new. Raises StokerError when the queue is away, unless the log is on this machine."""
-        if not (self.is_behind or self.locate(store)):
+        if not (self.is_behind or self.locate(run)):
             return LogUpdate(b"", self._unfinished)
         update = self._remember(self._next())
-        self.is_complete = self._has_ended() and self._is_all(store)
+        self.is_complete = self._has_ended() and self._is_all(run)
         return update
 
     def close(self) -> None:
@@ -267,25 +250,25 @@ class LogFollower:
     def _has_ended(self) -> bool:
         return self.ended is not None or self.is_gone
 
-    def _check_end(self, store: LogStore) -> None:
+    def _check_end(self, run: RunQuery) -> None:
         now = time.monotonic()
         if self._has_ended() or now - self._checked < CHECK_END_EVERY:
             return
         self._checked = now
         try:
-            found = store.attempts.get(self.attempt.id)
+            found = run(lambda store: store.attempts.get(self.attempt.id))
             if found is None:
                 self.is_gone = True
             elif found.outcome is not None:
                 self.ended = found
-                since = 0.0 if found.ended is None else store.clock() - found.ended
+                since = 0.0 if found.ended is None else run(lambda store: store.clock()) - found.ended
                 self._tail_is_final = since > _TAIL_IS_FINAL_AFTER
         except StokerError:
             return  # A file on this machine is read on.
         if self._has_ended():
             self._end_seen = now
 
-    def _is_all(self, store: LogStore) -> bool:
+    def _is_all(self, run: RunQuery) -> bool:
         if self.is_behind:
             return False
         if self.source == "file":
@@ -297,14 +280,14 @@ class LogFollower:
             return True
         if silent_for > STREAM_ENDS_WITHIN:
             copy = _as_stored(read_tail(self.directory / "output", _LONGEST_TAIL))
-            if store.logs.read(self.attempt.id) in copy:
+            if run(lambda store: store.logs.read(self.attempt.id)) in copy:
                 return True
             self._stop_streaming()  # The queue has the last lines.
         return False
 
     # The source
 
-    def _choose_source(self, store: LogStore) -> bool:
+    def _choose_source(self, run: RunQuery) -> bool:
         """False while there is none yet."""
         if self.source == "file":
             return True
@@ -313,7 +296,7 @@ class LogFollower:
             self._stop_streaming()
             self._read_files(directory, "file", "")
             return True
-        self._fetch(store)
+        self._fetch(run)
         remote = self._remote
         if remote is not None and remote.directory is not None and self._is_readable(remote):
             if self.source != "stream" or remote.edition != self.epoch:
@@ -332,11 +315,11 @@ class LogFollower:
         patience = STREAM_STALLS_AFTER if remote.is_behind else STREAM_STARTS_WITHIN
         return now - self._arrived_at < patience and not self._waits_too_long()
 
-    def _fetch(self, store: LogStore) -> None:
+    def _fetch(self, run: RunQuery) -> None:
         remote = self._remote
         if remote is not None:
             try:
-                remote.update(store)
+                remote.update(run)
             except QueueAwayError:
                 raise
             except (StokerError, OSError):
@@ -352,9 +335,9 @@ class LogFollower:
                 if remote.edition and self._is_readable(remote):
                     return
         if self._stream_until is None:
-            within = STREAM_STARTS_WITHIN if is_streamable(store, self.attempt) else 0.0
+            within = STREAM_STARTS_WITHIN if run(lambda store: is_streamable(store, self.attempt)) else 0.0
             self._stream_until = time.monotonic() + within
-        self._tail = store.logs.read(self.attempt.id)
+        self._tail = run(lambda store: store.logs.read(self.attempt.id))
 
     def _is_readable(self, remote: RemoteLog) -> bool:
         if self.source == "stream" and remote.edition == self.epoch:
