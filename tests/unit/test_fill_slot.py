@@ -242,7 +242,7 @@ class TestUsage:
 
     def test_only_a_stop_for_another_user_is_a_preemption(self) -> None:
         watch = Watch(idle_for=0).running().died(100).running()
-        watch.slot.leaving(watch.now)
+        watch.slot.stopping(watch.now, "the filler ends", preempted=False)
         watch.slot.gone(watch.now)
         assert watch.slot.preemptions == 0
         assert watch.running().stopped().slot.preemptions == 1

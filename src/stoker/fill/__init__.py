@@ -1,1 +1,1 @@
-"""Background programs on idle GPUs that step aside when somebody needs them."""
+"""Background programs on idle GPUs that stop when someone needs a GPU."""

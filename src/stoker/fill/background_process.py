@@ -184,7 +184,7 @@ class SlotRunner:
         """Stops the program because the filler ends."""
         if self.process is not None:
             if self.slot.state != "stopping":
-                self.slot.leaving(time.monotonic())
+                self.slot.stopping(time.monotonic(), "the filler ends", preempted=False)
             self.process.stop()
 
     def _start(self, now: float, present: Sequence[Gpu], helpers: Callable[[], Collection[int]]) -> None:

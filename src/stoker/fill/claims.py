@@ -1,7 +1,7 @@
 """One filler per GPU on a machine, for all users and state directories.
 
 Each claim is an abstract Unix socket named after the GPU's uuid: it needs no directory that all users may write to,
-nobody can delete it, and the kernel drops it with the process. Containers with networks of their own do not see it.
+nobody can delete it, and the kernel drops it with the process. Containers with another network namespace do not see it.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class Claims:
     """The GPUs that this process and its forks fill, until the last of them ends or closes them."""
 
     def __init__(self, machine: str = "") -> None:
-        """`machine`: tells apart machines whose GPUs have the same uuids; empty for the real one."""
+        """`machine`: distinguishes simulated machines whose GPUs have the same uuids; empty for the real one."""
         self._machine = machine
         self._held: dict[str, socket.socket] = {}
 

@@ -36,7 +36,7 @@ class ProgramDefaults(msgspec.Struct, frozen=True, kw_only=True):
     idle_for: Seconds = 60.0
     settle: Seconds | None = None
     """How long nobody must have been there after another user has left. None: as long as `idle_for`."""
-    # Long enough to write a small checkpoint, short enough for somebody who waits for the memory.
+    # Long enough to write a small checkpoint, short enough for a user who waits for the memory.
     grace: Seconds = 10.0
     """Between SIGTERM and SIGKILL."""
     # A program that died at once has most likely a cause that lasts.
@@ -110,7 +110,7 @@ class FillConfig(msgspec.Struct, frozen=True, kw_only=True):
     ignore_shipped: bool = True
     """Whether the monitors on Stoker's own list (persistence daemon, exporters, display servers) are ignored too."""
     holders_suffice: bool = False
-    """Whether a GPU that tells neither utilization nor processes counts as idle while nobody holds its device node.
+    """Whether a GPU that reports neither utilization nor processes counts as idle while nobody holds its device node.
     Otherwise it is unknown, and unknown is never idle."""
     source: str = ""
     """The file's path."""

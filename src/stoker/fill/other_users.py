@@ -11,7 +11,7 @@ from stoker.presence.ignoring import is_ignored
 from stoker.procfs import Identity, is_alive
 from stoker.units import format_percent
 
-# More than what a display or a monitor causes: somebody works there, seen or not.
+# More than a display or a monitor causes.
 WORKING: Final = 0.05
 
 
@@ -85,7 +85,7 @@ class OtherUsers:
         return SlotView(True, "")
 
     def _opener(self, uuid: str) -> str | None:
-        """Somebody who holds the device node."""
+        """Another user's process that holds the device node."""
         for holder in self._by_gpu.get(uuid, ()):
             is_other = Identity(holder.pid, holder.started) in self._openers
             if is_other and not is_ignored(self._ignored.get(uuid, ()), holder.name, holder.executable):

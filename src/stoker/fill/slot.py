@@ -91,16 +91,11 @@ class Slot:
         self._not_before_why = "it was started a moment ago"
         self._visited = False
 
-    def stopping(self, now: float, reason: str) -> None:
-        """It was asked to end because another user came."""
+    def stopping(self, now: float, reason: str, *, preempted: bool = True) -> None:
+        """It was asked to end; `preempted`: because another user came."""
         self._account(now)
-        self.preemptions += 1
+        self.preemptions += preempted
         self._become("stopping", reason, now)
-
-    def leaving(self, now: float) -> None:
-        """It was asked to end because the filler ends."""
-        self._account(now)
-        self._become("stopping", "the filler ends", now)
 
     def gone(self, now: float) -> None:
         """It was stopped and all its processes have ended."""

@@ -209,7 +209,7 @@ class Fitter:
             if self._doubt is not None or not may_be or trial.size == 1:
                 raise self._doubt or failure
             self._doubt = failure
-            why = "or for another reason: a smaller one tells"
+            why = "or for another reason: a smaller size shows"
         self._suspects[trial.size] = report.code
         self._log(
             f"batch size {trial.size}: failed with code {report.code} after {format_duration(report.seconds)}, "

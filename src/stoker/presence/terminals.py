@@ -105,7 +105,7 @@ class Terminals:
             yield TerminalActivity(user_name(found.st_uid), name, max(0.0, now - found.st_atime - COARSENESS))
 
     def _pseudo_terminals(self) -> set[str]:
-        """By their owner: shells in tmux and over ssh have no session of their own."""
+        """By their owner: shells in tmux and over ssh have no login session."""
         try:
             names = [path.name for path in (self._root / "dev/pts").iterdir()]
         except OSError:
