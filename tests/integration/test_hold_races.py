@@ -31,4 +31,4 @@ def test_job_that_starts_or_is_deleted_before_hold_is_reported_with_its_current_
     result = capfd.readouterr()
     assert result.out == f"{stays} (stays): held\n"
     assert f"job {starts} (starts) was not held: it is running" in result.err
-    assert f"job {goes} (goes) was not held: it has just been forgotten" in result.err
+    assert f"job {goes} (goes) was not held: it has just been deleted" in result.err

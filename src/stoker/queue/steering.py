@@ -1,6 +1,6 @@
 """What people do to jobs, and the words for it: the verbs of the command line, of the page and of the API."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -11,107 +11,88 @@ from stoker.queue.model import Job, Place, Side
 from stoker.queue.store import Store
 
 
-class Verb(msgspec.Struct, frozen=True):
+class Verb(msgspec.Struct, frozen=True, kw_only=True):
     """One way to steer jobs."""
 
     name: str
     done: str
     """The participle: a job was not …"""
+    effect: str = ""
+    """What becomes of a job, if that is more than `done`."""
+    effect_on_running: str = ""
+    """The same for a running job, if that differs."""
     among: tuple[State, ...]
     """The states that a choice by tag, or of all, means."""
-    obstacle: Callable[[Job, float], str | None]
-    """Why it cannot be done to this job at this time; None when it can."""
-    expected: Callable[[Job], str]
-    """What becomes of a job to which it can be done."""
+    obstacles: Mapping[State, str]
+    """Why it cannot be done to a job in this state."""
+    excluded: Mapping[str, str] = {}
+    """Why it cannot be done to these jobs, by their ids."""
     apply: Callable[[Store, list[str]], dict[str, str]]
     """Does it in one transaction; what became of each job that was changed."""
 
+    def obstacle(self, job: Job, now: float) -> str | None:
+        """Why it cannot be done to this job at this time; None when it can."""
+        if self.name == "retry" and job.state == "queued" and job.not_before > now:
+            return None  # it waits for its back-off
+        return self.excluded.get(job.id) or self.obstacles.get(job.state)
+
+    def expected(self, job: Job) -> str:
+        """What becomes of a job to which it can be done."""
+        return (job.state == "running" and self.effect_on_running) or self.effect or self.done
+
 
 def label(name: str, called: str) -> str:
-    """A job's id with what people call it."""
+    """A job's id with its name."""
     return f"{name} ({called})" if called else name
 
 
-def it_ended(job: Job) -> str | None:
-    """That it has ended, as a reason; None when it has not."""
-    match job.state:
-        case "succeeded" | "failed":
-            return f"it has already {job.state}"
-        case "cancelled":
-            return "it is already cancelled"
-    return None
-
-
 def why_not_any_more(store: Store, name: str, verb: Verb) -> str:
-    """Somebody was faster: the reason is what the job is now."""
+    """The reason after somebody else was faster: what the job is now."""
     try:
         return verb.obstacle(store.jobs.get(name), store.clock()) or "somebody else has just changed it"
     except BadInputError:
-        return "it has just been forgotten"
+        return "it has just been deleted"
 
 
 def moving(place: Place) -> Verb:
-    """Among the jobs of the same priority that wait."""
+    """Among the waiting jobs of the same priority."""
     return _move(f"moved {place}", lambda store, ids: store.jobs.move(ids, place))
 
 
 def moving_beside(neighbour: str, side: Side) -> Verb:
-    """To another job that waits, whose priority it takes."""
+    """To another waiting job, whose priority it takes."""
     return _move(f"moved {side} {neighbour}", lambda store, ids: store.jobs.move_beside(ids, neighbour, side))
 
 
-def _move(words: str, move: Callable[[Store, list[str]], list[str]]) -> Verb:
+def _move(effect: str, move: Callable[[Store, list[str]], list[str]]) -> Verb:
     return Verb(
         name="move",
         done="moved",
+        effect=effect,
         among=("queued", "held"),
-        obstacle=lambda job, _now: "it is running" if job.state == "running" else it_ended(job),
-        expected=lambda _job: words,
-        apply=lambda store, ids: dict.fromkeys(move(store, ids), words),
+        obstacles={**_HAS_ENDED, "running": "it is running"},
+        apply=lambda store, ids: dict.fromkeys(move(store, ids), effect),
     )
 
 
-def _cancelled(store: Store, ids: list[str]) -> dict[str, str]:
+def _cancel(store: Store, ids: list[str]) -> dict[str, str]:
     did = store.jobs.cancel(ids)
     return dict.fromkeys(did.cancelled, "cancelled") | dict.fromkeys(did.asked, "asked to stop")
 
 
-def _why_no_retry(job: Job, now: float) -> str | None:
-    match job.state:
-        case "running":
-            return "it is running"
-        case "held":
-            return "it is held (`stoker release` lets it start)"
-        case "queued" if job.not_before <= now:
-            return "it waits in the queue already"
-    return None
-
-
-def _why_no_hold(job: Job, _now: float) -> str | None:
-    match job.state:
-        case "held":
-            return "it is held already"
-        case "running":
-            return "it is running (`stoker cancel` stops it)"
-    return it_ended(job)
-
-
-def _why_no_release(job: Job, _now: float) -> str | None:
-    match job.state:
-        case "queued":
-            return "it is not held"
-        case "running":
-            return "it is not held, it is running"
-    return it_ended(job)
-
+_HAS_ENDED: Final[Mapping[State, str]] = {
+    "succeeded": "it has already succeeded",
+    "failed": "it has already failed",
+    "cancelled": "it is already cancelled",
+}
 
 CANCEL: Final = Verb(
     name="cancel",
     done="cancelled",
+    effect_on_running="asked to stop",
     among=("queued", "held", "running"),
-    obstacle=lambda job, _now: it_ended(job),
-    expected=lambda job: "asked to stop" if job.state == "running" else "cancelled",
-    apply=_cancelled,
+    obstacles=_HAS_ENDED,
+    apply=_cancel,
 )
 
 RETRY: Final = Verb(
@@ -119,18 +100,20 @@ RETRY: Final = Verb(
     done="queued again",
     # Retrying a whole sweep means the jobs that went wrong, not the days of GPU time that went well.
     among=("failed", "cancelled"),
-    obstacle=_why_no_retry,
-    expected=lambda _job: "queued again",
+    obstacles={
+        "running": "it is running",
+        "held": "it is held (`stoker release` lets it start)",
+        "queued": "it waits in the queue already",
+    },
     apply=lambda store, ids: dict.fromkeys(store.jobs.retry(ids), "queued again"),
 )
 
-# How the cancelling of a job that was held is taken back: queued again, it could start before it is held.
+# The undo of cancelling a held job: queued again, it could start before it is held.
 REINSTATE: Final = Verb(
     name="reinstate",
     done="held again",
     among=("cancelled",),
-    obstacle=lambda job, _now: None if job.state == "cancelled" else "it is not cancelled",
-    expected=lambda _job: "held again",
+    obstacles=dict.fromkeys(("queued", "held", "running", "succeeded", "failed"), "it is not cancelled"),
     apply=lambda store, ids: dict.fromkeys(store.jobs.reinstate(ids), "held again"),
 )
 
@@ -138,8 +121,11 @@ HOLD: Final = Verb(
     name="hold",
     done="held",
     among=("queued",),
-    obstacle=_why_no_hold,
-    expected=lambda _job: "held",
+    obstacles={
+        **_HAS_ENDED,
+        "held": "it is held already",
+        "running": "it is running (`stoker cancel` stops it)",
+    },
     apply=lambda store, ids: dict.fromkeys(store.jobs.hold(ids), "held"),
 )
 
@@ -147,8 +133,7 @@ RELEASE: Final = Verb(
     name="release",
     done="released",
     among=("held",),
-    obstacle=_why_no_release,
-    expected=lambda _job: "released",
+    obstacles={**_HAS_ENDED, "queued": "it is not held", "running": "it is not held, it is running"},
     apply=lambda store, ids: dict.fromkeys(store.jobs.release(ids), "released"),
 )
 

@@ -22,7 +22,7 @@ from stoker.cli.output import (
 )
 from stoker.errors import BadInputError
 from stoker.queue.fields import State
-from stoker.queue.model import Job, Place, Side
+from stoker.queue.model import Place, Side
 from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb, label, moving, moving_beside, why_not_any_more
 
 Function = Callable[..., Any]
@@ -148,9 +148,6 @@ def _beside(side: Side, request: Request) -> int:
     verb = moving_beside(neighbour.id, side)
     if obstacle := verb.obstacle(neighbour, 0.0):
         raise BadInputError(f"nothing can be moved {side} job {neighbour.id}: {obstacle}")
-
-    def why_not(job: Job, now: float) -> str | None:
-        return f"the others go {side} it" if job.id == neighbour.id else verb.obstacle(job, now)
-
+    excluded = {neighbour.id: f"the others go {side} it"}
     chosen = replace(request.selection, words=tuple(words))
-    return steer(replace(verb, obstacle=why_not), replace(request, selection=chosen))
+    return steer(replace(verb, excluded=excluded), replace(request, selection=chosen))
