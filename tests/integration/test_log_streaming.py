@@ -22,14 +22,14 @@ class Elsewhere:
 
     def __init__(self, store: Store, attempt: str) -> None:
         self._store = store
-        self.mirror = RemoteLog(attempt)
+        self.copy = RemoteLog(attempt)
 
     def text(self) -> str:
         """All that is there now, as anybody reads an output."""
-        self.mirror.update(queries_on(self._store))
-        if self.mirror.directory is None:
+        self.copy.update(queries_on(self._store))
+        if self.copy.directory is None:
             return ""
-        with contextlib.closing(LogFileReader(self.mirror.directory)) as reader:
+        with contextlib.closing(LogFileReader(self.copy.directory)) as reader:
             return b"".join(reader.read()).decode()
 
     def wait_until_it_reads(self, text: str) -> None:
@@ -38,7 +38,7 @@ class Elsewhere:
     def wait_until_complete(self) -> str:
         def whole() -> str | None:
             text = self.text()
-            return text if self.mirror.is_complete else None
+            return text if self.copy.is_complete else None
 
         return wait_for(whole, named="the whole output")
 
@@ -52,7 +52,7 @@ def elsewhere(site: WorkSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
         def reader_of(job: str) -> Elsewhere:
             reader = Elsewhere(store, site.last_attempt(job).id)
-            stack.callback(reader.mirror.close)
+            stack.callback(reader.copy.close)
             return reader
 
         yield reader_of
@@ -67,13 +67,13 @@ def test_complete_log_is_streamed_while_the_job_runs_and_afterwards(
     site.wait_until(job, "running")
     reader = elsewhere(job)
     reader.wait_until_it_reads(COUNTED)
-    edition = reader.mirror.edition
+    edition = reader.copy.edition
     site.create_flag("first")
     reader.wait_until_it_reads(f"{COUNTED}more\n 10%")
-    assert not reader.mirror.is_complete
+    assert not reader.copy.is_complete
     site.create_flag("second")
     assert reader.wait_until_complete() == f"{COUNTED}more\n100%\nend"
-    assert reader.mirror.edition == edition
+    assert reader.copy.edition == edition
     assert elsewhere(job).wait_until_complete() == f"{COUNTED}more\n100%\nend"
     ended = site.submit(f"seq {NUMBERS}; echo another")
     site.wait_until(ended, "succeeded")
@@ -89,13 +89,13 @@ def test_streams_resume_after_a_worker_restart_without_loss(
     site.wait_until(job, "running")
     reader = elsewhere(job)
     reader.wait_until_it_reads(COUNTED)
-    edition = reader.mirror.edition
+    edition = reader.copy.edition
     worker.kill()
     site.create_flag("first")
     wait_for(lambda: site.output(job).read_text().endswith("alone\n"), named="what it printed without a worker")
     assert reader.text() == COUNTED
     site.work()
     reader.wait_until_it_reads(f"{COUNTED}alone\n")
-    assert reader.mirror.edition != edition
+    assert reader.copy.edition != edition
     site.create_flag("second")
     assert reader.wait_until_complete() == f"{COUNTED}alone\nend\n"

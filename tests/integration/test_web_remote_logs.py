@@ -157,7 +157,7 @@ def test_last_lines_of_a_job_whose_worker_died_come_from_the_queue(far: Far, mon
 def test_tail_is_shown_if_the_log_cannot_be_streamed(
     far: Far, monkeypatch: pytest.MonkeyPatch, what: str, error: Exception
 ) -> None:
-    def spoilt(_mirror: RemoteLog, _run: RunQuery) -> None:
+    def spoilt(_copy: RemoteLog, _run: RunQuery) -> None:
         raise error
 
     async def story() -> None:

@@ -27,19 +27,19 @@ class Reading:
     """One follower of an attempt elsewhere. The first read goes on until everything printed so far has arrived."""
 
     def __init__(self, harness: "Harness", attempt: Attempt) -> None:
-        self._scene = harness
+        self._harness = harness
         self._has_begun = False
         self.follower = LogFollower(attempt, harness.home, continuous=True, complete=True)
 
     def read(self) -> LogUpdate:
-        finished, unfinished = self.follower.read(queries_on(self._scene.store))
+        finished, unfinished = self.follower.read(queries_on(self._harness.store))
         while self.follower.is_behind or not (self._has_begun or self.follower.is_caught_up):
             pause = self.follower.pause()
             if pause:
-                self._scene.sleep(pause)
+                self._harness.sleep(pause)
             else:
-                self._scene.waited += 0.001
-            lines, unfinished = self.follower.read(queries_on(self._scene.store))
+                self._harness.waited += 0.001
+            lines, unfinished = self.follower.read(queries_on(self._harness.store))
             finished += lines
         self._has_begun = True
         return LogUpdate(finished, unfinished)
@@ -413,16 +413,16 @@ class Script:
     """Events during the waits of the follower, in order; then time passes."""
 
     def __init__(self, harness: Harness, *events: Callable[[], object]) -> None:
-        self._scene = harness
+        self._harness = harness
         self._events = iter(events)
 
     def wait(self, seconds: float) -> bool:
         event = next(self._events, None)
         if event is None:
-            self._scene.sleep(seconds)
+            self._harness.sleep(seconds)
         else:
             event()
-        assert self._scene.waited < 60.0
+        assert self._harness.waited < 60.0
         return True
 
 

@@ -610,7 +610,7 @@ def test_database_that_refuses_streams_affects_no_job(harness: Harness, monkeypa
 WORDS = [b"line\n", b"a longer line than that\n", b"\r 10%", b"\r 100%", b"x" * 30, b"\n", b"\0\xff"]
 PRINTED = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map(b"".join)
 # The last ones are rare: each starts another, shorter edition.
-EVENTS = st.sampled_from([*["nothing", "lends", "reads"] * 8, "worker restarts", "queue goes away"])
+EVENTS = st.sampled_from([*["nothing", "streams", "reads"] * 8, "worker restarts", "queue goes away"])
 LIMIT = 300
 STEPS = st.lists(st.tuples(PRINTED, EVENTS), min_size=15, max_size=40)
 
@@ -674,7 +674,7 @@ def play(
         # Two rotations between two looks would lose lines to any reader.
         harness.step(MOMENT)
         match event:
-            case "lends":
+            case "streams":
                 harness.step(SECOND)
             case "reads":
                 follower.read(harness.store)
@@ -692,20 +692,20 @@ class Follower:
     """Reads a copy like a log, and restarts with each new edition."""
 
     def __init__(self, copy: RemoteLog) -> None:
-        self._mirror = copy
+        self._copy = copy
         self._edition = ""
         self._reader: LogFileReader | None = None
         self._finished = b""
         self.received = b""
 
     def read(self, store: Store) -> None:
-        self._mirror.update(queries_on(store))
-        if self._mirror.directory is None:
+        self._copy.update(queries_on(store))
+        if self._copy.directory is None:
             return
-        if self._reader is None or self._mirror.edition != self._edition:
+        if self._reader is None or self._copy.edition != self._edition:
             self.close()
-            self._edition, self._finished = self._mirror.edition, b""
-            self._reader = LogFileReader(self._mirror.directory)
+            self._edition, self._finished = self._copy.edition, b""
+            self._reader = LogFileReader(self._copy.directory)
         finished, unfinished = self._reader.read()
         self._finished += finished
         self.received = self._finished + unfinished

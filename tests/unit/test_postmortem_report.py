@@ -727,7 +727,7 @@ class TestOutputTail:
         descriptor = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
         try:
             os.write(descriptor, b"one\ntwo\n")
-            assert output_tail(descriptor) == "one\ntwo"
+            assert output_tail(f"/proc/self/fd/{descriptor}") == "one\ntwo"
             os.write(descriptor, b"three\n")
             assert (tmp_path / "log").read_text() == "one\ntwo\nthree\n"
         finally:
@@ -741,15 +741,15 @@ class TestOutputTail:
         reader, writer = os.pipe()
         ours, theirs = os.openpty()
         try:
-            assert output_tail(writer) == Unknown("it went to a pipe, so it is not kept")
-            assert output_tail(theirs) == Unknown("it went to a terminal, so it is not kept")
+            assert output_tail(f"/proc/self/fd/{writer}") == Unknown("it went to a pipe, so it is not kept")
+            assert output_tail(f"/proc/self/fd/{theirs}") == Unknown("it went to a terminal, so it is not kept")
             assert output_tail("/dev/null") == Unknown("it went to /dev/null, so it is not kept")
         finally:
             for descriptor in (reader, writer, ours, theirs):
                 os.close(descriptor)
 
     def test_missing_file_and_closed_descriptor_are_reported(self, tmp_path: Path) -> None:
-        for nowhere in (tmp_path / "none", 9999):
+        for nowhere in (tmp_path / "none", "/proc/self/fd/9999"):
             tail = output_tail(nowhere)
             assert isinstance(tail, Unknown)
             assert "no such file" in tail.reason

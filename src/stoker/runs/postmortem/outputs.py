@@ -87,10 +87,9 @@ def _named(descriptors: set[int]) -> str:
     return " and ".join(_NAMES[descriptor] for descriptor in sorted(descriptors))
 
 
-def output_tail(output: int | str | os.PathLike[str], lines: int = LINES) -> Maybe[str]:
-    """The last lines of a file, or of what a descriptor is open on; its file offset stays."""
-    # Through /proc, a write-only descriptor and a renamed file can be read too.
-    path = Path(f"/proc/self/fd/{output}" if isinstance(output, int) else output)
+def output_tail(file: str | os.PathLike[str], lines: int = LINES) -> Maybe[str]:
+    """The last lines of a file. By its name in /proc/PID/fd a renamed file can be read too."""
+    path = Path(file)
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
