@@ -1,8 +1,7 @@
 """Options that several verbs share, and the types of their values."""
 
 import os
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -65,23 +64,6 @@ def open_prober(source: str | None, deadline: float | None, start: Callable[[str
     from stoker.gpus.prober import Prober
 
     return Prober(source or settings.gpus, deadline=seconds, start=start, early=early)
-
-
-class SteadyRhythm:
-    """Ticks at a fixed interval, the first after one interval; missed ticks are skipped."""
-
-    def __init__(self, every: float, duration: float | None = None) -> None:
-        self._every = every
-        self._duration = duration
-
-    def __iter__(self) -> Iterator[None]:
-        begun = due = time.monotonic()
-        while True:
-            due = max(due + self._every, time.monotonic())
-            if self._duration is not None and due - begun > self._duration:
-                return
-            time.sleep(max(due - time.monotonic(), 0))
-            yield
 
 
 CONFIGURABLE: Final = ("run", "watch")

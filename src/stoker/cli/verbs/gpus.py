@@ -3,12 +3,13 @@
 import contextlib
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from stoker.cli.options.common import DURATION, SteadyRhythm, open_prober, source_options
+from stoker.cli.options.common import DURATION, open_prober, source_options
 from stoker.cli.output import count_of, json_option, note
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import Look, SourceChoice
@@ -51,17 +52,22 @@ def gpus_command(
             from stoker.cli.tables.gpus import show_live
 
             with contextlib.suppress(KeyboardInterrupt):  # the documented way to end it
-                show_live(looks_of(prober, look, chosen, SteadyRhythm(every or 1.0)), every or 1.0)
+                show_live(looks_of(prober, look, chosen, every or 1.0), every or 1.0)
             return 0
         if follow:
-            return _follow(looks_of(prober, look, chosen, SteadyRhythm(every or 1.0)))
+            return _follow(looks_of(prober, look, chosen, every or 1.0))
         return _show_json(look) if as_json else _show_table(look)
 
 
-def looks_of(prober: Prober, first: Look, chosen: str, rhythm: SteadyRhythm) -> Iterator[Look]:
-    """The first look, then one per tick."""
+def looks_of(prober: Prober, first: Look, chosen: str, every: float, duration: float | None = None) -> Iterator[Look]:
+    """The first look, then one per interval; missed ones are skipped."""
     yield first
-    for _ in rhythm:
+    begun = due = time.monotonic()
+    while True:
+        due = max(due + every, time.monotonic())
+        if duration is not None and due - begun > duration:
+            return
+        time.sleep(max(due - time.monotonic(), 0))
         yield _narrowed(prober.look(), chosen)
 
 
@@ -129,7 +135,7 @@ def record_command(file: Path, every: float, duration: float | None, source: str
         first = prober.look()
         with contextlib.closing(RecordingWriter(file)) as writer, contextlib.suppress(KeyboardInterrupt):
             note(f"recording {count_of(len(first.gpus), 'GPU')} to {file}, every {format_duration(every)}")
-            for look in looks_of(prober, first, "all", SteadyRhythm(every, duration)):
+            for look in looks_of(prober, first, "all", every, duration):
                 writer.append(look)
                 looks += 1
     note(f"recorded {count_of(looks, 'look')} to {file}")

@@ -11,13 +11,12 @@ import click
 from stoker.cli.options.policy import policy_options_with
 from stoker.cli.output import count_of, json_option, note, print_json
 from stoker.cli.tables import replay as text
-from stoker.cli.tables.replay_page import Timeline
+from stoker.cli.tables.replay_page import Timeline, page_of
 from stoker.errors import BadInputError, StokerError
-from stoker.gpus.model import Gpu, Look, known
+from stoker.gpus.model import Look, known
 from stoker.gpus.recording import RecordingReader
 from stoker.rules.registry import policies_of, stored_form
 from stoker.rules.replay import Firing, Replay, Stretch, replay, rhythm_of
-from stoker.rules.rule import Policy
 from stoker.rules.scope import MachineScope
 from stoker.units import format_duration
 
@@ -56,22 +55,26 @@ def replay_command(
     """
     if chosen.strip().lower() in _ONLY_LIVE:
         raise BadInputError(f"--gpus {chosen} needs a running job: for a recording write all, 0,2 or uuids")
-    if page is not None:
-        _refuse_to_overwrite(trace, page)
+    if page is not None and page.exists() and trace.exists() and page.samefile(trace):
+        raise BadInputError(f"--html {page} is the recording itself: choose another file")
     reader = RecordingReader(trace)
     looks, rhythm = _begun(reader, trace)
     if ctx.get_parameter_source("every") is click.core.ParameterSource.DEFAULT:
         rules["every"] = rhythm
-    policies = _policies(rules, rhythm)
+    # It cannot look more often than the recording.
+    policies = policies_of({**rules, "every": max(rules["every"], rhythm)})
+    if not policies:
+        raise BadInputError("every rule is off: there is nothing to replay")
     timeline = Timeline(min(policy.longest_gap for policy in policies)) if page is not None else None
     try:
         found = replay(timeline.following(looks) if timeline else looks, policies, MachineScope(chosen, {}))
     except BadInputError as error:
         raise BadInputError(f"in {trace}, {error}") from None
     if page is not None and timeline is not None:
-        from stoker.cli.tables.replay_page import page_of
-
-        _write(page, page_of(found, timeline, trace.name))
+        try:
+            page.write_text(page_of(found, timeline, trace.name), encoding="utf-8")
+        except OSError as error:
+            raise StokerError(f"cannot write to {page}: {error.strerror}") from None
     if as_json:
         print_json(_as_json(found, trace, reader.damaged))
     else:
@@ -83,11 +86,6 @@ def replay_command(
     return 0
 
 
-def _refuse_to_overwrite(trace: Path, page: Path) -> None:
-    if page.exists() and trace.exists() and page.samefile(trace):
-        raise BadInputError(f"--html {page} is the recording itself: choose another file")
-
-
 def _begun(reader: RecordingReader, trace: Path) -> tuple[Iterator[Look], float]:
     """The looks of a recording, and the interval between its first ones."""
     looks = iter(reader)
@@ -95,21 +93,6 @@ def _begun(reader: RecordingReader, trace: Path) -> tuple[Iterator[Look], float]
     if not head:
         raise BadInputError(f"{trace} holds no readings yet")
     return itertools.chain(head, looks), rhythm_of(head)
-
-
-def _policies(rules: dict[str, Any], rhythm: float) -> tuple[Policy, ...]:
-    """The chosen rules. They cannot look more often than the recording."""
-    policies = policies_of({**rules, "every": max(rules["every"], rhythm)})
-    if not policies:
-        raise BadInputError("every rule is off: there is nothing to replay")
-    return policies
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StokerError(f"cannot write to {path}: {error.strerror}") from None
 
 
 def _print(found: Replay, trace: Path) -> None:
@@ -144,7 +127,9 @@ def _as_json(found: Replay, trace: Path, damaged: int) -> dict[str, Any]:
     return {
         "trace": str(trace),
         "policy": stored_form(found.policies, whole=True),
-        "gpus": [_gpu(gpu) for gpu in found.gpus],
+        "gpus": [
+            {"uuid": gpu.uuid, "index": gpu.index, "name": gpu.name if known(gpu.name) else None} for gpu in found.gpus
+        ],
         "looks": found.looks,
         "damaged_lines": damaged,
         "from": round(found.begun.wall, 3),
@@ -160,10 +145,6 @@ def _as_json(found: Replay, trace: Path, damaged: int) -> dict[str, Any]:
         "gaps": [_stretch(gap) for gap in found.gaps],
         "gpu_hours": {name: round(seconds / _HOUR, 4) for name, seconds in totals._asdict().items()},
     }
-
-
-def _gpu(gpu: Gpu) -> dict[str, Any]:
-    return {"uuid": gpu.uuid, "index": gpu.index, "name": gpu.name if known(gpu.name) else None}
 
 
 def _firing(firing: Firing) -> dict[str, Any]:

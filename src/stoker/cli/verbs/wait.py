@@ -11,7 +11,11 @@ from stoker.cli.options.common import DURATION
 from stoker.cli.options.queue import SLOW_POLL, Listener, opened, patiently, queue_option
 from stoker.cli.options.selection import JobName, TagName
 from stoker.cli.output import json_option, note, print_json
-from stoker.errors import BadInputError, StokerError
+from stoker.cli.tables.jobs import job_json
+from stoker.errors import BadInputError, QueueAwayError, StokerError
+from stoker.queue.explanation import why
+from stoker.queue.model import ENDED
+from stoker.units import format_duration
 
 if TYPE_CHECKING:
     from stoker.queue import Job, Store
@@ -50,7 +54,7 @@ def wait_command(
         wait = _Wait(store, _selected(store, jobs, tag, everything), deadline)
         in_time = wait.until_all_ended()
         if as_json:
-            wait.print_json()
+            print_json([job_json(job) for job in wait.jobs.values()])
     if not in_time:
         raise StokerError(wait.who_is_left(timeout or 0.0), exit_code=_TIMED_OUT)
     if problem := wait.who_did_not_succeed():
@@ -77,15 +81,13 @@ class _Wait:
     def __init__(self, store: "Store", jobs: list["Job"], deadline: float | None) -> None:
         self._store = store
         self._deadline = deadline
-        self._jobs = {job.id: job for job in jobs}
+        self.jobs = {job.id: job for job in jobs}
         self._gone: list[str] = []
-        self._left = deque(self._jobs)
+        self._left = deque(self.jobs)
         self._noted: set[tuple[str, str]] = set()
 
     def until_all_ended(self) -> bool:
         """False when the deadline passed first."""
-        from stoker.queue import QueueAwayError
-
         with Listener(self._store) as listener, contextlib.suppress(QueueAwayError):
             while self._left:
                 while self._left and self._has_ended(self._left[0]):
@@ -100,45 +102,34 @@ class _Wait:
         return not self._left
 
     def _has_ended(self, name: str) -> bool:
-        from stoker.queue.model import ENDED
-
         try:
-            self._jobs[name] = patiently(lambda: self._store.jobs.get(name), self._deadline)
+            self.jobs[name] = patiently(lambda: self._store.jobs.get(name), self._deadline)
         except BadInputError:
             self._gone.append(name)
             return True
-        return self._jobs[name].state in ENDED
+        return self.jobs[name].state in ENDED
 
     def _say_what_is_stuck(self) -> None:
-        from stoker.queue.explanation import why
-
-        if not self._left or self._jobs[self._left[0]].state == "running":
+        if not self._left or self.jobs[self._left[0]].state == "running":
             return
-        job = self._jobs[self._left[0]]
+        job = self.jobs[self._left[0]]
         reason = patiently(lambda: why(self._store, job), self._deadline)
         if reason.kind in _STUCK and (job.id, reason.kind) not in self._noted:
             self._noted.add((job.id, reason.kind))
             note(f"job {job.id}: {reason.reason}")
 
-    def print_json(self) -> None:
-        from stoker.cli.tables.jobs import job_json
-
-        print_json([job_json(job) for job in self._jobs.values()])
-
     def who_is_left(self, timeout: float) -> str:
-        from stoker.units import format_duration
-
-        names = [f"{name} ({self._jobs[name].state})" for name in self._left]
-        return f"{_count(len(names), len(self._jobs))} had not ended after {format_duration(timeout)}: {_some(names)}"
+        names = [f"{name} ({self.jobs[name].state})" for name in self._left]
+        return f"{_count(len(names), len(self.jobs))} had not ended after {format_duration(timeout)}: {_some(names)}"
 
     def who_did_not_succeed(self) -> str:
         """Empty when all did."""
         bad = [
             f"{name} {_became(job, deleted=name in self._gone)}"
-            for name, job in self._jobs.items()
+            for name, job in self.jobs.items()
             if job.state != "succeeded" or name in self._gone
         ]
-        return f"{_count(len(bad), len(self._jobs))} did not succeed: {_some(bad)}" if bad else ""
+        return f"{_count(len(bad), len(self.jobs))} did not succeed: {_some(bad)}" if bad else ""
 
 
 def _became(job: "Job", *, deleted: bool) -> str:
