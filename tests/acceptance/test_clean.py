@@ -1,4 +1,4 @@
-"""`stoker clean`: what ended long ago is forgotten."""
+"""`stoker clean`: what ended long ago is deleted."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_age_and_state_are_selectable(queue: Store) -> None:
     queue.jobs.cancel([unwanted])
     for job in (well, wrong, unwanted):
         aged(queue, job, 2)
-    assert stoker("clean", "--older-than", "3d", "--json").json()["forgotten"] == 0
+    assert stoker("clean", "--older-than", "3d", "--json").json()["deleted"] == 0
     done = stoker("clean", "--older-than", "1d", "--state", "failed", "--state", "cancelled")
     assert done.out == "2 failed or cancelled jobs that ended more than 1d ago deleted; 0 kept\n"
     assert names(queue) == {"well"}
@@ -55,14 +55,14 @@ def test_dependency_of_an_unfinished_job_is_kept(queue: Store) -> None:
     submit(queue, "waits", after=(needed,))
     end(queue, needed, "succeeded")
     aged(queue, needed, 99)
-    assert stoker("clean", "--dry-run", "--json").json()["forgotten"] == 0
+    assert stoker("clean", "--dry-run", "--json").json()["deleted"] == 0
     assert stoker("clean", "--json").json() == {
         "verb": "clean",
         "queue": queue.place,
         "dry_run": False,
         "older_than": 30 * DAY,
         "states": ["succeeded", "failed", "cancelled"],
-        "forgotten": 0,
+        "deleted": 0,
         "kept": 1,
     }
     assert names(queue) == {"needed", "waits"}

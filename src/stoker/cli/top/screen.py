@@ -182,7 +182,7 @@ def _condition(machine: Machine, now: float) -> list[tuple[str, str]]:
 
 def _gpu(gpu: WorkerGpu, now: float, width: int) -> Text:
     word, colour = (one_line(gpu.note.removeprefix("is ")), "cyan") if gpu.kept_for else _GPU_STATES[gpu.state]
-    for_whom = f" for {one_line(gpu.user)}" if gpu.user else ""
+    for_user = f" for {one_line(gpu.user)}" if gpu.user else ""
     since = f", {spoken(now - gpu.since)}" if gpu.since is not None else ""
     memory = "?" if gpu.memory_used is None else format_memory(gpu.memory_used)
     of = f" of {format_memory(gpu.memory_total)}" if gpu.memory_total is not None else ""
@@ -191,7 +191,7 @@ def _gpu(gpu: WorkerGpu, now: float, width: int) -> Text:
         _utilization(gpu, width),
         f" {_column(f'{memory}{of}', 17, UNCUT)} ",
         (word, colour),
-        f"{for_whom}{since}",
+        f"{for_user}{since}",
     )
     if gpu.note and gpu.state != "job" and not gpu.kept_for:
         text.append(f": {one_line(gpu.note)}", "dim")

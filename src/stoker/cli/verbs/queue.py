@@ -125,7 +125,7 @@ def clean_command(
         place = store.place
     if as_json:
         done = {"verb": "clean", "queue": place, "dry_run": dry_run, "older_than": older_than, "states": meant}
-        print_json({**done, "forgotten": deleted, "kept": kept})
+        print_json({**done, "deleted": deleted, "kept": kept})
     elif not deleted:
         recent = f"; {kept} that ended are more recent, or other jobs depend on them" if kept else ""
         sys.stdout.write(f"nothing to delete{recent}\n")
