@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import BadInputError
 from stoker.queue.commands import Command, check_command, filled, mentioned, wants_batch_size
-from stoker.queue.fields import LONGEST_LABEL
+from stoker.queue.field_kinds import LONGEST_LABEL
 from stoker.queue.sweep import MOST_JOBS, Sweep, check_sweeps, parse_sweep, variants
 
 

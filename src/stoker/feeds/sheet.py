@@ -36,7 +36,7 @@ from stoker.feeds.rows import (
     written_with,
 )
 from stoker.queue import Attempt, Job, QueueAwayError, Store, Worker
-from stoker.queue.fields import ID
+from stoker.queue.field_kinds import ID
 from stoker.queue.jobs import new_id
 from stoker.queue.model import ENDED
 

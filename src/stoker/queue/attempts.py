@@ -11,7 +11,8 @@ import msgspec
 from stoker.backoff import delay
 from stoker.errors import BadInputError, StokerError
 from stoker.queue.driver import CollisionError, Driver, NotifyThrottle, Parameters, Row
-from stoker.queue.fields import LONGEST_LABEL, State
+from stoker.queue.field_kinds import LONGEST_LABEL
+from stoker.queue.fields import State
 from stoker.queue.model import (
     Attempt,
     AttemptDetails,

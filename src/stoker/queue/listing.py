@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from stoker.errors import BadInputError
 from stoker.queue.driver import Parameters, Row
 from stoker.queue.explanation import Needs
-from stoker.queue.fields import ID, State
+from stoker.queue.field_kinds import ID
+from stoker.queue.fields import State
 from stoker.queue.model import (
     ENDED,
     Failure,

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from stoker.errors import BadInputError
 from stoker.queue.commands import Command, check_command, filled, mentioned
-from stoker.queue.fields import LONGEST_LABEL
+from stoker.queue.field_kinds import LONGEST_LABEL
 
 # More at once is most likely a mistake.
 MOST_JOBS: Final = 100_000

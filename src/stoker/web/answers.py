@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from stoker.errors import BadInputError
 from stoker.masking import masked
-from stoker.queue.fields import ID
+from stoker.queue.field_kinds import ID
 from stoker.queue.model import Attempt, Job
 from stoker.queue.store import Store
 from stoker.web.app_state import app_state_of, user_of

@@ -13,17 +13,8 @@ from stoker.errors import BadInputError
 from stoker.fit.model import FitSpec, Overrides, SearchOptions, check_fittable, fit_fields
 from stoker.masking import MASK
 from stoker.queue.commands import Command, wants_batch_size
-from stoker.queue.fields import (
-    FIELDS,
-    JOBS,
-    JobSpec,
-    check_seconds,
-    editable,
-    read_flag,
-    read_seconds,
-    spec_of,
-    values_of,
-)
+from stoker.queue.field_kinds import JOBS, check_seconds, read_flag, read_seconds
+from stoker.queue.fields import FIELDS, JobSpec, editable, spec_of, values_of
 from stoker.queue.model import Job
 from stoker.queue.provenance import checkout_of
 from stoker.queue.store import Store

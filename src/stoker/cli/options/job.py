@@ -11,7 +11,8 @@ from stoker.actions.catalogue import check_actions
 from stoker.cli.options.common import Typed
 from stoker.cli.options.selection import JobName, TagName
 from stoker.errors import BadInputError
-from stoker.queue.fields import ACTIONS, FIELDS, FLAG, JOBS, TAGS, JobField
+from stoker.queue.field_kinds import ACTIONS, FLAG, JOBS, TAGS
+from stoker.queue.fields import FIELDS, JobField
 
 if TYPE_CHECKING:
     from stoker.fit.model import FitSpec

@@ -6,7 +6,8 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
-from stoker.queue.fields import FIELDS, JobName, Label, Seconds, Value, Written
+from stoker.queue.field_kinds import JobName, Label, Seconds, Value, Written
+from stoker.queue.fields import FIELDS
 from stoker.web.problems import InvalidFieldsError
 from stoker.web.submission import Fit, settable
 

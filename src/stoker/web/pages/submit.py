@@ -12,7 +12,8 @@ from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import RedirectResponse, Response
 
 from stoker.errors import BadInputError
-from stoker.queue.fields import FIELDS, FLAG, JobField, JobSpec, seconds_text
+from stoker.queue.field_kinds import FLAG, seconds_text
+from stoker.queue.fields import FIELDS, JobField, JobSpec
 from stoker.queue.model import Job
 from stoker.queue.store import Store
 from stoker.status.job_text import whole_command

@@ -1,0 +1,261 @@
+"""Kinds of job fields: how their values are read, written and limited."""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from stoker.errors import BadInputError
+from stoker.queue.commands import LONGEST_COMMAND, Command, check_command, shell_text
+from stoker.queue.provenance import check_environment, working_directory
+from stoker.rules.registry import policies_of
+from stoker.units import LONGEST_SECONDS, format_duration, format_memory, parse_duration, parse_memory
+
+ID: Final = re.compile(r"[0-9a-f]{8}")
+LONGEST_LABEL: Final = 200
+
+_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_YES: Final = frozenset({"on", "true", "yes", "1"})
+_NO: Final = frozenset({"", "off", "false", "no", "0"})
+
+# Types of the API, with limits.
+Seconds = Annotated[float, Meta(ge=0, le=LONGEST_SECONDS)]
+Written = Annotated[str, Meta(max_length=40)]
+Label = Annotated[str, Meta(max_length=LONGEST_LABEL)]
+JobName = Annotated[str, Meta(min_length=1, max_length=LONGEST_LABEL)]
+Value = Annotated[str, Meta(max_length=128 * 1024)]
+
+
+class FieldKind(msgspec.Struct, frozen=True, kw_only=True):
+    """How the values of a field are read, written and limited."""
+
+    name: str
+    read: Callable[[Any], Any]
+    """From text, or from a JSON value."""
+    write: Callable[[Any], str] = str
+    """As text that `read` understands."""
+    check: Callable[[Any], None] = lambda _value: None
+    """Raises for a value outside the limits."""
+    json: Any = Annotated[str, Meta(max_length=LONGEST_LABEL)]
+    """The type that the API takes."""
+    metavar: str = "TEXT"
+    has_unit: bool = False
+    """Whether it may be written as a number or as text with a unit."""
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise BadInputError(f"{str(value)[:40]!r} is not text")
+    text = value.strip()
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadInputError(f"{text[:40]!a} is not text in UTF-8") from None
+    if "\0" in text:
+        raise BadInputError(f"{text[:40]!a} has the character NUL in it")
+    return text
+
+
+def _check_label(value: str) -> None:
+    if len(value) > LONGEST_LABEL or any(ord(letter) < 32 for letter in value):
+        raise BadInputError(f"{value[:40]!r} is not one line of at most {LONGEST_LABEL} letters")
+
+
+def _several(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [part for part in re.split(r"[,\s]+", value) if part]
+    return list(value) if isinstance(value, Sequence) else []
+
+
+def _check_tags(tags: Sequence[str]) -> None:
+    for tag in tags:
+        _check_label(tag)
+        if not tag:
+            raise BadInputError("a tag must not be empty")
+
+
+def _command(value: object) -> Command:
+    command: Command = value.strip() if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else ()
+    check_command(command)
+    return command
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, str):
+        if not _WHOLE.fullmatch(value.strip()):
+            raise BadInputError(f"{value.strip()[:40]!r} is not a whole number")
+        return int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BadInputError(f"{value!r} is not a whole number")
+    return value
+
+
+def _between(least: int, most: int) -> Callable[[int], None]:
+    def check(value: int) -> None:
+        if not least <= value <= most:
+            raise BadInputError(f"must be between {least} and {most}, not {value}")
+
+    return check
+
+
+def _number(least: int) -> FieldKind:
+    most = 2**31 - 1
+    limited = Annotated[int, Meta(ge=least, le=most)]
+    return FieldKind(name="number", read=_whole, check=_between(least, most), json=limited, metavar="N")
+
+
+def read_flag(value: object) -> bool:
+    """Whether it is on, from JSON or from the text of a check box."""
+    if not isinstance(value, str):
+        return bool(value)
+    if value.strip().lower() not in _YES | _NO:
+        raise BadInputError(f"{value[:40]!r} is neither on nor off")
+    return value.strip().lower() in _YES
+
+
+def _memory(value: object) -> int:
+    if isinstance(value, str) and not value.strip().isdecimal():
+        return parse_memory(value)
+    return _whole(value)
+
+
+def _memory_text(amount: int) -> str:
+    readable = format_memory(amount).replace(" ", "")
+    if parse_memory(readable) == amount:
+        return readable
+    return f"{amount // 2**20}MiB" if amount % 2**20 == 0 else f"{amount}B"
+
+
+def read_seconds(value: object) -> float:
+    """Seconds in text like `2h`, or a number."""
+    if isinstance(value, str):
+        return parse_duration(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise BadInputError(f"{value!r} is not a duration: write it like 90s, 5m or 1h30m")
+    return float(value)
+
+
+def seconds_text(seconds: float) -> str:
+    """Text that `read_seconds` turns into the same number."""
+    readable = format_duration(seconds)
+    return readable if parse_duration(readable) == seconds else f"{seconds:.15f}".rstrip("0").rstrip(".") + "s"
+
+
+def check_seconds(seconds: float) -> None:
+    if not math.isfinite(seconds) or not 0 <= seconds <= LONGEST_SECONDS:
+        raise BadInputError(f"{seconds:g} s is not between zero and ten years: write it like 90s or 2h")
+
+
+def _check_limit(seconds: float) -> None:
+    check_seconds(seconds)
+    if seconds == 0:
+        raise BadInputError("must be greater than zero: leave it out for no limit")
+
+
+def choice(*values: str) -> FieldKind:
+    def check(value: object) -> None:
+        if value not in values:
+            raise BadInputError(f"{str(value)[:40]!r} is not one of {', '.join(values)}")
+
+    return FieldKind(name="choice", read=str, check=check, json=Literal[values], metavar="|".join(values))
+
+
+def _directory(value: object) -> str:
+    path = _text(value)
+    if not path.startswith("/"):
+        raise BadInputError("a job needs a directory to start in: write an absolute path, like /home/me/project")
+    return working_directory(path)
+
+
+def _environment(value: object) -> dict[str, str]:
+    if isinstance(value, str):
+        pairs = [line.partition("=") for line in value.splitlines() if line.strip()]
+        if bare := [name for name, equals, _value in pairs if not equals]:
+            raise BadInputError(f"{bare[0][:40]!r} sets no variable: write NAME=VALUE on each line")
+        return {name.strip(): text for name, _equals, text in pairs}
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _check_policy(policy: Mapping[str, object]) -> None:
+    policies_of(policy)
+
+
+def _check_actions(texts: Sequence[str]) -> None:
+    from stoker.actions.catalogue import check_actions
+
+    check_actions(texts)
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise BadInputError(f"{str(value)[:40]!r} is not a mapping")
+    return dict(value)
+
+
+TEXT: Final = FieldKind(name="text", read=_text, check=_check_label, json=Label)
+TAGS: Final = FieldKind(
+    name="tags",
+    read=lambda value: tuple(dict.fromkeys(map(_text, _several(value)))),
+    write=", ".join,
+    check=_check_tags,
+    json=Annotated[list[Label], Meta(max_length=100)],
+)
+JOBS: Final = FieldKind(
+    name="jobs",
+    read=lambda value: tuple(dict.fromkeys(_several(value))),
+    write=", ".join,
+    json=Annotated[list[JobName], Meta(max_length=1000)],
+    metavar="JOB",
+)
+ACTIONS: Final = FieldKind(
+    name="action",
+    read=lambda value: tuple(line.strip() for line in (value.splitlines() if isinstance(value, str) else value)),
+    write="\n".join,
+    check=_check_actions,
+    json=Annotated[list[Annotated[str, Meta(max_length=LONGEST_COMMAND)]], Meta(max_length=20)],
+    metavar="ACTION",
+)
+COMMAND: Final = FieldKind(
+    name="command",
+    read=_command,
+    write=shell_text,
+    json=Annotated[str, Meta(max_length=LONGEST_COMMAND)] | Annotated[list[Value], Meta(max_length=10_000)],
+)
+COUNT: Final = _number(0)
+SIZE: Final = _number(1)
+INTEGER: Final = _number(1 - 2**31)
+MEMORY: Final = FieldKind(
+    name="memory",
+    read=_memory,
+    write=_memory_text,
+    check=_between(0, 2**63 - 1),
+    json=Annotated[int, Meta(ge=0, le=2**63 - 1)] | Written,
+    metavar="SIZE",
+    has_unit=True,
+)
+DURATION: Final = FieldKind(
+    name="duration",
+    read=read_seconds,
+    write=seconds_text,
+    check=check_seconds,
+    json=Seconds | Written,
+    metavar="DURATION",
+    has_unit=True,
+)
+LIMIT: Final = msgspec.structs.replace(DURATION, check=_check_limit)
+FLAG: Final = FieldKind(name="flag", read=read_flag, write=lambda on: "on" if on else "off", json=bool)
+DIRECTORY: Final = FieldKind(
+    name="directory",
+    read=_directory,
+    json=Annotated[str, Meta(max_length=4096)],
+    metavar="DIR",
+)
+ENVIRONMENT: Final = FieldKind(name="environment", read=_environment, check=check_environment, json=dict[str, Value])
+POLICY: Final = FieldKind(
+    name="policy", read=_mapping, check=_check_policy, json=dict[str, str | int | float | bool | None]
+)
+MAPPING: Final = FieldKind(name="mapping", read=_mapping, json=dict[str, Any])
+FACT: Final = FieldKind(name="fact", read=lambda value: value, json=Any)
