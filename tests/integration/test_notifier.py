@@ -12,7 +12,7 @@ from stoker.errors import BadInputError
 from stoker.notifications.notifier import Notifier
 from stoker.queue import JobSpec, Store, init_queue, open_queue
 from stoker.queue.model import AttemptDetails
-from stoker.queue.workers import Workers
+from stoker.queue.store import Workers
 from stoker.settings import Notifications
 from tests.support.http_receiver import Answer, Receiver
 from tests.support.mailbox import Mailbox, text_of
