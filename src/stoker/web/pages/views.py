@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Final, cast, get_args
 from urllib.parse import urlencode
 
@@ -20,12 +21,14 @@ from stoker.web.app_state import AppState, app_state_of, user_of
 from stoker.web.auth.key_file import Role
 from stoker.web.pages.sections import OVERVIEW, for_page, render, render_job, render_list, trusted
 from stoker.web.problems import NotFoundError
-from stoker.web.sse.section_cache import Rendered
 from stoker.web.sse.snapshot_cache import SnapshotCache
 from stoker.web.statics import static_file
 from stoker.web.templating import page
 
 router = APIRouter()
+
+OVERVIEW_KEY: Final = None
+"""Of the overview in the section cache."""
 
 # How long a page waits for the first snapshot of a new server; then it is sent empty and filled later.
 _FIRST_READ_TIMEOUT: Final = 1.5
@@ -37,7 +40,11 @@ async def overview(request: Request) -> Response:
     snapshot_cache = app_state.snapshot_cache
     if snapshot_cache.latest is None:
         await snapshot_cache.changed(0, _FIRST_READ_TIMEOUT)
-    latest, rendered = snapshot_cache.latest, await overview_sections(app_state, role)
+    latest, rendered = snapshot_cache.latest, None
+    if latest is not None:
+        rendered = await app_state.section_cache.get(
+            snapshot_cache.version, (OVERVIEW_KEY, role), lambda: render_overview(app_state, role)
+        )
     return page(
         request,
         "overview.html",
@@ -50,17 +57,11 @@ async def overview(request: Request) -> Response:
     )
 
 
-async def overview_sections(app_state: AppState, role: Role) -> Rendered | None:
-    """Of the newest snapshot; None before the first."""
+async def render_overview(app_state: AppState, role: Role) -> Mapping[str, str]:
+    """The sections of the newest snapshot; none before the first."""
     snapshot = app_state.snapshot_cache.latest
-    if snapshot is None:
-        return None
-    return await app_state.section_cache.get(
-        app_state.snapshot_cache.version,
-        ("overview", role),
-        # Hundreds of GPUs take a tenth of a second, so it happens in a thread.
-        lambda: asyncio.to_thread(render, snapshot, role),
-    )
+    # Hundreds of GPUs take a tenth of a second, so it happens in a thread.
+    return {} if snapshot is None else await asyncio.to_thread(render, snapshot, role)
 
 
 def now_of(snapshot_cache: SnapshotCache) -> float | None:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping
 from typing import Annotated, Final
 
 import msgspec
@@ -21,18 +21,15 @@ from starlette.types import Message, Scope
 
 from stoker.errors import BadInputError, StokerError
 from stoker.status import detail
-from stoker.web.app_state import AppState, app_state_of, user_of
+from stoker.web.app_state import app_state_of, user_of
 from stoker.web.pages.sections import render_job
-from stoker.web.pages.views import Listing, overview_sections
+from stoker.web.pages.views import OVERVIEW_KEY, Listing, render_overview
 from stoker.web.problems import ParameterError
 from stoker.web.sse.section_cache import STREAM_HEADERS, event
 
 router = APIRouter(include_in_schema=False)
 
 _LOGGER: Final = logging.getLogger("stoker.web")
-
-Events = dict[str, str]
-"""Server-sent events by section."""
 
 # Pages reconnect after a few missing heartbeats, and proxies close connections that are silent for a minute.
 _HEARTBEAT: Final = 15.0
@@ -41,12 +38,7 @@ _HEARTBEAT: Final = 15.0
 @router.get("/live")
 async def overview_events(request: Request) -> StreamingResponse:
     app_state, role = app_state_of(request), user_of(request).role
-
-    async def events() -> Events:
-        rendered = await overview_sections(app_state, role)
-        return rendered.events if rendered is not None else {}
-
-    return _response(request, events)
+    return _response(request, OVERVIEW_KEY, lambda: render_overview(app_state, role))
 
 
 @router.get("/live/jobs")
@@ -56,73 +48,68 @@ async def list_events(
     app_state, role = app_state_of(request), user_of(request).role
     listing = Listing.parse(state, tag, cursor, unseen)
 
-    async def render() -> dict[str, str]:
+    async def render() -> Mapping[str, str]:
         return listing.sections(await app_state.pool.run(listing.read), role)
 
-    async def events() -> Events:
-        try:
-            return (await app_state.section_cache.get(app_state.snapshot_cache.version, (listing, role), render)).events
-        except StokerError:
-            return {}
-
-    return _response(request, events)
+    return _response(request, listing, render)
 
 
 @router.get("/live/jobs/{job}")
 async def job_events(request: Request, job: str) -> StreamingResponse:
     app_state, role = app_state_of(request), user_of(request).role
 
-    async def render() -> dict[str, str]:
+    async def render() -> Mapping[str, str]:
         job_detail = await app_state.pool.run(lambda store: detail.read_detail(store, job, app_state.config.home))
         return render_job(job_detail, role)
 
-    async def events() -> Events:
+    return _response(request, job, render)
+
+
+def _response(
+    request: Request, which: Hashable, render: Callable[[], Awaitable[Mapping[str, str]]]
+) -> StreamingResponse:
+    """The sections of `render`, which is shared by all users of a role with the same `which`."""
+    app_state, user = app_state_of(request), user_of(request)
+    snapshots = app_state.snapshot_cache
+
+    async def current() -> dict[str, str]:
         try:
-            return (await app_state.section_cache.get(app_state.snapshot_cache.version, (job, role), render)).events
+            return (await app_state.section_cache.get(snapshots.version, (which, user.role), render)).events
         except BadInputError:
-            return {"gone": event("gone", job)}  # removed by `stoker clean`
+            return {"gone": event("gone", "")}  # the job was removed by `stoker clean`
         except StokerError:
             return {}
 
-    return _response(request, events)
-
-
-def _response(request: Request, events: Callable[[], Awaitable[Events]]) -> StreamingResponse:
-    app_state, user = app_state_of(request), user_of(request)
+    async def stream() -> AsyncIterator[str]:
+        yield "retry: 2000\n\n"
+        snapshots.refresh()
+        sent: dict[str, str] = {}
+        version, problem, sent_at = -1, None, time.monotonic()
+        while app_state.keys.still_valid(user):
+            version = await snapshots.changed(version, _HEARTBEAT)
+            if snapshots.is_stopping:
+                return
+            events = await current()
+            due = [text for name, text in events.items() if sent.get(name) != text]
+            sent = events or sent
+            if problem != snapshots.problem:
+                problem = snapshots.problem
+                due.append(event("problem", problem or ""))
+            if not due and time.monotonic() - sent_at >= _HEARTBEAT:
+                due.append(event("beat", ""))
+            if due:
+                sent_at = time.monotonic()
+                yield "".join(due)
 
     async def counted() -> AsyncIterator[str]:
-        app_state.snapshot_cache.viewers += 1
+        snapshots.viewers += 1
         try:
-            async for text in _stream(app_state, events, lambda: app_state.keys.still_valid(user)):
+            async for text in stream():
                 yield text
         finally:
-            app_state.snapshot_cache.viewers -= 1
+            snapshots.viewers -= 1
 
     return StreamingResponse(counted(), media_type="text/event-stream", headers=STREAM_HEADERS)
-
-
-async def _stream(
-    app_state: AppState, events: Callable[[], Awaitable[Events]], still_valid: Callable[[], bool]
-) -> AsyncIterator[str]:
-    yield "retry: 2000\n\n"
-    app_state.snapshot_cache.refresh()
-    sent: Events = {}
-    version, problem, sent_at = -1, None, time.monotonic()
-    while still_valid():
-        version = await app_state.snapshot_cache.changed(version, _HEARTBEAT)
-        if app_state.snapshot_cache.is_stopping:
-            return
-        current = await events()
-        events_due = [text for name, text in current.items() if sent.get(name) != text]
-        sent = current or sent
-        if problem != app_state.snapshot_cache.problem:
-            problem = app_state.snapshot_cache.problem
-            events_due.append(event("problem", problem or ""))
-        if not events_due and time.monotonic() - sent_at >= _HEARTBEAT:
-            events_due.append(event("beat", ""))
-        if events_due:
-            sent_at = time.monotonic()
-            yield "".join(events_due)
 
 
 # Several streams over one connection
