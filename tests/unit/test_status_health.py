@@ -137,7 +137,7 @@ def test_running_job_with_an_expired_lease_is_bad() -> None:
 
 
 def test_unreachable_queue_is_the_first_issue() -> None:
-    facts = HealthInputs(now=NOW, machines=(BUSY,), failed=(ended(),), failures=1)
+    facts = HealthInputs(now=NOW, machines=(BUSY,), failed=ended().job, failures=1)
     health = without_queue(assess(facts), "the queue at db does not answer")
     assert [point.message for point in health.points] == ["The queue at db does not answer", "train-17 failed"]
     assert health.headline == "1 thing is wrong, 1 more needs you"
@@ -147,9 +147,9 @@ def test_unreachable_queue_is_the_first_issue() -> None:
 
 
 def test_one_failure_is_named_and_several_are_counted() -> None:
-    one, two = ended(name="train-3"), ended(name="train-2", id="0b0b0b0b")
-    assert sentences(failed=(one,), failures=1) == ["train-3 failed"]
-    health = judged(failed=(one, two), failures=1200)
+    one = ended(name="train-3")
+    assert sentences(failed=one.job, failures=1) == ["train-3 failed"]
+    health = judged(failed=one.job, failures=1200)
     assert health.level == "attention"
     assert health.headline == "1200 jobs failed in the last 24 h, last train-3"
     (point,) = health.points
@@ -158,8 +158,8 @@ def test_one_failure_is_named_and_several_are_counted() -> None:
 
 def test_stopped_jobs_are_counted_apart_from_failed_ones() -> None:
     hung = ended(stopped="idle", reason="its GPUs stayed idle")
-    assert sentences(stopped=(hung,), stops=1) == ["train-17 was stopped: its GPUs stayed idle"]
-    assert sentences(failed=(ended(name="train-3"),), failures=1, stopped=(hung,), stops=2) == [
+    assert sentences(stopped=hung.job, stops=1) == ["train-17 was stopped: its GPUs stayed idle"]
+    assert sentences(failed=ended(name="train-3").job, failures=1, stopped=hung.job, stops=2) == [
         "train-3 failed",
         "2 jobs were stopped by a rule in the last 24 h, last train-17",
     ]
@@ -221,10 +221,10 @@ def test_empty_queue_without_workers_suggests_starting_one() -> None:
 
 def test_bad_issues_come_first() -> None:
     gone = machine(worker="o-1", host="other", there=False, seen=NOW - 720)
-    health = judged(machines=(BUSY, gone), failed=(ended(),), failures=1, waiting=(waiting("never"),))
+    health = judged(machines=(BUSY, gone), failed=ended().job, failures=1, waiting=(waiting("never"),))
     assert [point.level for point in health.points] == ["bad", "attention", "attention"]
     assert health.headline == "1 thing is wrong, 2 more need you"
-    assert judged(failed=(ended(),), failures=1, waiting=(waiting("never"),)).headline == "2 things need you"
+    assert judged(failed=ended().job, failures=1, waiting=(waiting("never"),)).headline == "2 things need you"
 
 
 def test_name_with_spaces_is_quoted() -> None:
@@ -233,6 +233,6 @@ def test_name_with_spaces_is_quoted() -> None:
 
 
 def test_long_name_is_cut_and_cannot_break_the_line() -> None:
-    (sentence,) = sentences(failed=(ended(name="a\nb" + "x" * 100),), failures=1)
+    (sentence,) = sentences(failed=ended(name="a\nb" + "x" * 100).job, failures=1)
     assert len(sentence) < 60
     assert "\n" not in sentence

@@ -11,7 +11,7 @@ from stoker.queue.fields import State
 from stoker.queue.model import Failure, Job, WorkerGpu
 from stoker.status.job_text import quoted_label
 from stoker.status.machines import HIDDEN_AFTER, worker_home
-from stoker.status.model import EndedJob, Health, HealthIssue, Level, Machine, RunningJob, WaitingJob
+from stoker.status.model import Health, HealthIssue, Level, Machine, RunningJob, WaitingJob
 from stoker.units import capitalized, format_memory
 
 # Older failures are not an issue any more.
@@ -34,12 +34,12 @@ class HealthInputs(msgspec.Struct, frozen=True, kw_only=True):
     machines: Sequence[Machine] = ()
     running: Sequence[RunningJob] = ()
     waiting: Sequence[WaitingJob] = ()
-    failed: Sequence[EndedJob] = ()
-    """The newest failures within `RECENT` that were not dismissed, newest first."""
+    failed: Job | None = None
+    """The newest failure within `RECENT` that was not dismissed."""
     failures: int = 0
-    """How many there are in all."""
-    stopped: Sequence[EndedJob] = ()
-    """The same of those that a rule stopped."""
+    """How many there are."""
+    stopped: Job | None = None
+    """The same for jobs that a rule stopped."""
     stops: int = 0
 
 
@@ -167,23 +167,20 @@ def _attention(facts: HealthInputs) -> Iterator[HealthIssue]:
 
 
 def _failures(facts: HealthInputs) -> Iterator[HealthIssue]:
-    if facts.failed:
-        count, last = max(facts.failures, len(facts.failed)), _name(facts.failed[0].job)
-        several = f"{_jobs(count)} failed in the last 24 h, last {last}"
-        yield _failure("failed", facts.failed, f"{last} failed" if count == 1 else several, count)
-    if facts.stopped:
-        count, job = max(facts.stops, len(facts.stopped)), facts.stopped[0].job
-        several = f"{_jobs(count)} were stopped by a rule in the last 24 h, last {_name(job)}"
-        one = f"{_name(job)} was stopped: {job.reason or facts.stopped[0].stopped}"
-        yield _failure("stopped", facts.stopped, one if count == 1 else several, count)
+    if facts.failed is not None:
+        name = _name(facts.failed)
+        several = f"{_jobs(facts.failures)} failed in the last 24 h, last {name}"
+        yield _failure("failed", facts.failed, facts.failures, f"{name} failed", several)
+    if facts.stopped is not None:
+        name, reason = _name(facts.stopped), facts.stopped.reason or "by a rule"
+        several = f"{_jobs(facts.stops)} were stopped by a rule in the last 24 h, last {name}"
+        yield _failure("stopped", facts.stopped, facts.stops, f"{name} was stopped: {reason}", several)
 
 
-def _failure(kind: Failure, newest: Sequence[EndedJob], message: str, count: int) -> HealthIssue:
+def _failure(kind: Failure, last: Job, count: int, one: str, several: str) -> HealthIssue:
     """One failure links to its job, several to the list."""
-    job = newest[0].job
-    return HealthIssue(
-        level="attention", message=message, job=job.id if count == 1 else None, failure=kind, until=job.ended
-    )
+    message, job = (several, None) if count > 1 else (one, last.id)
+    return HealthIssue(level="attention", message=message, job=job, failure=kind, until=last.ended)
 
 
 def _stuck(facts: HealthInputs) -> Iterator[HealthIssue]:

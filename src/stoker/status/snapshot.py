@@ -42,8 +42,8 @@ class SnapshotBuilder:
         """`home`: the state directory of this machine."""
         self._home = home
         self._ended_counts = ThrottledCache[dict[State, int]]()
-        self._failed = ThrottledCache[tuple[list[Job], int]]()
-        self._stopped = ThrottledCache[tuple[list[Job], int]]()
+        self._failed = ThrottledCache[tuple[Job | None, int]]()
+        self._stopped = ThrottledCache[tuple[Job | None, int]]()
         self._hours = ThrottledCache[GpuHours](_HOURS_EVERY)
         self._clock_correction = ClockCorrection()
 
@@ -69,9 +69,9 @@ class SnapshotBuilder:
                 machines=machines,
                 running=running,
                 waiting=waiting,
-                failed=_ended(store, failed, around),
+                failed=failed,
                 failures=failures,
-                stopped=_ended(store, stopped, around),
+                stopped=stopped,
                 stops=stops,
             )
         )
@@ -121,10 +121,10 @@ class SnapshotBuilder:
         return tuple(found)
 
 
-def _failures(store: "Store", kind: Failure, since: float) -> tuple[list[Job], int]:
+def _failures(store: "Store", kind: Failure, since: float) -> tuple[Job | None, int]:
     """The newest failure, and how many there are."""
-    newest = store.jobs.failures(kind, since, 1)
-    return newest, store.jobs.count_failures(kind, since) if newest else 0
+    newest = next(iter(store.jobs.failures(kind, since, 1)), None)
+    return newest, 0 if newest is None else store.jobs.count_failures(kind, since)
 
 
 def _ended(store: "Store", jobs: Sequence[Job], around: Surroundings) -> tuple[EndedJob, ...]:
