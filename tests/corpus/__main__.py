@@ -27,7 +27,7 @@ def write_corpus(directory: Path, traces: tuple[Trace, ...]) -> Path:
 
 
 def file_name(trace: Trace) -> str:
-    return trace.id.replace("/", "-") + ".jsonl"
+    return trace.id.replace("/", "-") + ".readings"
 
 
 def facts(trace: Trace) -> dict[str, Any]:

@@ -301,7 +301,7 @@ def light_phase(draw: Draw) -> Script:
     script = Script(draw, setting(draw, (A100_40, A100_80, H100, H200, L40S, B200), gpus=(1, 2, 4, 8)))
     script.start()
     train = script.everywhere(script.training(0.6))
-    light = script.light(0.99, depth=0.2, memory=draw.between(0.06, 0.3))
+    light = script.light(draw.between(0.9, 0.995), depth=0.2, memory=draw.between(0.025, 0.3))
     light = light._replace(watts=script.watts_of(0.06, 0.2), peak=1.0)
     for _ in range(draw.count(1, 2)):
         script.train(draw.hours(1, 2), load=train)
@@ -351,7 +351,7 @@ def growing_steps(draw: Draw) -> Script:
 
 @trace_class("healthy", "Training that logs only the end of each epoch, every 20 to 40 minutes.", "common", 8)
 def epoch_log(draw: Draw) -> Script:
-    script = Script(draw, setting(draw, trusts=("log", "output")))
+    script = Script(draw, setting(draw, trusts=("log", "output", "call", "events")))
     script.start()
     loads = script.everywhere(script.training())
     epoch = draw.minutes(20, 40)
@@ -430,11 +430,22 @@ def thermal_throttling(draw: Draw) -> Script:
 
 @trace_class("healthy", "Boards that their owner has capped to a half of the usual power.", "common", 6)
 def power_capped(draw: Draw) -> Script:
-    script = Script(draw, setting(draw, DATA_CENTRE))
+    kind = setting(draw, DATA_CENTRE)
+    board = kind.board
+    limit = (board.limit or 300.0) * draw.between(0.5, 0.65)
+    script = Script(draw, kind._replace(board=board._replace(limit=limit, busy=(limit * 0.93, limit * 0.99))))
     script.start()
-    full = script.training(0.5)
-    capped = full._replace(watts=max(full.watts * 0.5, script.board.context * 1.15), throttling=("power cap",))
-    script.train(draw.hours(4, 7), load=capped)
+    script.train(draw.hours(4, 7), load=script.training()._replace(throttling=("power cap",)))
+    return script
+
+
+@trace_class("healthy", "Training on a MIG slice of an H100, of which GPM reports the means.", "DCGM#80", 6)
+def slice_with_pipes(draw: Draw) -> Script:
+    script = Script(draw, setting(draw, (H100_SLICE,), gpus=(1, 1, 2)))
+    script.start()
+    for _ in range(draw.count(3, 6)):
+        script.train(draw.minutes(30, 90))
+        script.add(draw.minutes(2, 15), script.resting(), cpu=draw.between(0.8, 4))
     return script
 
 
@@ -558,6 +569,90 @@ def many_gpus(draw: Draw) -> Script:
     script = Script(draw, kind._replace(every=60.0, sampling="means"))
     script.start()
     script.train(draw.hours(2, 3))
+    return script
+
+
+@trace_class(
+    "healthy",
+    "Rank 0 evaluates on its GPU for 30 to 100 minutes while the other ranks wait in a collective at 100 %.",
+    "torchtune#2093, nccl#708",
+    8,
+)
+def gpu_evaluation_of_rank_0(draw: Draw) -> Script:
+    script = Script(draw, setting(draw, WITH_MEMORY_COUNTER, gpus=SEVERAL))
+    script.start()
+    own = script.light(draw.between(0.4, 0.98), depth=0.4, memory=draw.between(0.05, 0.4))
+    waiting = script.each(own, *_spinning(script, -1))
+    loads = script.everywhere(script.training())
+    pace = draw.between(0.3, 12)
+    for _ in range(draw.count(2, 3)):
+        script.train(draw.minutes(40, 100), load=loads, step_every=pace)
+        script.add(draw.minutes(30, 100), waiting, line_every=draw.one_of((5.0, 1e9)), collective=True)
+    script.train(draw.minutes(20, 60), load=loads, step_every=pace)
+    return script
+
+
+@trace_class(
+    "healthy", "All ranks but the first end; that one goes on alone with an evaluation or an export.", "common", 8
+)
+def other_ranks_end_first(draw: Draw) -> Script:
+    script = Script(draw, setting(draw, WITH_MEMORY_COUNTER, gpus=SEVERAL, listings=("shares", "no shares")))
+    script.start()
+    script.train(draw.hours(1, 3))
+    on_gpu = draw.chance(0.5)
+    own = script.light(draw.between(0.6, 0.99), depth=0.3) if on_gpu else script.resting()
+    alone = script.each(own, *(script.bare() for _ in range(script.setting.used - 1)))
+    length = draw.minutes(40, 120) if on_gpu else draw.minutes(15, 50)
+    script.add(length, alone, line_every=draw.one_of((10.0, 300.0)), cpu=draw.between(0.95, 8), io=draw.between(0, 1e7))
+    return script
+
+
+@trace_class(
+    "healthy",
+    "A search or a simulation in registers: 100 % at high power, memory and tensor pipes still, seldom a line.",
+    "hashcat and n-body codes",
+    8,
+)
+def compute_bound(draw: Draw) -> Script:
+    script = Script(draw, setting(draw, gpus=(1, 1, 2, 4), trusts=("log", "output", "none")))
+    script.sends_heartbeats = False
+    script.start()
+    load = script.training(draw.between(0.4, 0.95))
+    load = load._replace(
+        utilization=1.0, memory=draw.between(0.0, 0.012), tensor=0.0, dram=draw.between(0.0, 0.01), sm=0.95, link=1e4
+    )
+    loads = script.everywhere(load)
+    apart = draw.minutes(5, 50)
+    for _ in range(int(draw.hours(4, 7) / apart)):
+        script.add(apart * draw.between(0.8, 1.2), loads, ends_step=True, cpu=draw.between(0.02, 1.0), io=10)
+    return script
+
+
+@trace_class(
+    "healthy",
+    "Shards over a slow network with steps of 5 to 25 minutes, at 100 % and low power.",
+    "LlamaFactory#3520",
+    8,
+)
+def slow_network_long_steps(draw: Draw) -> Script:
+    script = Script(draw, setting(draw, WITH_MEMORY_COUNTER, gpus=SEVERAL, trusts=(*STEPS, *STEPS, "output", "none")))
+    script.start()
+    load = script.light(1.0, depth=0.2, memory=draw.between(0.012, 0.06))
+    load = load._replace(watts=script.watts_of(0.04, 0.2), tensor=draw.between(0.003, 0.02), link=1e9)
+    script.train(draw.hours(5, 8), step_every=draw.minutes(5, 25), load=load, save_every=draw.hours(1, 3))
+    return script
+
+
+@trace_class(
+    "healthy", "Evaluates through a web service for 10 to 28 minutes now and then: no GPU, hardly any CPU.", "common", 8
+)
+def evaluation_by_a_service(draw: Draw) -> Script:
+    script = Script(draw, setting(draw, gpus=(1, 2, 4)))
+    script.start()
+    for _ in range(draw.count(4, 7)):
+        script.train(draw.minutes(15, 60))
+        lines = draw.one_of((5.0, 1e9))
+        script.add(draw.minutes(10, 28), script.resting(), line_every=lines, cpu=draw.between(0.01, 0.1), io=2e4)
     return script
 
 

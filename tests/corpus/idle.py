@@ -15,7 +15,11 @@ def _quiet(script: Script, hours: float, load: Load | tuple[Load, ...] | None = 
     """From here on the job does nothing."""
     draw = script.draw
     script.from_when = script.now + draw.between(20, 120)
-    script.add(hours * 3600, script.resting() if load is None else load, cpu=cpu or draw.between(0.0, 0.03), io=0.0)
+    # What is left in the process: nothing, or the threads of a tracker that report on the machine.
+    threads, written = (0.03, 0.0) if draw.chance(0.6) else (0.12, draw.between(500, 2e4))
+    script.add(
+        hours * 3600, script.resting() if load is None else load, cpu=cpu or draw.between(0, threads), io=written
+    )
 
 
 @trace_class("idle", "The main process has crashed; its parent waits for workers that never end.", "pytorch#1223", 10)
@@ -197,6 +201,35 @@ def idle_in_a_container(draw: Draw) -> Script:
     script = Script(draw, setting(draw, (*WHOLE, H100_SLICE), listings=("foreign",), spare=(0,)))
     script.start()
     script.train(draw.hours(0.4, 2))
+    _quiet(script, draw.between(2, 6))
+    return script
+
+
+@trace_class("idle", "Worked, then polls for something on one core of the CPU for ever.", "vllm#16226", 8)
+def polls_for_ever(draw: Draw) -> Script:
+    script = Script(draw, setting(draw))
+    script.start()
+    script.train(draw.hours(0.5, 3))
+    _quiet(script, draw.between(3, 8), cpu=draw.between(0.95, 1.05))
+    return script
+
+
+@trace_class("idle", "Done, on some GPUs of a machine whose other GPUs are busy for other users.", "jobstats#28", 8)
+def idle_beside_busy_gpus(draw: Draw) -> Script:
+    script = Script(draw, setting(draw, DATA_CENTRE, gpus=(1, 2, 4), spare=(1, 2, 4), listings=("shares", "no shares")))
+    others = tuple(range(script.setting.used, script.setting.gpus))
+    script.guests.append(neighbour(draw, script)._replace(gpus=others))
+    script.start()
+    script.train(draw.hours(0.5, 3))
+    _quiet(script, draw.between(2, 6))
+    return script
+
+
+@trace_class("idle", "Done, on a MIG slice of an H100.", "DCGM#80", 6)
+def idle_slice(draw: Draw) -> Script:
+    script = Script(draw, setting(draw, (H100_SLICE,), gpus=(1, 1, 2), spare=(0,)))
+    script.start()
+    script.train(draw.hours(0.5, 3))
     _quiet(script, draw.between(2, 6))
     return script
 

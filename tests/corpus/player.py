@@ -4,6 +4,8 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from stoker.gpus.model import DeviceHealth, Gpu, JobProgress, Look, Maybe, Pipes, Process, Reading, Unknown, Utilization
 from tests.corpus.boards import Board
 from tests.corpus.script import Fault, Guest, Load, Script, Segment
@@ -87,6 +89,9 @@ class _Player:
     def _moment(self, before: float, now: float, window: _Window, fault: Fault | None) -> Moment:
         at = self._identity.begun + now
         readings = self._readings.at(before, now, window.parts)
+        if not 0.5 < (now - before) / self._setting.every < 1.5:
+            # The first look, and one after a gap.
+            readings = tuple(msgspec.structs.replace(reading, span=now - before) for reading in readings)
         progress = self._progress
         look = Look(
             self._name,
@@ -128,9 +133,11 @@ class _Player:
         span = max(now - before, 1e-9)
         return _Window(parts, cpu / span, io / span)
 
-    def _job(self, window: _Window) -> JobProgress | None:
+    def _job(self, window: _Window) -> JobProgress:
+        """A supervisor always knows which of the listed processes are the job's."""
+        listed = self._readings.listed(window.parts[-1][0]) if window.parts else ()
         if not self._setting.seen:
-            return None
+            return JobProgress(pids=listed)
         rng = self._random
         steps, since = self._progress.seen()
         return JobProgress(
@@ -139,7 +146,7 @@ class _Player:
             self._setting.trust if steps is not None else "none",
             max(window.cpu * rng.uniform(0.9, 1.1), 0.0),
             window.io * rng.uniform(0.6, 1.4),
-            self._readings.listed(window.parts[-1][0]) if window.parts else (),
+            listed,
         )
 
     def _fault(self, now: float) -> Fault | None:
@@ -151,16 +158,18 @@ class _Progress:
 
     def __init__(self, script: Script) -> None:
         self._trust = script.setting.trust
-        self._steps = self._lines = self._saves = 0
+        self._steps = self._lines = self._saves = self._events = 0
         self.step: float | None = None
         self.line: float | None = None
         self._saved: float | None = None
+        self._event: float | None = None
         self.collective: float | None = None
 
     def pass_through(self, segment: Segment, begun: float, seconds: float, *, ends: bool) -> None:
         until = begun + seconds
         self._steps, self.step = _ticks(self._steps, self.step, segment.step_every, begun, until)
         self._lines, self.line = _ticks(self._lines, self.line, segment.line_every, begun, until)
+        self._events, self._event = _ticks(self._events, self._event, segment.telemetry_every, begun, until)
         if ends and segment.ends_step:
             self._steps += 1
             self._lines += 1
@@ -181,6 +190,8 @@ class _Progress:
             return (self._saves, self._saved) if self._saves else (None, None)
         if self._trust == "none":
             return None, None
+        if self._trust == "events" and self._event is not None:
+            return self._steps + self._events, max(self._event, self.step or 0.0)
         return (self._steps, self.step) if self._steps else (None, None)
 
 
@@ -406,6 +417,8 @@ def _failed(look: Look, fault: Fault) -> Look:
         kept = [place for place in range(len(look.gpus)) if place != fault.gpu]
         gpus = tuple(look.gpus[place] for place in kept)
         return Look(look.source, look.at, look.wall, gpus, tuple(look.readings[place] for place in kept), job=look.job)
+    if fault.kind == "clock":
+        return msgspec.structs.replace(look, wall=look.wall - 86_400)
     lost = Reading.unknown(look.gpus[fault.gpu].uuid, fault.reason, span=look.readings[fault.gpu].span)
     readings = tuple(lost if place == fault.gpu else reading for place, reading in enumerate(look.readings))
     return Look(look.source, look.at, look.wall, look.gpus, readings, job=look.job)

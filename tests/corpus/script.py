@@ -56,6 +56,8 @@ class Segment(NamedTuple):
     io: float = 0.0
     collective: bool = False
     """Whether a collective of PyTorch is pending all the time, as its watchdog sees it."""
+    telemetry_every: float = NEVER
+    """Seconds between entries in the event files that no step has caused."""
 
 
 class Guest(NamedTuple):
@@ -96,9 +98,9 @@ class Fault(NamedTuple):
 
     begun: float
     ended: float
-    kind: Literal["look", "absent", "gpu", "gone", "gap", "absurd"]
-    """The whole look failed; so that it lists no GPU; one GPU failed; it is not listed; nobody looked; a value is
-    impossible."""
+    kind: Literal["look", "absent", "gpu", "gone", "gap", "clock"]
+    """The whole look failed; no GPU was listed in it; one GPU failed; it is not listed; nobody looked; the wall clock
+    was wrong by a day."""
     reason: str = ""
     gpu: int = 0
 
@@ -116,7 +118,7 @@ class Setting(NamedTuple):
     listing: Listing
     trust: Trust
     seen: bool = True
-    """Whether there is a supervisor that sees the job's progress, CPU time and I/O."""
+    """Whether the job's progress, CPU time and I/O can be seen; its processes always are."""
     user: str = "alice"
 
 
@@ -188,7 +190,8 @@ class Script:
             utilization=utilization,
             peak=1.0,
             watts=low + (high - low) * part,
-            memory=draw.between(0.22, 0.72),
+            # Many small kernels, or much arithmetic on little data, leave the memory alone for most of the time.
+            memory=draw.between(0.22, 0.72) if draw.chance(0.8) else draw.between(0.04, 0.2),
             sm=draw.between(0.62, 0.93),
             tensor=draw.between(0.12, 0.48),
             dram=draw.between(0.16, 0.55),
@@ -217,7 +220,7 @@ class Script:
         """A collective that waits: its kernel runs all the time on a few of the SMs and touches no memory."""
         draw = self.draw
         return Load(
-            utilization=1.0,
+            utilization=1.0 if draw.chance(0.8) else draw.between(0.985, 0.998),
             peak=1.0,
             watts=draw.within(self.board.spin) if watts is None else watts,
             memory=0.0 if draw.chance(0.65) else draw.between(0.003, 0.012),
@@ -260,6 +263,7 @@ class Script:
         cpu: float | None = None,
         io: float | None = None,
         collective: bool = False,
+        telemetry_every: float = NEVER,
     ) -> None:
         """Appends a segment. A load, which has fields, is meant for all of the job's GPUs."""
         loads = self.everywhere(load) if isinstance(load, Load) else load
@@ -274,6 +278,7 @@ class Script:
                 self.draw.between(0.9, 1.3) * self.setting.used if cpu is None else cpu,
                 self.draw.between(1e4, 3e7) if io is None else io,
                 collective,
+                telemetry_every,
             )
         )
         self.now += seconds

@@ -40,6 +40,7 @@ def _stuck(
     line_every: float = NEVER,
     collective: bool = True,
     cpu: float | None = None,
+    telemetry_every: float = NEVER,
 ) -> Script:
     """From here on no step is made. Every rank polls on a core of its own."""
     draw = script.draw
@@ -51,6 +52,7 @@ def _stuck(
         cpu=script.setting.used * draw.between(0.98, 1.06) if cpu is None else cpu,
         io=draw.between(0, 3e3),
         collective=collective,
+        telemetry_every=telemetry_every,
     )
     return script
 
@@ -247,3 +249,30 @@ def hang_without_memory_counter(draw: Draw) -> Script:
     script.start()
     script.train(draw.hours(0.5, 3))
     return _stuck(script, collective=False)
+
+
+@trace_class(
+    "stalled", "Stuck, in a job that had made no step for half an hour before, in its evaluations.", "nccl#708", 8
+)
+def hang_after_long_evaluations(draw: Draw) -> Script:
+    script = Script(draw, setting(draw, WITH_MEMORY_COUNTER, gpus=SEVERAL, trusts=STEPS))
+    script.start()
+    waiting = script.each(script.resting(), *(script.spinning() for _ in range(script.setting.used - 1)))
+    for _ in range(draw.count(1, 3)):
+        script.train(draw.minutes(30, 80))
+        script.add(draw.minutes(15, 45), waiting, cpu=script.setting.used + draw.between(0, 4), collective=True)
+    script.train(draw.minutes(30, 80))
+    return _stuck(script)
+
+
+@trace_class(
+    "stalled",
+    "Stuck while a tracker goes on writing what the machine does into the event file that progress is read from.",
+    "marin#7344: telemetry goes on",
+    4,
+)
+def hang_with_growing_event_files(draw: Draw) -> Script:
+    script = Script(draw, setting(draw, WITH_MEMORY_COUNTER, gpus=SEVERAL, trusts=("events",)))
+    script.start()
+    script.train(draw.hours(0.5, 3), step_every=draw.between(1, 15))
+    return _stuck(script, telemetry_every=draw.between(15, 30))

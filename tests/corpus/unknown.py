@@ -76,7 +76,7 @@ def absurd_values(draw: Draw) -> Script:
     script.train(draw.hours(0.5, 2))
     begun = _then_quiet(script, draw.between(2, 5))
     reason = "the driver reported 9.22337e+18 %, which is impossible"
-    script.faults.append(Fault(begun, script.now, "absurd", reason, draw.count(0, script.setting.used - 1)))
+    script.faults.append(Fault(begun, script.now, "gpu", reason, draw.count(0, script.setting.used - 1)))
     return script
 
 
@@ -93,7 +93,7 @@ def absent_source(draw: Draw) -> Script:
     return script
 
 
-@trace_class("unknown", "Looks with holes: the machine sleeps or is overloaded, and seldom anybody looks.", "common", 6)
+@trace_class("unknown", "Looks with holes, and a clock that jumps: the machine sleeps or is overloaded.", "common", 6)
 def gaps_between_looks(draw: Draw) -> Script:
     script = Script(draw, setting(draw, WHOLE, gpus=(1, 2), trusts=("none",)))
     script.start()
@@ -104,5 +104,21 @@ def gaps_between_looks(draw: Draw) -> Script:
     while at < script.now:
         hole = max(every * draw.between(5, 12), 60.0) + 10
         script.faults.append(Fault(at, at + hole, "gap"))
-        at += hole + every * draw.between(1.0, 4.0)
+        seen = at + hole + every * draw.between(1.0, 4.0)
+        if draw.chance(0.2):
+            script.faults.append(Fault(at + hole, seen, "clock"))
+        at = seen
+    return script
+
+
+@trace_class("unknown", "The driver answers for some minutes, then not for some minutes, for hours.", "gpud#117", 6)
+def driver_comes_and_goes(draw: Draw) -> Script:
+    script = Script(draw, setting(draw))
+    script.start()
+    script.train(draw.hours(0.5, 2))
+    at = _then_quiet(script, draw.between(2, 5))
+    while at < script.now:
+        silent = draw.minutes(3, 10)
+        script.faults.append(Fault(at, at + silent, "look", "the driver did not answer within 5s"))
+        at += silent + draw.minutes(3, 12)
     return script

@@ -17,7 +17,7 @@ from tests.corpus.__main__ import facts, file_name, write_corpus
 MOST_HEALTHY_KILLED = 23
 MOST_UNKNOWN_KILLED = 0
 MOST_IDLE_MISSED = 11
-MOST_STALLED_MISSED = 75
+MOST_STALLED_MISSED = 81
 MOST_KILLED_EARLY = 1
 
 
