@@ -33,6 +33,7 @@ def test_worker_is_paused_by_host_or_id(queue: Store) -> None:
     job, other = submit(queue, "a", "b")
     queue.workers.heartbeat("worker-1", "alpha", View())
     queue.workers.heartbeat("worker-2", "beta", View())
+    queue.workers.heartbeat("worker-12", "gamma", View())
     assert stoker("pause", "--worker", "alpha").out == "worker worker-1 on alpha: paused\n"
     assert queue.attempts.claim([job], "worker-1", [], 60.0) is None
     assert queue.attempts.claim([job], "worker-2", [], 60.0) is not None

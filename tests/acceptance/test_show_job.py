@@ -81,7 +81,9 @@ def test_local_log_and_report_are_shown(queue: Store) -> None:
 def test_report_of_a_remote_job_is_shown(queue: Store) -> None:
     (job,) = submit(queue, "a")
     attempt = run(queue, job, "failed", 1)
-    assert stoker("show", job, "--json").json()["details"] == {"cause": "", "rule": "", "report": "", "fit": {}}
+    shown = stoker("show", job, "--json").json()
+    assert shown["details"] == {"cause": "", "rule": "", "report": "", "fit": {}}
+    assert shown["attempts"][0]["host"] is None  # the queue does not know its worker
     queue.attempts.write_details(
         attempt.id, AttemptDetails(cause="idle", rule="idle", report="# Why it was stopped\n\n\x1b[31mred\n")
     )

@@ -72,10 +72,13 @@ def _workers(around: Surroundings) -> str:
     return f"{len(there)} {'worker' if len(there) == 1 else 'workers'}, on {', '.join(hosts[:_MOST_HOSTS])}{more}"
 
 
-def show_json(detail: "JobDetail", home: Path) -> dict[str, Any]:
+def show_json(detail: "JobDetail", hosts: Mapping[str, str], home: Path) -> dict[str, Any]:
+    """`hosts`: those of the workers that the queue knows, by id."""
     return {
         "job": job_json(detail.job),
-        "attempts": [{**msgspec.to_builtins(one.attempt), "host": one.host} for one in detail.attempts],
+        "attempts": [
+            {**msgspec.to_builtins(one.attempt), "host": hosts.get(one.attempt.worker)} for one in detail.attempts
+        ],
         "why": detail.why,
         "log": _file(detail, home, "output"),
         "report": _file(detail, home, "report.md"),

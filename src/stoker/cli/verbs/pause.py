@@ -95,7 +95,9 @@ def _workers_named(store: "Store", text: str) -> list["Worker"]:
             return live
         silent = format_duration(round(now - max(worker.seen for worker in on_host)))
         raise StokerError(f"the worker on {text} was last seen {silent} ago: a worker that restarts is not paused")
-    found = [worker for worker in workers if text and worker.id.startswith(text)]
+    found = [worker for worker in workers if worker.id == text] or [
+        worker for worker in workers if text and worker.id.startswith(text)
+    ]
     if len(found) > 1:
         some = ", ".join(worker.id for worker in found[:4])
         raise BadInputError(f"{text!r} fits several workers ({some}): write more of it")

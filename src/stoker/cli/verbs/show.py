@@ -159,6 +159,7 @@ def _show_job_or_run(records: "Records", what: str, as_json: bool, queue_url: st
     try:
         with opened(queue_url) as store:
             detail = read_detail(store, store.jobs.get(what).id, state_home())
+            hosts = {worker.id: worker.host for worker in store.workers.all()}
     except StokerError as no_job:
         try:
             run = records.find(what)
@@ -167,7 +168,7 @@ def _show_job_or_run(records: "Records", what: str, as_json: bool, queue_url: st
         _show_run(run, as_json)
         return
     if as_json:
-        print_json(show_json(detail, state_home()))
+        print_json(show_json(detail, hosts, state_home()))
     else:
         sys.stdout.write(show_text(detail, state_home()))
 
