@@ -25,11 +25,11 @@ class Site:
     def see(self, *looks: float, state: GpuUse = "job", utilization: float | None = 0.5, memory: int = 100) -> "Site":
         for second in looks:
             wall = NOON + second
-            self.meter.saw("g", state, wall - BOOTED, wall + self.set_by, utilization, memory)
+            self.meter.observe("g", state, wall - BOOTED, wall + self.set_by, utilization, memory)
         return self
 
     def leave(self, second: float, state: GpuUse = "job") -> "Site":
-        self.meter.did("g", state, NOON + second - BOOTED)
+        self.meter.note_end("g", state, NOON + second - BOOTED)
         return self
 
     def written(self) -> dict[int, Usage]:
@@ -92,7 +92,7 @@ def test_memory_is_the_maximum_of_the_looks() -> None:
     site = Site().see(0.0, memory=900).see(5.0, memory=0)
     assert site.written()[0].memory == 0
     assert site.see(10.0, memory=300).see(15.0, memory=200).written()[0].memory == 300
-    site.meter.saw("g", "unknown", NOON + 20.0 - BOOTED, NOON + 20.0, None, None)
+    site.meter.observe("g", "unknown", NOON + 20.0 - BOOTED, NOON + 20.0, None, None)
     assert site.written()[0].memory == 300
 
 

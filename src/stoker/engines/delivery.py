@@ -30,14 +30,14 @@ _BLOCK: Final = 256 * 1024
 LONGEST_REPORT: Final = 256 * 1024
 _CUT: Final = "\n\n… (the rest is on the machine that ran it)\n"
 
-# Of a line that has no end, as much as any link is long.
-_LONGEST_REMEMBERED: Final = 4096
+# As much of an unfinished line is kept.
+_LONGEST_LINK: Final = 4096
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 # Up to what cannot be part of a link, which must have come: otherwise the rest of the link may come later.
 _LINK: Final = re.compile(r"https?://[^\s\x00-\x20\x7f\"'<>`]+(?=[\s\x00-\x20\x7f\"'<>`])")
 _WANDB: Final = re.compile(r"https://wandb\.ai/\S+/runs/\S")
-_SAYS_SO: Final = re.compile(r"view run\b", re.IGNORECASE)
+_VIEW_RUN: Final = re.compile(r"view run\b", re.IGNORECASE)
 
 
 class LogTail:
@@ -101,7 +101,12 @@ class LogTail:
 
 def details_of(record: AttemptRecord) -> AttemptDetails | None:
     """The details of an attempt that has ended; None when there are none."""
-    status, report, fit = record.status(), _report(record), _fit(record)
+    status, fit, body = record.status(), _fit(record), b""
+    with contextlib.suppress(OSError):
+        body = record.report.read_bytes()
+    report = body.decode(errors="replace")
+    if len(body) > LONGEST_REPORT:
+        report = body[: LONGEST_REPORT - len(_CUT.encode())].decode(errors="ignore") + _CUT
     cause = status.ending or ""
     if not report and not fit and cause in ("", "exited"):
         return None
@@ -130,17 +135,6 @@ def _write(store: Store, attempt: str, details: AttemptDetails) -> None:
         raise
     except (CollisionError, StokerError):
         return
-
-
-def _report(record: AttemptRecord) -> str:
-    try:
-        with record.report.open("rb") as file:
-            body = file.read(LONGEST_REPORT + 1)
-    except OSError:
-        return ""
-    if len(body) <= LONGEST_REPORT:
-        return body.decode(errors="replace")
-    return body[: LONGEST_REPORT - len(_CUT.encode())].decode(errors="ignore") + _CUT
 
 
 def _fit(record: AttemptRecord) -> dict[str, Any]:
@@ -256,7 +250,7 @@ def _deliver(store: Store, record: AttemptRecord, attempt_spec: AttemptSpec, res
 
 
 class Links:
-    """Finds the page of a run in what the job says: the first link to Weights & Biases, or beside "View run"."""
+    """Finds the page of a run in what the job prints: the first link to Weights & Biases, or beside "View run"."""
 
     def __init__(self) -> None:
         self._unfinished = ""
@@ -266,7 +260,7 @@ class Links:
         """The link, as soon as it is complete; what is found first stays. Lines may come in pieces."""
         if self._found is None:
             lines = (self._unfinished + text).split("\n")
-            self._unfinished = lines.pop()[-_LONGEST_REMEMBERED:]
+            self._unfinished = lines.pop()[-_LONGEST_LINK:]
             # The end of a line ends a link.
             candidates = [*(f"{line}\n" for line in lines if "http" in line), self._unfinished]
             self._found = next(filter(None, map(_link_in, candidates)), None)
@@ -276,6 +270,6 @@ class Links:
 def _link_in(line: str) -> str | None:
     links = [match[0].rstrip(".,;:!?)]}*") for match in _LINK.finditer(line)]
     runs = list(filter(_WANDB.match, links))
-    if not runs and _SAYS_SO.search(_COLOURS.sub("", line)):
+    if not runs and _VIEW_RUN.search(_COLOURS.sub("", line)):
         runs = links
     return runs[0] if runs else None

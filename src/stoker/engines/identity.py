@@ -23,7 +23,7 @@ MOST_ATTEMPTS: Final = 1000
 OLDEST_ATTEMPT: Final = 60 * 86400.0
 # Short jobs fill a disk within minutes: old attempts are removed after this many new ones.
 TIDY_AFTER: Final = 100
-# Workers that may be refused between two rounds of tidying.
+# Refused workers that could read the pid of this one. The lock still refuses the next.
 _BACKLOG: Final = 1000
 
 
@@ -105,7 +105,6 @@ class WorkerIdentity:
     def tidy(self) -> None:
         """Removes attempts that are too many or too old, except those whose outcome the queue does not have."""
         self._created = 0
-        self._accept_refused()
         too_old = time.time() - OLDEST_ATTEMPT
         try:
             with os.scandir(self.directory / "attempts") as entries:
@@ -118,13 +117,6 @@ class WorkerIdentity:
             is_superfluous = place >= MOST_ATTEMPTS or changed < too_old
             if is_superfluous and not AttemptRecord(Path(path)).has_attempt():
                 shutil.rmtree(path, ignore_errors=True)
-
-    def _accept_refused(self) -> None:
-        """Workers that were refused fill the backlog."""
-        if self._guard is not None:
-            with contextlib.suppress(OSError):
-                while True:
-                    self._guard.accept()[0].close()
 
     def leave(self) -> None:
         os.close(self._lock)

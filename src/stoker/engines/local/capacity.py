@@ -167,9 +167,9 @@ class GpuCapacity:
         self.promised_to: Reservation | None = None
         self.holders: list[GpuHolder] = []
         self._count_memory(gpu)
-        attributed, everyone_told = 0, True
+        attributed, all_known = 0, True
         for allocation in allocations:
-            everyone_told = everyone_told and allocation.used is not None
+            all_known = all_known and allocation.used is not None
             asked = allocation.request.memory or 0
             used = asked if allocation.used is None else allocation.used.get(gpu.uuid, 0)
             attributed += used
@@ -177,7 +177,7 @@ class GpuCapacity:
         # The slack is for what the driver itself uses.
         unexplained = max(0, self.used - attributed)
         self.unexplained = unexplained if unexplained > self.slack else 0
-        self._is_unexplained = self.unexplained > 0 and everyone_told
+        self._is_unexplained = self.unexplained > 0 and all_known
         age = now - gpu.obstructed_since if gpu.obstructed_since is not None else 0.0
         self.outside = _outside(gpu)
         self.settles_soon = age <= SETTLES_WITHIN

@@ -261,8 +261,8 @@ class _Watched:
         capacity = GpuCapacity(self.seen, allocations, rules, at)
         if capacity.outside is not None:
             return capacity.outside
-        everyone_told = None not in self.used.values()
-        return MemoryTaken(capacity.unexplained) if capacity.unexplained and everyone_told else Free()
+        all_known = None not in self.used.values()
+        return MemoryTaken(capacity.unexplained) if capacity.unexplained and all_known else Free()
 
     def report(self, holders: Collection[str], wall: float, program: str, reservation: Reservation | None) -> WorkerGpu:
         total, used = self.seen.memory_total, self.seen.memory_used

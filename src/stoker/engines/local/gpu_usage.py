@@ -29,12 +29,12 @@ class UsagePerMinute:
         self._written_until: dict[str, float] = {}
         """The end of the last written minute of each GPU, by the wall clock."""
 
-    def did(self, gpu: str, state: GpuUse, at: float) -> None:
+    def note_end(self, gpu: str, state: GpuUse, at: float) -> None:
         """It was in this state until `at`, whatever the next look finds: a job or program has just left it."""
         if (watched := self._gpus.get(gpu)) is not None:
             watched.parts.append(_Part(at, state))
 
-    def saw(
+    def observe(
         self, gpu: str, state: GpuUse, at: float, wall: float, utilization: float | None, memory: int | None
     ) -> None:
         """Takes in a look: `at` in monotonic seconds, `wall` in seconds since the epoch."""

@@ -93,7 +93,7 @@ class MachineView:
         moment = time.monotonic()
         for uuid in uuids:
             self.tracker.ended(uuid, moment)
-            self.usage.did(uuid, state, moment)
+            self.usage.note_end(uuid, state, moment)
         if uuids:
             self._freed_at = moment
             self._sampler.no_later_than(moment)
@@ -154,7 +154,7 @@ class MachineView:
     def _observe(self, look: Look) -> None:
         self.tracker.observe(look, self._owner, self.holders())
         for gpu in self.worker_gpus():
-            self.usage.saw(gpu.uuid, gpu.state, look.at, look.wall, gpu.utilization, gpu.memory_used)
+            self.usage.observe(gpu.uuid, gpu.state, look.at, look.wall, gpu.utilization, gpu.memory_used)
 
     def _owner(self, pid: int) -> str | None:
         job = next((one.job for one in self._shims.attempts.values() if one.owns(pid)), None)

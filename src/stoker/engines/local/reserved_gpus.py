@@ -1,4 +1,4 @@
-"""Which GPUs of this machine its worker keeps free, and for which jobs: a small file for `stoker gpus`.
+"""Which GPUs of this machine its worker reserves, and for which jobs: a small file for `stoker gpus`.
 
 `stoker gpus` must answer at once, also while the queue is away; so it reads this and not the queue.
 """
@@ -13,14 +13,14 @@ from stoker.procfs import read_stat
 
 
 class ReservedGpusFile:
-    """What one worker says; a full disk costs the word, never a job."""
+    """What one worker reserves. A failure to write it affects no job."""
 
     def __init__(self, directory: Path, host: str) -> None:
         self._path = _path(directory, host)
         self._written: Mapping[str, str] | None = None
 
     def write(self, gpus: Mapping[str, str]) -> None:
-        """By uuid, what is said of each GPU that is kept: `reserved for job 0a1b2c3d (2 GPUs, has 1)`."""
+        """The text for each reserved GPU, by uuid: `reserved for job 0a1b2c3d (2 GPUs, has 1)`."""
         if gpus == self._written:
             return
         with contextlib.suppress(OSError):
@@ -33,12 +33,12 @@ class ReservedGpusFile:
 
 
 def reserved_gpus(directory: Path, host: str) -> dict[str, str]:
-    """What the worker of this machine said last; nothing when it is gone."""
+    """What the worker of this machine wrote last; empty when it is gone."""
     try:
-        said = json.loads(_path(directory, host).read_text(encoding="utf-8"))
-        if _started(said["pid"]) != said["started"]:
+        found = json.loads(_path(directory, host).read_text(encoding="utf-8"))
+        if _started(found["pid"]) != found["started"]:
             return {}
-        return {str(uuid): str(words) for uuid, words in said["gpus"].items()}
+        return {str(uuid): str(text) for uuid, text in found["gpus"].items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
 

@@ -87,29 +87,29 @@ def _by_gpu(obstacles: Sequence[tuple[int, Obstacle]], amount: Amount) -> str:
 def _predicate(obstacle: Obstacle, amount: Amount) -> _Predicate:
     match obstacle:
         case UsedByOthers(processes=processes):
-            said = _being(f"used by {name_some(processes)}")
+            predicate = _being(f"used by {name_some(processes)}")
         case UnreadableGpu(reason=reason):
-            said = _Predicate(f"cannot be read ({reason})", f"cannot be read ({reason})")
+            predicate = _Predicate(f"cannot be read ({reason})", f"cannot be read ({reason})")
         case TooSmall(usable=usable):
-            said = _having(f"only {amount(usable)}")
+            predicate = _having(f"only {amount(usable)}")
         case Busy(peak=peak, free_below=free_below):
-            said = _being(
+            predicate = _being(
                 f"{format_percent(peak)} busy (free below {format_percent(free_below)}) with no process seen there"
             )
         case MemoryTaken(used=used):
-            said = _having(f"{format_memory(used)} in use by no process that is seen")
+            predicate = _having(f"{format_memory(used)} in use by no process that is seen")
         case Held():
-            said = _held(obstacle, amount)
+            predicate = _held(obstacle, amount)
         case Stopping(jobs=jobs):
-            said = _being(f"being freed ({_jobs(jobs)} {'is' if len(jobs) == 1 else 'are'} stopping)")
+            predicate = _being(f"being freed ({_jobs(jobs)} {'is' if len(jobs) == 1 else 'are'} stopping)")
         case Reservation(job=job, wanted=wanted, ready=ready):
             count = "1 GPU" if wanted == 1 else f"{wanted} GPUs"
-            said = _being(f"reserved for job {job} ({count}, has {len(ready)})")
+            predicate = _being(f"reserved for job {job} ({count}, has {len(ready)})")
         case Free():
-            said = _being("free")
+            predicate = _being("free")
         case _:
             assert_never(obstacle)
-    return said
+    return predicate
 
 
 def _held(obstacle: Held, amount: Amount) -> _Predicate:
