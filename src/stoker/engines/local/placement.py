@@ -331,41 +331,19 @@ class _Turn:
             for chosen in combinations(candidates, size):
                 if self._suffices(capacities, request, chosen):
                     return list(chosen)
-        return self._fewest_by_gpu(candidates, capacities, request)
-
-    def _fewest_by_gpu(
-        self, candidates: list[str], capacities: list[GpuCapacity], request: ResourceRequest
-    ) -> list[str]:
-        """Those on the GPUs that fewest have to leave: the minimum, unless some hold several GPUs."""
-        leaving = [
-            self._without_superfluous(
-                [job for job in candidates if capacity.is_held_by(job)], [capacity], request, needed=1
-            )
-            for capacity in capacities
-            if capacity.will_have_room(request, self._stopping.union(candidates))
-        ]
-        chosen = {job for jobs in sorted(leaving, key=len)[: request.gpus] for job in jobs}
-        return self._without_superfluous(
-            [job for job in candidates if job in chosen], capacities, request, needed=request.gpus
-        )
-
-    def _without_superfluous(
-        self, candidates: list[str], capacities: list[GpuCapacity], request: ResourceRequest, *, needed: int
-    ) -> list[str]:
-        """Spares what can be spared, first what would lose most."""
-        victims = list(candidates)
-        for candidate in reversed(candidates):
+        # Spares what can be spared: first on the GPUs that most would have to leave, and there what would lose most.
+        beside = {job: min(len(one.holders) for one in capacities if one.is_held_by(job)) for job in candidates}
+        victims, costliest_first = candidates, candidates[::-1]
+        for candidate in sorted(costliest_first, key=beside.__getitem__, reverse=True):
             others = [victim for victim in victims if victim != candidate]
-            if self._will_fit_on(capacities, request, others) >= needed:
+            if self._suffices(capacities, request, others):
                 victims = others
         return victims
 
     def _suffices(self, capacities: list[GpuCapacity], request: ResourceRequest, victims: Iterable[str]) -> bool:
-        return self._will_fit_on(capacities, request, victims) >= request.gpus
-
-    def _will_fit_on(self, capacities: list[GpuCapacity], request: ResourceRequest, victims: Iterable[str]) -> int:
+        """Whether the job fits once these are gone, with those that stop already."""
         gone = self._stopping.union(victims)
-        return sum(capacity.will_have_room(request, gone) for capacity in capacities)
+        return sum(capacity.will_have_room(request, gone) for capacity in capacities) >= request.gpus
 
     def _cheapest_first(self, allocations: Iterable[Allocation]) -> list[str]:
         """Those that can be preempted, first what loses least."""
