@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from stoker.backoff import Backoff
 from stoker.engines.attempt import lease_clock
 from stoker.engines.delivery import write_details
 from stoker.engines.engine import CannotTellError, Engine, EngineModule, Log, RunningAttempt, WorkerOptions
@@ -89,7 +90,7 @@ class WorkerLoop:
         self._store: Store | None = None
         self._changes: ChangeListener | None = None
         self._away_until = -math.inf
-        self._pause = _FIRST_PAUSE
+        self._backoff = Backoff(_FIRST_PAUSE, _LAST_PAUSE)
         self._absence_logged = False
         self._renew_at = 0.0
         self._heartbeat_at = 0.0
@@ -236,7 +237,7 @@ class WorkerLoop:
 
     def _note_queue_works(self) -> None:
         """After a whole round: a queue that can be opened may still be damaged."""
-        self._pause = _FIRST_PAUSE
+        self._backoff.reset()
         if self._absence_logged:
             self._log("the queue is back")
             self._absence_logged = False
@@ -248,8 +249,7 @@ class WorkerLoop:
             self._log(f"{error}; jobs go on, trying again")
             self._absence_logged = True
         self._close_queue()
-        self._away_until = time.monotonic() + self._pause
-        self._pause = min(self._pause * 2, _LAST_PAUSE)
+        self._away_until = time.monotonic() + self._backoff.next()
 
     def _close_queue(self) -> None:
         with contextlib.suppress(StokerError):

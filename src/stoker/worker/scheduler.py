@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+from stoker.backoff import Backoff
 from stoker.engines.attempt import lease_clock
 from stoker.engines.engine import Engine, Log, Reservation, WorkerOptions
 from stoker.engines.identity import WorkerIdentity
@@ -50,7 +51,7 @@ class Scheduler:
         self._overlooked_at = -math.inf
         self._no_starts_until = -math.inf
         self._failed_at = -math.inf
-        self._pause = _FIRST_PAUSE
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._problem = ""
 
     def due(self) -> float:
@@ -188,17 +189,16 @@ class Scheduler:
         """A job could not be started and goes back to the queue: pauses before the next one is tried."""
         moment = time.monotonic()
         if moment - self._failed_at > _QUIET:
-            self._pause = _FIRST_PAUSE
+            self._backoff.reset()
             self._log(f"{job}: could not be started here and goes back to the queue, others are tried later: {why}")
         self._failed_at, self._problem = moment, why
-        self._no_starts_until = moment + self._pause
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        self._no_starts_until = moment + self._backoff.next()
         self.stale = True
 
     def start_succeeded(self, since: float) -> None:
         """A job that was started at that time did run: the pause after the next failure is short again."""
         if since > self._failed_at:
-            self._pause = _FIRST_PAUSE
+            self._backoff.reset()
 
 
 def _shape(job: Job) -> tuple[object, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
+from stoker.backoff import Backoff
 from stoker.engines.attempt import ATTEMPT_TAG, AttemptResult, StopCause, result_of
 from stoker.engines.engine import CannotTellError, Found, RunningAttempt
 from stoker.engines.identity import WorkerIdentity
@@ -60,7 +61,7 @@ class LocalAttempt(RunningAttempt):
         """A pidfd that becomes readable when the reaper of a job without a shim ends."""
         self.retry_at = math.inf
         """When to look again what became of the shim, in monotonic seconds."""
-        self._pause = _FIRST_PAUSE
+        self._backoff = Backoff(_FIRST_PAUSE, _LAST_PAUSE)
         self._stop: StopAttempt | None = None
         self._stopped_at = math.inf
         self._suspended_since: float | None = None
@@ -135,7 +136,7 @@ class LocalAttempt(RunningAttempt):
         try:
             _check_descriptors()
             self.channel = ShimChannel(self.record.connect())
-            self._pause = _FIRST_PAUSE
+            self._backoff.reset()
             if self._stop is not None:
                 self.channel.send(self._stop)
         except OSError as error:
@@ -159,8 +160,7 @@ class LocalAttempt(RunningAttempt):
             self.conclude()  # the pidfd is of another process, which has the pid now
 
     def _try_later(self) -> None:
-        self.retry_at = time.monotonic() + self._pause
-        self._pause = min(self._pause * 2, _LAST_PAUSE)
+        self.retry_at = time.monotonic() + self._backoff.next()
 
     def conclude(self) -> None:
         """Shim and reaper are gone: kills what they may have left, and reads how the attempt ended."""

@@ -22,6 +22,7 @@ import msgspec
 
 from stoker.actions.action import facts_of
 from stoker.actions.perform import perform_detached
+from stoker.backoff import Backoff
 from stoker.engines.attempt import AttemptResult, BatchSizeFit, lease_clock, result_of
 from stoker.engines.delivery import DetachedDelivery
 from stoker.engines.fitting import FittedRun
@@ -48,9 +49,10 @@ from stoker.runs.loop import helpers_of, is_from_job
 from stoker.runs.plan import Plan
 from stoker.runs.processes.reaper import Reaper, fork_reaper
 from stoker.runs.processes.signals import FORWARDED, Received, SignalStream
+from stoker.runs.processes.spawn import OWN_FAILURE
 from stoker.runs.processes.syscalls import BootTimer, set_name
 from stoker.runs.processes.termination import wait_until_empty
-from stoker.runs.record import Ending, Status
+from stoker.runs.record import Status
 from stoker.runs.run import record_orphan_stop, spec_of
 from stoker.runs.supervisor import StopRequest, Supervisor
 
@@ -176,7 +178,8 @@ class _Supervision:
         self._reaper = reaper
         self._until = attempt_spec.lease_until
         self._delivery: DetachedDelivery | None = None
-        self._pause = _FIRST_PAUSE
+        longest_pause = min(_LAST_PAUSE, attempt_spec.lease * _PAUSE_SHARE)
+        self._backoff = Backoff(_FIRST_PAUSE, longest_pause)
         self._next_delivery = -math.inf
         self._prober = Prober(attempt_spec.plan.source, deadline=attempt_spec.plan.deadline, start=forked)
         self._result: AttemptResult | None = None
@@ -217,10 +220,7 @@ class _Supervision:
                 # Before its snapshot is removed, which may take minutes.
                 self._wait_until_recorded()
                 self._act(plan)
-        except _StoppedBeforeStartError as stopped:
-            self._end_with(stopped.request.ending, stopped.request.reason, stopped.request.code)
-            self._wait_until_recorded()
-        except (StokerError, OSError) as error:
+        except (_StoppedBeforeStartError, StokerError, OSError) as error:
             self._give_up(error)
             self._wait_until_recorded()
         self._epoll.close()
@@ -288,18 +288,19 @@ class _Supervision:
         wait_until_empty(self._reaper, _OUTPUT_COMPLETE_WITHIN)
         return self._reaper.reusable
 
-    def _give_up(self, error: StokerError | OSError) -> None:
+    def _give_up(self, error: _StoppedBeforeStartError | StokerError | OSError) -> None:
         """For an error before the start of the job or after its end: a run itself never raises."""
         if self._result is not None:
             return
-        if isinstance(error, StokerError):
-            self._end_with("could not start", f"{error}.", 125)
+        if isinstance(error, _StoppedBeforeStartError):
+            request = error.request
+        elif isinstance(error, StokerError):
+            request = StopRequest("could not start", f"{error}.", OWN_FAILURE)
         else:
             why = (error.strerror or type(error).__name__).lower()
-            self._end_with("not started", f"It could not be started on {self._attempt_spec.host}: {why}.", 125)
-
-    def _end_with(self, ending: Ending, reason: str, code: int) -> None:
-        """Ends the attempt before there was a run."""
+            reason = f"It could not be started on {self._attempt_spec.host}: {why}."
+            request = StopRequest("not started", reason, OWN_FAILURE)
+        ending, reason, code = request
         self._unwritten = Status(state="ended", ending=ending, reason=reason, exit_code=code, ended=time.time())
         self.on_ended(self._unwritten)
         self._write_outcome()
@@ -424,10 +425,9 @@ class _Supervision:
         answer = delivery.answer()
         self._delivery = None
         if answer.problem is not None:
-            self._next_delivery = lease_clock() + self._pause
-            self._pause = min(self._pause * 2, _LAST_PAUSE, self._attempt_spec.lease * _PAUSE_SHARE)
+            self._next_delivery = lease_clock() + self._backoff.next()
             return None
-        self._pause = _FIRST_PAUSE
+        self._backoff.reset()
         if delivery.brings_outcome:
             self._recorded = True
             return None
@@ -484,7 +484,8 @@ class _Supervision:
         """Leaves the delivery to the worker; without one, or when it does not succeed, delivers the result itself."""
         trusts_worker_until = lease_clock() + _RECORDED_WITHIN
         gives_up_at = lease_clock() + _LONGEST_DELIVERY
-        self._pause, self._next_delivery = _FIRST_PAUSE, -math.inf
+        self._backoff.reset()
+        self._next_delivery = -math.inf
         while lease_clock() < gives_up_at:
             self._write_outcome()
             if any(received.signal in _ENDING for received in self._signals.read()):

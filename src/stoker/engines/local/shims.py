@@ -129,7 +129,7 @@ def _serve(connection: socket.socket, queue: str | None, home: Path) -> None:
                 if _hangs_up_within(connection, _FORK_EVERY):
                     return
         has_worker = False
-        while (message := connection.recv(16)) == _FORK:
+        while (message := _next_order(connection)) == _FORK:
             has_worker = True
             while not _fork_shim(connection):
                 if _hangs_up_within(connection, _FORK_EVERY):
@@ -139,6 +139,15 @@ def _serve(connection: socket.socket, queue: str | None, home: Path) -> None:
             _watch_over(home)
     finally:
         os._exit(0)
+
+
+def _next_order(connection: socket.socket) -> bytes:
+    """What the worker asks for; empty when it was killed."""
+    try:
+        return connection.recv(16)
+    except ConnectionResetError:
+        # It ended before it had received every shim. What it sent before that is still to be read.
+        return connection.recv(16)
 
 
 def _succeeds(step: Callable[[], None]) -> bool:
@@ -198,7 +207,8 @@ def _fork_shim(connection: socket.socket) -> bool:
         shims_end.close()
         if os.waitpid(pid, 0)[1] != 0:
             return False
-        socket.send_fds(connection, [_FORK], [workers_end.fileno()], socket.MSG_NOSIGNAL)
+        with contextlib.suppress(OSError):  # the worker is gone, and so is the shim
+            socket.send_fds(connection, [_FORK], [workers_end.fileno()], socket.MSG_NOSIGNAL)
     return True
 
 
