@@ -14,3 +14,9 @@ __all__ = ["filling", "mortal_server", "mortal_url", "postgres_server", "postgre
 def _a_slow_helper_is_no_hung_driver(_a_machine_of_its_own: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine it may take seconds to start: tests of a driver that hangs set a deadline of their own."""
     monkeypatch.setenv("STOKER_DEADLINE", "60s")
+
+
+@pytest.fixture(autouse=True)
+def _unused_gpus_count_at_once(_a_machine_of_its_own: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most jobs of the tests use no GPU: they are judged by `--for` from the start, not by its twelvefold."""
+    monkeypatch.setenv("STOKER_UNUSED_FOR", "0s")

@@ -18,7 +18,7 @@ from stoker.rules.idle import IdlePolicy
 from tests.support.looks import a_look
 from tests.support.waiting import wait_for
 
-POLICY = IdlePolicy(window=0.1, every=0.02, after=0.0, warn_at=None)
+POLICY = IdlePolicy(unused_for=0.0, window=0.1, every=0.02, after=0.0, warn_at=None)
 
 
 class Scripted(Prober):

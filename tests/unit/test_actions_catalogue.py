@@ -77,7 +77,7 @@ def test_webhook_url_is_left_out_of_the_error() -> None:
 @click.command()
 @policy_options
 def judge(**rules: Any) -> Policy:
-    (policy,) = policies_of(rules)
+    policy, _stalled = policies_of(rules)
     return policy
 
 
@@ -108,14 +108,14 @@ def test_warnings_can_be_disabled() -> None:
 
 
 def test_verb_overrides_the_defaults() -> None:
-    hasty = IdlePolicy(window=60, every=1, after=0, warn_at=None)
+    hasty = IdlePolicy(unused_for=0.0, window=60, every=1, after=0, warn_at=None)
 
     @click.command()
     @policy_options_with(defaults=stored_form([hasty], whole=True))
     def judge_hastily(**rules: Any) -> tuple[Policy, ...]:
         return policies_of(rules)
 
-    assert judge_hastily.main([], standalone_mode=False) == (hasty,)
+    assert judge_hastily.main([], standalone_mode=False)[0] == hasty
 
 
 @pytest.mark.parametrize(

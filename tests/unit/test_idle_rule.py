@@ -9,10 +9,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import BadInputError
-from stoker.gpus.model import Maybe, Unknown
-from stoker.rules.idle import IdlePolicy, IdleRule, Require
+from stoker.gpus.model import JobProgress, Maybe, Reading, Unknown, Utilization
+from stoker.rules.idle import LONGEST_PAUSE, IdlePolicy, IdleRule, Require
 from stoker.rules.rule import Activity, Observation, Verdict
 from tests.support.deep import examples
+from tests.support.looks import a_process
 
 BELOW = 0.1
 HIDDEN = Unknown("the driver did not answer in 5 s")
@@ -114,10 +115,18 @@ def required(policy: IdlePolicy, gpus: int) -> int:
 
 
 def idle_gpus(world: World, second: int, window: int) -> int:
-    """How many GPUs were idle in each of the `window` seconds before `second`."""
-    if second - window < 0:
-        return 0
-    return sum(all(map(is_idle, seconds[second - window : second])) for seconds in world.gpus)
+    """How many GPUs were idle in `window` seconds up to `second`, not counting short unknown ones."""
+    return sum(idle_seconds(seconds[:second]) >= window for seconds in world.gpus)
+
+
+def idle_seconds(seconds: Seconds) -> int:
+    idle = unknown = 0
+    for value in reversed(seconds):
+        unknown = unknown + 1 if isinstance(value, Unknown) else 0
+        if unknown > LONGEST_PAUSE or not (unknown or is_idle(value)):
+            break
+        idle += not unknown
+    return idle
 
 
 def fulfilled_at(world: World, policy: IdlePolicy) -> int | None:
@@ -151,7 +160,8 @@ def armed_at(world: World, policy: IdlePolicy, moments: Sequence[int]) -> int | 
 # Strategies: times are whole seconds after a start that floats represent exactly
 
 BEGINNINGS = st.sampled_from([0.0, 0.25, 1000.5, 1e6, 1e9, 1e9 + 0.75])
-LEVELS: st.SearchStrategy[Maybe[float]] = st.sampled_from([0.0, 0.0, 0.0, 0.05, 0.099, BELOW, 0.5, 1.0, HIDDEN])
+KNOWN_LEVELS: st.SearchStrategy[Maybe[float]] = st.sampled_from([0.0, 0.0, 0.0, 0.05, 0.099, BELOW, 0.5, 1.0])
+LEVELS = st.one_of(*[KNOWN_LEVELS] * 8, st.just(HIDDEN))
 REQUIRES: st.SearchStrategy[Require] = st.sampled_from(["all", "any", 1, 2, 3])
 
 
@@ -177,6 +187,7 @@ def policies(draw: st.DrawFn) -> IdlePolicy:
     every = draw(st.integers(1, 4))
     arm_above = draw(st.sampled_from([None, None, 0.05, 0.5]))
     return IdlePolicy(
+        unused_for=0.0,
         below=BELOW,
         window=float(draw(st.integers(every, 60))),
         after=float(draw(st.sampled_from([0, 0, 7, 50]))),
@@ -246,7 +257,7 @@ def test_unknown_alone_never_fires(world: World, policy: IdlePolicy, every: int)
 @given(BEGINNINGS, st.integers(2, 100), st.integers(26, 5000))
 def test_unknown_time_is_not_idle_even_if_the_next_reading_spans_it(begun: float, unknown: int, claimed: int) -> None:
     """A driver that hung returns a reading that spans the whole hang."""
-    rule = IdleRule(IdlePolicy(below=BELOW, window=20.0, after=0.0, every=1.0), begun)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=20.0, after=0.0, every=1.0), begun)
     for second in range(unknown):
         rule.observe(Observation(begun + second, [an_activity(HIDDEN)]))
     verdict = rule.observe(Observation(begun + unknown, [an_activity(0.0, span=float(claimed))]))
@@ -257,7 +268,7 @@ def test_unknown_time_is_not_idle_even_if_the_next_reading_spans_it(begun: float
 
 @pytest.mark.parametrize("claimed", [26.0, 3600.0, -5.0])
 def test_first_reading_covers_no_more_than_the_longest_gap(claimed: float) -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=20.0, after=0.0, every=5.0), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=20.0, after=0.0, every=5.0), 0.0)
     assert idle_for(rule, 5000.0, [an_activity(0.0, span=claimed)]) == 0.0
     rule.observe(Observation(5001.0, [an_activity(0.5)]))
     assert idle_for(rule, 5002.0, [an_activity(0.0, span=min(claimed, 0.5))]) == min(max(claimed, 0.0), 0.5)
@@ -265,20 +276,20 @@ def test_first_reading_covers_no_more_than_the_longest_gap(claimed: float) -> No
 
 @pytest.mark.parametrize(("distance", "seconds"), [(25.0, 26.0), (25.25, 0.0)])
 def test_gap_is_three_intervals_and_two_deadlines(distance: float, seconds: float) -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=60.0, after=0.0, every=5.0), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=60.0, after=0.0, every=5.0), 0.0)
     rule.observe(Observation(100.0, [an_activity(0.0)]))
     assert idle_for(rule, 100.0 + distance, [an_activity(0.0, span=distance)]) == seconds
 
 
 @pytest.mark.parametrize(("distance", "seconds"), [(5.0, 5.0), (10.0, 10.0), (10.25, 0.0), (25.0, 0.0)])
 def test_momentary_sample_does_not_cover_a_stall_before_it(distance: float, seconds: float) -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=60.0, after=0.0, every=5.0), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=60.0, after=0.0, every=5.0), 0.0)
     rule.observe(Observation(100.0, [an_activity(0.0, span=0.0)]))
     assert idle_for(rule, 100.0 + distance, [an_activity(0.0, span=0.0)]) == seconds
 
 
 def test_momentary_sample_does_not_cover_the_time_before_it() -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=5.0, after=0.0, every=5.0), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=5.0, after=0.0, every=5.0), 0.0)
     rule.observe(Observation(100.0, [an_activity(0.9, span=0.0)]))
     assert rule.observe(Observation(105.0, [an_activity(0.0, span=0.0)])).kind == "waiting"
     assert rule.observe(Observation(110.0, [an_activity(0.0, span=0.0)])).kind == "idle"
@@ -286,13 +297,13 @@ def test_momentary_sample_does_not_cover_the_time_before_it() -> None:
 
 @pytest.mark.parametrize("peak", [float("nan"), -0.5, float("inf")])
 def test_invalid_utilization_is_not_idle(peak: float) -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=2.0, after=0.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=2.0, after=0.0, every=1.0), 0.0)
     words = [rule.observe(Observation(float(second), [an_activity(peak)])).kind for second in range(1, 60)]
     assert set(words) == {"busy"}
 
 
 def test_time_that_runs_backwards_is_a_gap() -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
     *_, backwards = [
         rule.observe(Observation(float(second), [an_activity(0.0)])) for second in (100, 101, 102, 103, 50)
     ]
@@ -303,13 +314,22 @@ def test_time_that_runs_backwards_is_a_gap() -> None:
 # Always: what must happen, and when
 
 
-@given(worlds(), st.integers(1, 12), st.integers(1, 12), st.integers(0, 40), st.sampled_from([0.0, 7.0]), REQUIRES)
+@given(
+    worlds(KNOWN_LEVELS),
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.integers(0, 40),
+    st.sampled_from([0.0, 7.0]),
+    REQUIRES,
+)
 @settings(max_examples=examples(300))
 def test_rule_fires_within_one_look_after_an_idle_window(
     world: World, every: int, phase: int, more: int, after: float, require: Require
 ) -> None:
     window = every + more
-    policy = IdlePolicy(below=BELOW, window=float(window), after=after, every=float(every), require=require)
+    policy = IdlePolicy(
+        unused_for=0.0, below=BELOW, window=float(window), after=after, every=float(every), require=require
+    )
     lasting = (0.0,) * (window + every + phase)
     world = World(world.begun, tuple(seconds + lasting for seconds in world.gpus))
     fulfilled = fulfilled_at(world, policy)
@@ -323,7 +343,7 @@ def test_rule_fires_within_one_look_after_an_idle_window(
 
 @given(
     BEGINNINGS,
-    st.lists(st.tuples(st.integers(1, 25), st.sampled_from([BELOW, 0.7, HIDDEN]), st.integers(1, 9)), max_size=6),
+    st.lists(st.tuples(st.integers(1, 25), st.sampled_from([BELOW, 0.7]), st.integers(1, 9)), max_size=6),
     st.integers(1, 12),
     st.integers(1, 12),
     REQUIRES,
@@ -340,7 +360,7 @@ def test_verdict_does_not_depend_on_the_rate_of_looks(
         busy += [0.0] * idle + [breaker] * length
     lasting: list[Maybe[float]] = [0.0] * (window + slow)
     world = World(begun, (tuple(busy + lasting), tuple([0.0] * len(busy) + lasting)))
-    policy = IdlePolicy(below=BELOW, window=float(window), after=0.0, every=1.0, require=require)
+    policy = IdlePolicy(unused_for=0.0, below=BELOW, window=float(window), after=0.0, every=1.0, require=require)
     one = first_firing(watch_steadily(world, policy, quick))
     other = first_firing(watch_steadily(world, policy, slow))
     assert one is not None
@@ -357,7 +377,7 @@ def test_verdict_does_not_depend_on_the_rate_of_looks(
 def test_due_is_the_first_moment_at_which_the_rule_fires(
     begun: float, steps: list[float], ahead: float, after: float
 ) -> None:
-    policy = IdlePolicy(below=BELOW, window=5000.0, after=after, every=1.0)
+    policy = IdlePolicy(unused_for=0.0, below=BELOW, window=5000.0, after=after, every=1.0)
 
     def at_the_end() -> tuple[IdleRule, float]:
         rule, now = IdleRule(policy, begun), begun
@@ -385,7 +405,7 @@ def test_due_is_the_first_moment_at_which_the_rule_fires(
 
 
 def test_nothing_is_due_while_too_few_are_idle_or_after_firing() -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=3.0, after=0.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=3.0, after=0.0, every=1.0), 0.0)
     assert rule.due() is None
     rule.observe(Observation(1.0, [an_activity(0.0, 0), an_activity(0.5, 1)]))
     assert rule.due() is None
@@ -396,7 +416,7 @@ def test_nothing_is_due_while_too_few_are_idle_or_after_firing() -> None:
 
 
 def test_due_includes_start_up_delay_and_snooze() -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=30.0, after=100.0, every=1.0), 1000.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=30.0, after=100.0, every=1.0), 1000.0)
     rule.observe(Observation(1001.0, [an_activity(0.0)]))
     assert rule.due() == 1130.0
     rule.snooze(1500.0)
@@ -409,7 +429,7 @@ def test_due_includes_start_up_delay_and_snooze() -> None:
 
 
 def test_gpu_that_leaves_the_scope_no_longer_counts() -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
     for second in range(1, 9):
         rule.observe(Observation(float(second), [an_activity(0.0, 0), an_activity(0.9, 1)]))
     verdict = rule.observe(Observation(10.0, [an_activity(0.0, 0)]))
@@ -417,7 +437,7 @@ def test_gpu_that_leaves_the_scope_no_longer_counts() -> None:
 
 
 def test_gpu_that_joins_the_scope_starts_a_whole_window() -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
     for second in range(1, 9):
         rule.observe(Observation(float(second), [an_activity(0.0, 0)]))
     verdicts = [
@@ -428,7 +448,7 @@ def test_gpu_that_joins_the_scope_starts_a_whole_window() -> None:
 
 
 def test_gpu_that_left_and_came_back_starts_again() -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
     for second in range(1, 9):
         rule.observe(Observation(float(second), [an_activity(0.0, 0)]))
     rule.observe(Observation(9.0, [an_activity(0.5, 1)]))
@@ -436,7 +456,7 @@ def test_gpu_that_left_and_came_back_starts_again() -> None:
 
 
 def test_no_gpu_is_unknown_and_resets_idle_time() -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=3.0, after=0.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=3.0, after=0.0, every=1.0), 0.0)
     rule.observe(Observation(1.0, [an_activity(0.0)]))
     verdicts = [rule.observe(Observation(float(second), [])) for second in range(2, 20)]
     assert {(verdict.kind, verdict.reason) for verdict in verdicts} == {("unknown", "there is no GPU to judge by")}
@@ -444,10 +464,10 @@ def test_no_gpu_is_unknown_and_resets_idle_time() -> None:
 
 
 def test_requiring_more_gpus_than_there_are_means_all() -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=3.0, after=0.0, every=1.0, require=4), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=3.0, after=0.0, every=1.0, require=4), 0.0)
     words = [rule.observe(Observation(float(s), [an_activity(0.0, 0), an_activity(0.0, 1)])).kind for s in range(1, 5)]
     assert words == ["waiting", "waiting", "idle", "idle"]
-    unknown = IdleRule(IdlePolicy(below=BELOW, window=3.0, after=0.0, every=1.0, require=4), 0.0)
+    unknown = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=3.0, after=0.0, every=1.0, require=4), 0.0)
     assert unknown.observe(Observation(1.0, [an_activity(HIDDEN, 0), an_activity(0.0, 1)])).kind == "unknown"
 
 
@@ -456,7 +476,7 @@ def test_requiring_more_gpus_than_there_are_means_all() -> None:
 
 @given(st.integers(1, 29), st.integers(1, 200), st.integers(1, 5))
 def test_whole_window_follows_a_snooze(asked: int, length: int, every: int) -> None:
-    policy = IdlePolicy(below=BELOW, window=30.0, after=0.0, every=float(every))
+    policy = IdlePolicy(unused_for=0.0, below=BELOW, window=30.0, after=0.0, every=float(every))
     rule = IdleRule(policy, 0.0)
     until = asked + length
     fired = []
@@ -470,7 +490,7 @@ def test_whole_window_follows_a_snooze(asked: int, length: int, every: int) -> N
 
 
 def test_snooze_can_be_ended_early() -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
     rule.observe(Observation(1.0, [an_activity(0.0)]))
     rule.snooze(1000.0)
     assert rule.observe(Observation(2.0, [an_activity(0.0)])).reason == "snoozed for another 16m38s"
@@ -480,14 +500,14 @@ def test_snooze_can_be_ended_early() -> None:
 
 
 def test_snooze_survives_rearming() -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
     rule.snooze(100.0)
     rule.rearm(5.0)
     assert rule.observe(Observation(6.0, [an_activity(0.5)])).reason == "snoozed for another 1m34s"
 
 
 def test_snooze_and_rearming_do_not_shorten_the_start_up_delay() -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=100.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=10.0, after=100.0, every=1.0), 0.0)
     rule.snooze(20.0)
     rule.rearm(30.0)
     rule.observe(Observation(39.0, [an_activity(0.5)]))
@@ -508,18 +528,18 @@ def drive(rule: IdleRule, *stretches: tuple[int, Maybe[float]]) -> list[int]:
 
 
 def test_rearmed_rule_fires_once_for_each_use_of_the_gpus() -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
     assert drive(rule, (300, 0.0), (1, 0.5), (300, 0.0), (20, HIDDEN), (300, 0.0)) == [10, 311]
 
 
 def test_rearmed_rule_must_be_armed_again() -> None:
-    policy = IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0, arm_above=0.5, arm_for=5.0)
+    policy = IdlePolicy(unused_for=0.0, below=BELOW, window=10.0, after=0.0, every=1.0, arm_above=0.5, arm_for=5.0)
     fired = drive(IdleRule(policy, 0.0), (50, 0.0), (6, 0.9), (50, 0.0), (3, 0.9), (50, 0.0), (6, 0.5), (50, 0.0))
     assert fired == [66, 175]
 
 
 def test_spent_rule_says_so_and_nothing_is_due() -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=5.0, after=0.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=5.0, after=0.0, every=1.0), 0.0)
     drive(rule, (6, 0.0))
     assert rule.spent
     verdict = rule.observe(Observation(7.0, [an_activity(0.0)]))
@@ -539,7 +559,7 @@ def test_spent_rule_says_so_and_nothing_is_due() -> None:
     ],
 )
 def test_gpu_is_reported_again_only_after_it_was_used(require: Require, fired: dict[int, str]) -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=5.0, after=0.0, every=1.0, require=require), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=5.0, after=0.0, every=1.0, require=require), 0.0)
     reasons = {}
     for second in range(1, 120):
         activities = [
@@ -556,7 +576,9 @@ def test_gpu_is_reported_again_only_after_it_was_used(require: Require, fired: d
 @given(worlds(), st.integers(1, 5), st.integers(0, 10), REQUIRES)
 @settings(max_examples=examples(200))
 def test_every_firing_includes_a_gpu_used_since_the_last(world: World, every: int, more: int, require: Require) -> None:
-    policy = IdlePolicy(below=BELOW, window=float(every + more), after=0.0, every=float(every), require=require)
+    policy = IdlePolicy(
+        unused_for=0.0, below=BELOW, window=float(every + more), after=0.0, every=float(every), require=require
+    )
     rule = IdleRule(policy, world.begun)
     reported: set[str] = set()
     for second in range(1, world.length + 1, every):
@@ -575,7 +597,7 @@ def test_every_firing_includes_a_gpu_used_since_the_last(world: World, every: in
 
 
 def test_one_used_gpu_rearms_a_rule_that_requires_all() -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=5.0, after=0.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=5.0, after=0.0, every=1.0), 0.0)
     fired = []
     for second in range(1, 60):
         activities = [an_activity(0.8 if second in {20, 21} else 0.0, 0), an_activity(0.0, 1)]
@@ -588,7 +610,7 @@ def test_one_used_gpu_rearms_a_rule_that_requires_all() -> None:
 
 
 def test_verdict_names_gpus_idle_for_the_whole_window() -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=5.0, after=0.0, every=1.0, require="any"), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=5.0, after=0.0, every=1.0, require="any"), 0.0)
     named = [
         rule.observe(Observation(float(at), [an_activity(0.0, 0), an_activity(0.0 if at > 2 else 0.5, 1)])).gpus
         for at in range(1, 8)
@@ -616,14 +638,14 @@ FOUR = [an_activity(0.0, gpu) for gpu in range(4)]
     ],
 )
 def test_each_verdict_says_why(activities: list[Activity], word: str, reason: str) -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, after=0.0), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, after=0.0), 0.0)
     spans = [a._replace(span=5.0) for a in activities]
     *_, verdict = [rule.observe(Observation(float(second), spans)) for second in range(5, 61, 5)]
     assert (verdict.kind, verdict.reason) == (word, reason)
 
 
 def test_reason_names_only_idle_gpus() -> None:
-    rule = IdleRule(IdlePolicy(below=BELOW, window=30.0, after=0.0, every=1.0, require=2), 0.0)
+    rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=30.0, after=0.0, every=1.0, require=2), 0.0)
     before = [an_activity(0.0, 0), an_activity(0.9, 1), an_activity(0.0, 2), an_activity(1.0, 3)]
     after = [an_activity(0.0, 0), an_activity(0.0, 1), an_activity(0.0, 2), an_activity(1.0, 3)]
     *_, verdict = [
@@ -646,7 +668,7 @@ def test_waiting_and_arming_verdicts_give_a_reason(policy: IdlePolicy, reason: s
 
 
 def test_burst_between_looks_is_not_long_activity() -> None:
-    policy = IdlePolicy(below=BELOW, window=60.0, after=0.0, every=60.0, arm_above=0.5, arm_for=60.0)
+    policy = IdlePolicy(unused_for=0.0, below=BELOW, window=60.0, after=0.0, every=60.0, arm_above=0.5, arm_for=60.0)
     rule = IdleRule(policy, 0.0)
     peaks = {60.0: 1.0, 120.0: 0.0, 180.0: 0.0}
     assert {rule.observe(Observation(at, [an_activity(peak, span=60.0)])).kind for at, peak in peaks.items()} == {
@@ -657,3 +679,105 @@ def test_burst_between_looks_is_not_long_activity() -> None:
 def test_invalid_policy_is_refused() -> None:
     with pytest.raises(BadInputError, match="shorter than --every"):
         IdleRule(IdlePolicy(window=1.0, every=10.0), 0.0)
+
+
+# Windows
+
+
+MINUTE = 60.0
+QUIET = JobProgress(cpu=0.01, io=0.0)
+WORKING = JobProgress(cpu=1.2, io=0.0)
+DOWNLOADING = JobProgress(cpu=0.1, io=2e7)
+
+
+def minutes_until_firing(
+    rule: IdleRule, *phases: tuple[float, Maybe[float], JobProgress], every: float = MINUTE
+) -> float | None:
+    """Phases of minutes, utilization and progress; when the rule fires, in minutes."""
+    at = 0.0
+    for minutes, peak, progress in phases:
+        for _ in range(int(minutes * MINUTE / every)):
+            at += every
+            if rule.observe(Observation(at, [an_activity(peak, span=every)], progress=progress)).effect == "act":
+                return at / MINUTE
+    return None
+
+
+def usual(**changes: float) -> IdleRule:
+    return IdleRule(msgspec.structs.replace(IdlePolicy(after=0.0, every=MINUTE), **changes), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("phases", "minutes"),
+    [
+        pytest.param([(10, 0.9, WORKING), (500, 0.0, QUIET)], 40, id="idle after work"),
+        pytest.param([(800, 0.0, JobProgress())], 360, id="never used, nothing known of its processes"),
+        pytest.param([(800, 0.0, DOWNLOADING)], 360, id="never used, downloading"),
+        pytest.param([(800, 0.0, WORKING)], 360, id="never used, preparing data"),
+        pytest.param([(800, 0.0, QUIET)], 121, id="never used and doing nothing"),
+        pytest.param([(300, 0.0, DOWNLOADING), (800, 0.0, QUIET)], 360, id="a download that hangs"),
+        pytest.param([(10, 0.9, WORKING), (119, 0.0, WORKING), (9, 0.9, WORKING)], None, id="evaluation on the CPU"),
+        pytest.param([(10, 0.9, WORKING), (500, 0.0, WORKING)], 130, id="a server at rest that spins"),
+        pytest.param([(10, 0.9, WORKING), (20, 0.0, WORKING), (500, 0.0, QUIET)], 51, id="hung after an evaluation"),
+        pytest.param([(10, 0.9, WORKING), (500, 0.0, JobProgress())], 40, id="idle, nothing known of its processes"),
+    ],
+)
+def test_window_depends_on_what_the_job_did(
+    phases: list[tuple[float, Maybe[float], JobProgress]], minutes: float | None
+) -> None:
+    fired = minutes_until_firing(usual(), *phases)
+    assert fired == minutes
+
+
+def test_windows_can_be_set() -> None:
+    assert minutes_until_firing(usual(unused_for=0.0), (100, 0.0, DOWNLOADING)) == 30
+    assert minutes_until_firing(usual(unused_for=3000.0), (100, 0.0, DOWNLOADING)) == 50
+    assert minutes_until_firing(usual(cpu_for=0.0), (6, 0.9, WORKING), (100, 0.0, WORKING)) == 36
+
+
+@pytest.mark.parametrize(("unknown", "fired"), [(20.0, 30 + 10), (60.0, 30 + 30), (65.0, None)])
+def test_short_unknown_readings_pause_the_window_and_long_ones_restart_it(unknown: float, fired: float | None) -> None:
+    """Every second minute some readings fail."""
+    rule = usual(every=5.0, unused_for=0.0)
+    healthy = 120.0 - unknown
+    pair: list[tuple[float, Maybe[float], JobProgress]] = [
+        (healthy / MINUTE, 0.0, QUIET),
+        (unknown / MINUTE, HIDDEN, QUIET),
+    ]
+    phases = pair * 40
+    found = minutes_until_firing(rule, *phases, every=5.0)
+    if fired is None:
+        assert found is None
+    else:
+        assert found is not None
+        # What a pause takes out is the unknown time and up to one look beside it.
+        assert 30 * 120 / (healthy + 5) - 1 <= found <= 30 * 120 / (healthy - 5) + 2
+
+
+@pytest.mark.parametrize(("every", "minutes"), [(5.0, 30), (30.0, 30), (60.0, 60)])
+def test_momentary_samples_must_be_many(every: float, minutes: float) -> None:
+    rule = usual(every=every, unused_for=0.0)
+    momentary = msgspec.structs.replace(Reading.unknown("GPU-0", "n/a"), utilization=Utilization(0.0, 0.0, 1))
+    fired, at = None, 0.0
+    while fired is None:
+        at += every
+        verdict = rule.observe(Observation(at, [Activity("GPU-0", "GPU 0", 0.0, 0.0, momentary)]))
+        fired = at / MINUTE if verdict.effect == "act" else None
+        if verdict.progress == 1.0 and fired is None:
+            assert "too few samples" in verdict.reason
+    assert minutes <= fired <= minutes + 1
+
+
+@pytest.mark.parametrize(("own", "check_minutes", "fired"), [(True, 1, 31), (False, 4, 360), (False, 6, 36)])
+def test_short_use_by_others_does_not_make_a_job_that_prepares_a_user_of_its_gpu(
+    own: bool, check_minutes: int, fired: float
+) -> None:
+    rule, at = usual(), 0.0
+    process = (a_process(1),) if own else ()
+    while True:
+        at += MINUTE
+        peak = 0.9 if at <= check_minutes * MINUTE else 0.0
+        activity = Activity("GPU-0", "GPU 0", MINUTE, peak, None, process)
+        if rule.observe(Observation(at, [activity], progress=DOWNLOADING._replace(cpu=0.1, io=0.0))).effect == "act":
+            break
+    assert at / MINUTE in {fired, fired + check_minutes}

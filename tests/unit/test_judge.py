@@ -7,7 +7,7 @@ from stoker.rules.idle import IdlePolicy
 from stoker.rules.judge import Judge, LogMessage
 from stoker.rules.rule import Activity, Observation
 
-POLICY = IdlePolicy(window=1800, after=0, every=100, warn_at=0.5)
+POLICY = IdlePolicy(unused_for=0, window=1800, after=0, every=100, warn_at=0.5)
 LOST = Unknown("the GPU is lost")
 
 
@@ -49,7 +49,9 @@ def test_every_idle_period_is_warned_of_and_its_end_is_logged() -> None:
 
 
 def test_disabled_warning_is_not_logged() -> None:
-    assert Watching(IdlePolicy(window=1800, after=0, every=100, warn_at=None)).texts(*[0.0] * 12, 0.8) == []
+    assert (
+        Watching(IdlePolicy(unused_for=0, window=1800, after=0, every=100, warn_at=None)).texts(*[0.0] * 12, 0.8) == []
+    )
 
 
 def test_reason_is_logged_once_when_the_rule_fires() -> None:
@@ -105,6 +107,6 @@ def test_reason_of_an_unreadable_machine_is_that_of_the_verdict() -> None:
 
 
 def test_arming_is_logged_once() -> None:
-    watching = Watching(IdlePolicy(window=1800, after=0, every=100, arm_above=0.8))
+    watching = Watching(IdlePolicy(unused_for=0, window=1800, after=0, every=100, arm_above=0.8))
     assert watching.texts(0.1, LOST, 0.1) == []
     assert watching.texts(0.9, 0.0, 0.9) == ["armed: GPUs have been active"]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from stoker.errors import BadInputError
 from stoker.rules.idle import IdlePolicy
 from stoker.rules.registry import changed, policies_of, stored_form
+from stoker.rules.stalled import StalledPolicy
 
 
 def test_defaults_are_valid() -> None:
@@ -87,15 +88,19 @@ def test_three_missing_looks_are_a_gap_and_a_slow_look_is_not(every: float) -> N
 
 
 def test_stored_policy_is_loaded_unchanged() -> None:
-    policy = IdlePolicy(require=2, arm_above=0.5, arm_for=60.0, warn_at=None)
+    policy = IdlePolicy(require=2, arm_above=0.5, arm_for=60.0, warn_at=None, cpu_for=7200.0)
     assert policies_of(msgspec.json.decode(msgspec.json.encode(stored_form([policy], whole=True)))) == (policy,)
 
 
 def test_job_keeps_only_what_differs_from_the_defaults() -> None:
-    assert stored_form([IdlePolicy()]) == {}
-    assert stored_form([IdlePolicy(window=60.0, warn_at=None)]) == {"window": 60.0, "warn_at": None}
-    assert stored_form([]) == {"idle": False}
-    assert policies_of({"idle": False}) == policies_of({"idle": "off"}) == ()
+    stalled = StalledPolicy()
+    assert stored_form([IdlePolicy(), stalled]) == {}
+    assert stored_form([IdlePolicy(window=60.0), stalled]) == {"window": 60.0}
+    assert stored_form([IdlePolicy(), StalledPolicy(window=60.0)]) == {"stalled_window": 60.0}
+    assert stored_form([IdlePolicy()]) == {"stalled": False}
+    assert stored_form([]) == {"idle": False, "stalled": False}
+    assert policies_of({"idle": False}) == policies_of({"idle": "off"}) == (stalled,)
+    assert policies_of({"idle": False, "stalled": False}) == ()
 
 
 def test_changed_setting_enables_its_rule() -> None:

@@ -27,7 +27,9 @@ LOST = Unknown("the GPU is lost")
 
 
 def a_policy(**changes: Any) -> IdlePolicy:
-    return msgspec.structs.replace(IdlePolicy(below=BELOW, window=10 * MINUTE, after=0.0, every=MINUTE), **changes)
+    return msgspec.structs.replace(
+        IdlePolicy(unused_for=0.0, below=BELOW, window=10 * MINUTE, after=0.0, every=MINUTE), **changes
+    )
 
 
 def look_at(minute: float, utilizations: Sequence[Maybe[float]], processes: tuple[Process, ...] = ()) -> Look:
@@ -340,7 +342,8 @@ def test_gaps_are_summarized_with_the_longest() -> None:
 def test_rule_is_described_with_all_conditions() -> None:
     policy = a_policy(after=HOUR, arm_above=0.5, arm_for=5 * MINUTE)
     assert text.rule([policy]) == (
-        "all GPUs below 10% for 10m, not in the first 1h, armed once a GPU was at 50% or more for 5m"
+        "all GPUs below 10% for 10m, not in the first 1h, 40m while the job works on the CPU, "
+        "armed once a GPU was at 50% or more for 5m"
     )
 
 

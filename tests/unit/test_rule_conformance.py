@@ -2,16 +2,33 @@
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
-from stoker.gpus.model import JobProgress, Maybe, Unknown
+from stoker.gpus.model import JobProgress, Maybe, Reading, Unknown, Utilization
 from stoker.rules.judge import Judge
 from stoker.rules.registry import RuleType, rule_types
 from stoker.rules.rule import Activity, Observation, Verdict
 
 LOST = Unknown("the GPU is lost")
+# What leads each rule to act, as the utilization of the GPU; most rules look for one that is not used.
+WASTED = {"stalled": 1.0}
 # Long enough to arm any rule.
 USED_SECONDS = 600.0
+
+
+def a_reading(peak: Maybe[float], works: bool) -> Reading:
+    """Its memory and power show whether it works."""
+    unknown = Reading.unknown("GPU-0", "not read")
+    if isinstance(peak, Unknown):
+        return unknown
+    return msgspec.structs.replace(
+        unknown,
+        utilization=Utilization(peak, peak, 30),
+        memory_activity=Utilization(0.5, 0.4, 30) if works else Utilization(0.0, 0.0, 30),
+        power=350.0 if works else 90.0,
+        power_limit=700.0,
+    )
 
 
 class Job:
@@ -19,19 +36,23 @@ class Job:
 
     def __init__(self, rule_type: RuleType) -> None:
         self.policy = rule_type.policy()
+        self.wasted = WASTED.get(rule_type.name, 0.0)
         self.rule = rule_type.begin(self.policy, 0.0, 5.0)
         self.at = 0.0
         self._steps = 0
         self._step_at = 0.0
 
     def look(self, peak: Maybe[float] | None, after: float | None = None) -> Verdict:
-        """None: the machine cannot be read. A GPU that is used makes a step."""
+        """None: the machine cannot be read. A GPU that is used makes a step, unless it is wasted."""
         span = self.policy.every if after is None else after
         self.at += span
-        if isinstance(peak, float) and peak > 0:
+        works = isinstance(peak, float) and 0 < peak < 1
+        if works:
             self._steps, self._step_at = self._steps + 1, self.at
         progress = JobProgress(self._steps, self._step_at, "log")
-        activities = [] if peak is None else [Activity("GPU-0", "GPU 0", self.policy.every, peak)]
+        activities = (
+            [] if peak is None else [Activity("GPU-0", "GPU 0", self.policy.every, peak, a_reading(peak, works))]
+        )
         problem = "the driver does not answer" if peak is None else None
         return self.rule.observe(Observation(self.at, activities, problem, progress))
 
@@ -44,9 +65,9 @@ class Job:
         return list(self.looks(0.95, USED_SECONDS))
 
     def act(self) -> float:
-        """Leaves the GPU unused until the rule acts; returns how long that took."""
+        """Wastes the GPU until the rule acts; returns how long that took."""
         begun = self.at
-        assert any(acts(verdict) for verdict in self.looks(0.0, 3 * self.policy.window))
+        assert any(acts(verdict) for verdict in self.looks(self.wasted, 3 * self.policy.window))
         return self.at - begun
 
 
@@ -63,7 +84,7 @@ def test_used_gpu_leads_to_no_action(job: Job) -> None:
     assert not any(map(acts, job.use()))
 
 
-def test_unused_gpu_leads_to_action_after_the_whole_window(job: Job) -> None:
+def test_wasted_gpu_leads_to_action_after_the_whole_window(job: Job) -> None:
     job.use()
     took = job.act()
     assert job.policy.window - 2 * job.policy.every <= took <= job.policy.window + 2 * job.policy.every
@@ -71,7 +92,7 @@ def test_unused_gpu_leads_to_action_after_the_whole_window(job: Job) -> None:
 
 def test_acting_verdict_has_its_evidence(job: Job) -> None:
     job.use()
-    fired = next(verdict for verdict in job.looks(0.0, 3 * job.policy.window) if acts(verdict))
+    fired = next(verdict for verdict in job.looks(job.wasted, 3 * job.policy.window) if acts(verdict))
     assert fired.reason
     assert fired.cause
     assert fired.since is not None
@@ -89,30 +110,30 @@ def test_unknown_never_leads_to_action(job: Job, peak: Unknown | None) -> None:
 
 def test_gap_in_the_looks_starts_the_window_again(job: Job) -> None:
     job.use()
-    for _ in job.looks(0.0, 0.9 * job.policy.window):
+    for _ in job.looks(job.wasted, 0.9 * job.policy.window):
         pass
-    assert not acts(job.look(0.0, after=10 * job.policy.longest_gap))
+    assert not acts(job.look(job.wasted, after=10 * job.policy.longest_gap))
     assert job.act() >= 0.9 * job.policy.window
 
 
 def test_snoozed_rule_does_not_act(job: Job) -> None:
     job.use()
     job.rule.snooze(job.at + 3 * job.policy.window)
-    assert not any(map(acts, job.looks(0.0, 3 * job.policy.window - job.policy.every)))
+    assert not any(map(acts, job.looks(job.wasted, 3 * job.policy.window - job.policy.every)))
 
 
 def test_rule_that_acted_acts_again_after_the_gpu_was_used(job: Job) -> None:
     job.use()
     job.act()
     job.rule.rearm(job.at)
-    assert not acts(job.look(0.0))
+    assert not acts(job.look(job.wasted))
     job.use()
     job.act()
 
 
 def test_rule_is_due_in_the_future_or_unknown(job: Job) -> None:
     job.use()
-    job.look(0.0)
+    job.look(job.wasted)
     due = job.rule.due()
     assert due is None or due > job.at
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import BadInputError
-from stoker.gpus.model import Look, Maybe, Process, Reading, Unknown, Utilization
+from stoker.gpus.model import JobProgress, Look, Maybe, Process, Reading, Unknown, Utilization
 from stoker.gpus.processes import OUTSIDE
 from stoker.rules.scope import JobScope, MachineScope
 from tests.support.looks import a_gpu, a_look, a_process, a_reading
@@ -41,14 +41,18 @@ def a_job(environment: dict[str, str] | None = None, **changes: Any) -> JobScope
     return JobScope(environment or {}, "alice", **changes)
 
 
+def of_job(look: Look) -> Look:
+    return msgspec.structs.replace(look, job=JobProgress(pids=tuple(MINE)))
+
+
 def peaks(scope: JobScope, look: Look) -> dict[str, Maybe[float]]:
-    return {activity.label: activity.peak for activity in scope.activities(look, MINE)}
+    return {activity.label: activity.peak for activity in scope.activities(of_job(look))}
 
 
 def peak_of_shared(utilization: Maybe[float], *listed: Process) -> Maybe[float]:
     """What counts on a GPU that the job uses."""
     scope = a_job()
-    scope.activities(a_shared_look(0.0, mine()), MINE)
+    scope.activities(of_job(a_shared_look(0.0, mine())))
     return peaks(scope, a_shared_look(utilization, *listed))["GPU 0"]
 
 
@@ -129,7 +133,7 @@ def test_unknown_device_stays_unknown() -> None:
 
 def test_device_counts_where_processes_are_hidden() -> None:
     scope = a_job()
-    scope.activities(a_shared_look(0.0, mine()), MINE)
+    scope.activities(of_job(a_shared_look(0.0, mine())))
     look = a_look(0.4)
     hidden = msgspec.structs.replace(look.readings[0], processes=Unknown("no permission"))
     assert peaks(scope, msgspec.structs.replace(look, readings=(hidden,))) == {"GPU 0": 0.4}
@@ -206,7 +210,7 @@ def test_scope_narrows_to_used_gpus_for_good() -> None:
 
 def test_gpu_used_later_by_the_job_counts_from_then_on() -> None:
     scope = a_job()
-    scope.activities(a_shared_look(0.0, mine(), more=(0.0,)), MINE)
+    scope.activities(of_job(a_shared_look(0.0, mine(), more=(0.0,))))
     look = a_look(0.0, 0.5)
     taken = msgspec.structs.replace(look.readings[1], processes=(mine(0.5),))
     grown = msgspec.structs.replace(look, readings=(look.readings[0], taken))
@@ -220,15 +224,15 @@ def _held_by_the_job() -> Reading:
 def test_lost_gpu_of_the_job_is_unknown_and_keeps_its_name() -> None:
     gone = Unknown("the driver does not list it any more")
     used = a_job()
-    used.activities(a_shared_look(0.0, mine(), more=(0.0,)), MINE)
+    used.activities(of_job(a_shared_look(0.0, mine(), more=(0.0,))))
     # Without the first GPU, the driver renumbers the second.
     left = Look("test", 101.0, 0.0, (a_gpu(0, uuid=a_gpu(1).uuid),), (a_reading(a_gpu(1), 0.0),))
     assert peaks(used, left) == {"GPU 0": gone}
     both = a_look(0.0, 0.0)
-    used.activities(msgspec.structs.replace(both, readings=(both.readings[0], _held_by_the_job())), MINE)
+    used.activities(of_job(msgspec.structs.replace(both, readings=(both.readings[0], _held_by_the_job()))))
     assert peaks(used, left) == {"GPU 0": gone, "GPU 1": 0.0}
     seen = a_job()
-    seen.activities(a_look(0.0, 0.0), MINE)
+    seen.activities(of_job(a_look(0.0, 0.0)))
     assert peaks(seen, left) == {"GPU 0": gone, "GPU 1": 0.0}
 
 
@@ -273,7 +277,7 @@ def test_whole_device_counts_in_the_machine_scope() -> None:
 def test_reading_covers_its_span() -> None:
     look = msgspec.structs.replace(a_look(0.5), readings=(a_reading(a_gpu(), 0.5, span=7.5),))
     assert MachineScope("all", {}).activities(look)[0].span == 7.5
-    assert a_job().activities(look, MINE)[0].span == 7.5
+    assert a_job().activities(of_job(look))[0].span == 7.5
 
 
 def test_peak_counts_not_the_mean() -> None:

@@ -1,13 +1,19 @@
-"""The idle rule: as many GPUs as required below a threshold, without a break, for a whole window."""
+"""The idle rule: as many GPUs as required below a threshold, without a break, for a whole window.
+
+The window is longer before the job has used a GPU, since downloads and preparation take hours, and while its processes
+keep a CPU core busy, since an evaluation may run there. An unknown reading pauses a clock for up to a minute; what
+lasts longer restarts it.
+"""
 
 import math
-from collections.abc import Sequence
-from typing import Final, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
 
 from stoker.errors import BadInputError
-from stoker.gpus.model import Maybe, Unknown
+from stoker.gpus.model import JobProgress, Maybe, Unknown
 from stoker.rules.rule import (
     DEFAULT_BELOW,
+    DEFAULT_EVERY,
     LOOK_TAKES,
     Activity,
     Observation,
@@ -27,6 +33,27 @@ Require = Literal["all", "any"] | int
 DEFAULT_WINDOW: Final = 1800.0
 # Imports, data download and the first compilation: the window begins after that.
 DEFAULT_AFTER: Final = 600.0
+# Of the window: datasets of 100 GB take four to six hours before the first kernel runs.
+UNUSED_WINDOWS: Final = 12.0
+# Of the same when the job's processes did nothing at all meanwhile: then nothing is being prepared.
+QUIET_SHARE: Final = 1 / 3
+# Of the window: evaluations on the CPU take up to an hour. A server at rest may spin for ever, so there is a limit.
+CPU_WINDOWS: Final = 4.0
+# A driver that is reset, or that fails now and then, is back by then.
+LONGEST_PAUSE: Final = 60.0
+# A window needs this many samples of the driver, a short one a sample for each usual distance between looks. Fewer
+# momentary ones can all fall between the bursts of a busy job.
+LEAST_SAMPLES: Final = 60
+# Work that is not surely the job's makes it a user of GPUs only after this, and after this share of the window: a
+# health check takes less.
+_LONG_USE: Final = 300.0
+_LONG_USE_SHARE: Final = 1 / 6
+# The job's processes work on the CPU: at least half a core, or this much read and written in a second.
+_WORKING_CORES: Final = 0.5
+_WORKING_IO: Final = 1e6
+# They do nothing: an idle notebook stays below.
+_QUIET_CORES: Final = 0.05
+_QUIET_IO: Final = 1e5
 # Up to this many GPUs are listed by name; above it "all 8 GPUs".
 _MOST_NAMES: Final = 4
 
@@ -42,10 +69,27 @@ class IdlePolicy(Policy, frozen=True, kw_only=True):
     arm_above: float | None = None
     """The rule is armed once some GPU was at or above this for `arm_for` in one stretch. None: from the start."""
     arm_for: float = 0.0
+    unused_for: float | None = None
+    """The window before the job has used a GPU; at least `window`. None: `UNUSED_WINDOWS` times `window`."""
+    cpu_for: float | None = None
+    """The window while the job's processes keep a core busy; at least `window`. None: `CPU_WINDOWS` times `window`."""
+
+    @property
+    def unused_window(self) -> float:
+        return self.window * UNUSED_WINDOWS if self.unused_for is None else max(self.unused_for, self.window)
+
+    @property
+    def cpu_window(self) -> float:
+        return self.window * CPU_WINDOWS if self.cpu_for is None else max(self.cpu_for, self.window)
 
     def check(self) -> None:
-        if not all(map(math.isfinite, (self.window, self.after, self.every, self.arm_for))):
-            raise BadInputError("--for, --after, --every and --arm-for must be finite durations")
+        durations = (self.window, self.after, self.every, self.arm_for, self.unused_for or 0.0, self.cpu_for or 0.0)
+        if not all(map(math.isfinite, durations)):
+            raise BadInputError(
+                "--for, --after, --every, --arm-for, --unused-for and --cpu-for must be finite durations"
+            )
+        if min(self.unused_for or 0.0, self.cpu_for or 0.0) < 0:
+            raise BadInputError("--unused-for and --cpu-for cannot be negative")
         if not 0 < self.below <= 1:
             raise BadInputError(f"--below {format_percent(self.below)} would never or always be idle: use 1% to 100%")
         if self.every <= 0 or self.window <= 0:
@@ -80,6 +124,10 @@ class IdlePolicy(Policy, frozen=True, kw_only=True):
 
     def conditions(self) -> list[str]:
         found = [f"not in the first {format_duration(self.after)}"] if self.after else []
+        if self.unused_window > self.window:
+            found.append(f"{format_duration(self.unused_window)} before a GPU was used")
+        if self.cpu_window > self.window:
+            found.append(f"{format_duration(self.cpu_window)} while the job works on the CPU")
         if self.arm_above is not None:
             length = f" for {format_duration(self.arm_for)}" if self.arm_for else ""
             found.append(f"armed once a GPU was at {format_percent(self.arm_above)} or more{length}")
@@ -97,6 +145,10 @@ def _parse_require(text: str) -> Require:
     raise BadInputError(f"{text!r} is not a number of GPUs: write all, any or a number from 1 on")
 
 
+def _or(default: str) -> Callable[[Any], str]:
+    return lambda seconds: default if seconds is None else format_duration(seconds)
+
+
 IDLE_OPTIONS: Final = (
     percentage_option("--below", "below", "A GPU is idle while its utilization stays below this"),
     duration_option("--for", "window", "How long it must stay idle without a break"),
@@ -109,29 +161,59 @@ IDLE_OPTIONS: Final = (
         lambda share: "always armed" if share is None else format_percent(share),
     ),
     duration_option("--arm-for", "arm_for", "For how long it must have been, in one stretch"),
+    duration_option(
+        "--unused-for",
+        "unused_for",
+        "The window before the job has used a GPU",
+        _or(f"{UNUSED_WINDOWS:g} times --for"),
+    ),
+    duration_option(
+        "--cpu-for", "cpu_for", "The window while the job works on the CPU", _or(f"{CPU_WINDOWS:g} times --for")
+    ),
 )
 
 
 class _IdleClock:
-    """Since when one GPU has been idle without a break."""
+    """Since when one GPU has been idle without a break. Time that was unknown is left out."""
 
     def __init__(self) -> None:
         self.idle_since: float | None = None
+        self.samples = 0
+        """Driver samples since then."""
         self.fresh = True
         """Whether it has been used since the rule fired, if it ever did."""
+        self.paused_at: float | None = None
+        """The last look that could be read, while later ones could not."""
         self._last: float | None = None
 
     def observe(self, at: float, activity: Activity, policy: IdlePolicy, unseen: float, earliest: float) -> None:
         last, self._last = self._last, at
         gap = _is_gap(last, at, policy.longest_gap)
+        if gap:
+            self.idle_since = self.paused_at = None
+        if isinstance(activity.peak, Unknown):
+            self._pause(last, at)
+            return
         if last is not None and at - last - activity.span > unseen:
             gap = True  # a momentary sample does not cover the time before it
+        paused_at, self.paused_at = self.paused_at, None
         if not _is_idle(activity.peak, policy.below):
             self.idle_since = None
-            self.fresh = self.fresh or not isinstance(activity.peak, Unknown)
-        elif gap or self.idle_since is None:
-            seen_from = at if gap else _seen_from(last, at, activity.span, policy.longest_gap)
+            self.fresh = True
+            return
+        seen_from = at if gap else _seen_from(last, at, activity.span, policy.longest_gap)
+        if gap or self.idle_since is None:
             self.idle_since = max(seen_from, earliest)
+            self.samples = 0
+        elif paused_at is not None:
+            self.idle_since += seen_from - paused_at
+        self.samples += _samples(activity)
+
+    def _pause(self, last: float | None, at: float) -> None:
+        if self.paused_at is None:
+            self.paused_at = at if last is None else last
+        if at - self.paused_at > LONGEST_PAUSE:
+            self.idle_since = None
 
     def restart(self) -> None:
         """The idle time so far does not count. The time of the last look is kept."""
@@ -139,8 +221,38 @@ class _IdleClock:
 
     def rearm(self) -> None:
         """The rule has fired. If this GPU was idle, it must be used before the rule fires for it again."""
-        self.fresh = self.fresh and self.idle_since is None
+        self.fresh = self.fresh and (self.idle_since is None or self.paused_at is not None)
         self.restart()
+
+
+class _CpuClock:
+    """What the job's processes did on the CPU since its GPUs have been idle."""
+
+    def __init__(self) -> None:
+        self._worked = 0.0
+        self._quiet_since: float | None = None
+        self._last: float | None = None
+
+    def observe(self, at: float, progress: JobProgress, longest_gap: float, *, idle: bool) -> None:
+        last, self._last = self._last, at
+        passed = 0.0 if last is None or _is_gap(last, at, longest_gap) else at - last
+        cpu, io = progress.cpu, progress.io or 0.0
+        if not idle:
+            self._worked = 0.0
+        elif cpu is not None and (cpu >= _WORKING_CORES or io >= _WORKING_IO):
+            self._worked += passed
+        if cpu is None or cpu > _QUIET_CORES or io > _QUIET_IO or not idle or not passed:
+            self._quiet_since = None
+        elif self._quiet_since is None:
+            self._quiet_since = last
+
+    def works(self, idle_for: float) -> bool:
+        """Whether they worked for at least half of the time."""
+        return self._worked > 0 and self._worked >= idle_for / 2
+
+    def quiet_since(self) -> float | None:
+        """Since when they have done nothing."""
+        return self._quiet_since
 
 
 class _ArmingClock:
@@ -181,19 +293,36 @@ class IdleRule(Rule):
         self._snoozed_until: float | None = None
         self._clocks: dict[str, _IdleClock] = {}
         self._arming = _ArmingClock(policy)
+        self._cpu = _CpuClock()
+        self._at = begun
+        self._used = False
+        """Whether the job has used a GPU at all."""
+        self._in_use = 0.0
+        """Seconds in which a GPU was used, perhaps by others."""
         self._fulfilled = False
 
     def observe(self, observation: Observation) -> Verdict:
         at, activities = observation.at, observation.activities
+        passed, self._at = at - self._at, at
         self._arming.observe(at, activities)
+        self._note_use(activities, passed)
         clocks = {a.uuid: self._clocks.get(a.uuid) or _IdleClock() for a in activities}
         earliest = self._earliest
         for activity in activities:
             clocks[activity.uuid].observe(at, activity, self.policy, self._longest_unseen, earliest)
         self._clocks = clocks
+        idle = self._idle_since(self._required(len(clocks))) is not None
+        self._cpu.observe(at, observation.progress, self.policy.longest_gap, idle=idle)
         verdict = self._verdict(at, activities)
         self._fulfilled = verdict.effect == "act"
         return verdict
+
+    def _note_use(self, activities: Sequence[Activity], passed: float) -> None:
+        busy = [a for a in activities if not isinstance(a.peak, Unknown) and a.peak >= self.policy.below]
+        if busy and not self._used:
+            self._in_use += min(max(passed, 0.0), self.policy.longest_gap)
+            long_use = min(_LONG_USE, self.policy.window * _LONG_USE_SHARE)
+            self._used = any(a.processes for a in busy) or self._in_use >= long_use
 
     def snooze(self, until: float) -> None:
         self._snoozed_until = until
@@ -218,12 +347,24 @@ class IdleRule(Rule):
         if self._fulfilled or not self._arming.armed:
             return None
         since = self._idle_since(self._required(len(self._clocks)))
-        return since + self.policy.window if since is not None else None
+        return self._ends(since) if since is not None else None
+
+    def _ends(self, since: float) -> float:
+        """When the window that began then is over, by what is known now."""
+        policy = self.policy
+        if self._used:
+            return since + (policy.cpu_window if self._cpu.works(self._at - since) else policy.window)
+        ends = since + policy.unused_window
+        quiet_since = self._cpu.quiet_since()
+        if quiet_since is None:
+            return ends
+        quiet_window = max(policy.unused_window * QUIET_SHARE, policy.window)
+        return min(ends, max(since, quiet_since) + quiet_window)
 
     def _idle_gpus(self, at: float) -> tuple[str, ...]:
         """The GPUs that have been idle for a whole window at `at`, required or not."""
-        since = {uuid: clock.idle_since for uuid, clock in self._clocks.items()}
-        return tuple(uuid for uuid, begun in since.items() if begun is not None and at >= begun + self.policy.window)
+        since = {uuid: clock.idle_since for uuid, clock in self._clocks.items() if clock.paused_at is None}
+        return tuple(uuid for uuid, begun in since.items() if begun is not None and at >= self._ends(begun))
 
     @property
     def _earliest(self) -> float:
@@ -231,7 +372,8 @@ class IdleRule(Rule):
 
     def _idle_since(self, required: int) -> float | None:
         """Since when as many GPUs as required have been idle, one of them used since the rule last fired."""
-        idle = [(clock.idle_since, clock.fresh) for clock in self._clocks.values() if clock.idle_since is not None]
+        clocks = [clock for clock in self._clocks.values() if clock.paused_at is None]
+        idle = [(clock.idle_since, clock.fresh) for clock in clocks if clock.idle_since is not None]
         fresh = [since for since, is_fresh in idle if is_fresh]
         if not fresh or len(idle) < required:
             return None
@@ -258,25 +400,31 @@ class IdleRule(Rule):
         idle_since = self._idle_since(self._required(len(activities)))
         if idle_since is None:
             return self._not_idle(activities)
-        idle_for = at - idle_since
+        ends = self._ends(idle_since)
         # The same sum as in `due`: a difference would round differently, and a look at that very moment come too early.
-        fulfilled = at >= idle_since + self.policy.window
+        over = at >= ends
+        fulfilled = over and self._has_samples(idle_since)
+        window = ends - idle_since
         return Verdict(
             "idle" if fulfilled else "waiting",
-            self._idle_in_words(activities, idle_since, idle_for, fulfilled=fulfilled),
+            self._idle_in_words(activities, idle_since, at - idle_since, window, fulfilled=fulfilled, over=over),
             "act" if fulfilled else "none",
-            cause="its GPUs stayed idle",
+            cause="its GPUs stayed idle" if self._used else "it never used its GPUs",
             quiet=True,
             since=idle_since,
-            progress=1.0 if fulfilled else min(idle_for / self.policy.window, 1.0),
-            left=self.policy.window - idle_for,
+            progress=1.0 if fulfilled else min((at - idle_since) / window, 1.0),
+            left=max(ends - at, 0.0),
             gpus=self._idle_gpus(at),
         )
+
+    def _has_samples(self, idle_since: float) -> bool:
+        counts = [clock.samples for uuid, clock in self._clocks.items() if self._is_idle_since(uuid, idle_since)]
+        return min(counts, default=0) >= min(LEAST_SAMPLES, int(self.policy.window / DEFAULT_EVERY))
 
     def _not_idle(self, activities: Sequence[Activity]) -> Verdict:
         """Busy, or unknown where the GPUs that could not be read would make the difference."""
         unknown = [(a.label, a.peak.reason) for a in activities if isinstance(a.peak, Unknown)]
-        idle = sum(clock.idle_since is not None for clock in self._clocks.values())
+        idle = sum(clock.idle_since is not None and clock.paused_at is None for clock in self._clocks.values())
         if unknown and idle + len(unknown) >= self._required(len(activities)):
             reason = unknown[0][1]
             names = [label for label, why in unknown if why == reason]
@@ -296,12 +444,24 @@ class IdleRule(Rule):
         return f"not armed: no GPU has been at {level} or more{length} yet"
 
     def _idle_in_words(
-        self, activities: Sequence[Activity], idle_since: float, idle_for: float, *, fulfilled: bool
+        self,
+        activities: Sequence[Activity],
+        idle_since: float,
+        idle_for: float,
+        window: float,
+        *,
+        fulfilled: bool,
+        over: bool,
     ) -> str:
-        names = [a.label for a in activities if self._is_idle_since(a.uuid, idle_since)]
-        whole = format_duration(self.policy.window)
+        names = _listed([a.label for a in activities if self._is_idle_since(a.uuid, idle_since)], len(activities))
+        whole = format_duration(window)
         done = whole if fulfilled else f"{format_duration(idle_for)} of {whole}"
-        return f"{_listed(names, len(activities))} stayed below {format_percent(self.policy.below)} for {done}"
+        stayed = f"{names} stayed below {format_percent(self.policy.below)} for {done}"
+        if not self._used and window > self.policy.window:
+            stayed += " and had not been used before"
+        elif self._used and window > self.policy.window:
+            stayed += " while the job worked on the CPU"
+        return f"{stayed}, but the driver gave too few samples to be sure" if over and not fulfilled else stayed
 
     def _is_idle_since(self, uuid: str, moment: float) -> bool:
         since = self._clocks[uuid].idle_since
@@ -311,6 +471,14 @@ class IdleRule(Rule):
 def _is_idle(peak: Maybe[float], below: float) -> bool:
     """A negative number or NaN is not a utilization, and not idle."""
     return not isinstance(peak, Unknown) and 0 <= peak < below
+
+
+def _samples(activity: Activity) -> int:
+    """How many driver samples an activity rests on; a counter that covers all of the time is worth a whole window."""
+    used = activity.reading.utilization if activity.reading is not None else None
+    if used is None or isinstance(used, Unknown):
+        return LEAST_SAMPLES
+    return used.samples or LEAST_SAMPLES
 
 
 def _is_gap(last: float | None, at: float, longest_gap: float) -> bool:

@@ -10,6 +10,7 @@ from stoker.rules.idle import IDLE_OPTIONS, IdlePolicy, IdleRule
 from stoker.rules.rule import LOOK_TAKES, Option, Policy, Rule, duration_option
 from stoker.rules.samples import SamplesPolicy, SamplesRule
 from stoker.rules.sentinel import SentinelPolicy, SentinelRule
+from stoker.rules.stalled import STALLED_OPTIONS, StalledPolicy, StalledRule
 from stoker.units import format_percent, parse_fraction
 
 Stored = dict[str, str | int | float | bool | None]
@@ -63,6 +64,7 @@ def register(rule_type: RuleType) -> None:
 
 
 register(RuleType("idle", IdlePolicy, IdleRule, IDLE_OPTIONS, prefix=""))
+register(RuleType("stalled", StalledPolicy, StalledRule, STALLED_OPTIONS))
 register(RuleType("samples", SamplesPolicy, SamplesRule, default=False))
 register(RuleType("sentinel", SentinelPolicy, SentinelRule, default=False))
 

@@ -78,6 +78,8 @@ class Verdict(NamedTuple):
     """Seconds until the rule acts if nothing changes; meaningful while `progress` is above 0."""
     gpus: tuple[str, ...] = ()
     """The uuids of the GPUs for which the whole window has passed."""
+    evidence: tuple[str, ...] = ()
+    """What speaks for the verdict, line by line, for the report."""
     rule: str = ""
     """The registered name of the rule; the judge fills it in."""
 
@@ -151,8 +153,8 @@ class Option(NamedTuple):
     """The default as the help shows it."""
 
 
-def duration_option(flag: str, field: str, text: str) -> Option:
-    return Option(flag, field, "duration", parse_length, "DURATION", text, format_duration)
+def duration_option(flag: str, field: str, text: str, show: Callable[[Any], str] = format_duration) -> Option:
+    return Option(flag, field, "duration", parse_length, "DURATION", text, show)
 
 
 def percentage_option(flag: str, field: str, text: str, show: Callable[[Any], str] = format_percent) -> Option:

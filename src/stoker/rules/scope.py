@@ -37,16 +37,19 @@ class DeviceScope(Scope):
 
 
 class MachineScope(Scope):
-    """Whole devices, regardless of who uses them: a fixed set, the visible ones, or all.
+    """A fixed set of devices, the visible ones, or all; and of what they did, all or the part of some processes.
 
     A choice is resolved to uuids at the first look that could be read, because numbers change when a GPU falls off the
     machine. A device that is missing later is unknown.
     """
 
-    def __init__(self, chosen: str, environment: Mapping[str, str]) -> None:
-        """`chosen` is `all`, `visible`, or what a person typed: `0,2` or uuids."""
+    def __init__(
+        self, chosen: str, environment: Mapping[str, str], counts: Callable[[Process], bool] | None = None
+    ) -> None:
+        """`chosen`: `all`, `visible`, or what a person typed: `0,2` or uuids. `counts`: which processes; None: all."""
         self._chosen = chosen
         self._environment = environment
+        self._part = _device if counts is None else _Part(counts)
         self._labels: dict[str, str] = {}
         """By uuid; empty before the first look that could be read."""
         self._known_gpus: Sequence[Gpu] = ()
@@ -61,13 +64,13 @@ class MachineScope(Scope):
 
     def activities(self, look: Look) -> list[Activity]:
         if look.problem is not None and not self._labels:
-            return _activities(look, _labels(self._tentative(look)), _device)
+            return _activities(look, _labels(self._tentative(look)), self._part)
         # GPUs that are added later belong to "all" too. The list is the same object while it is equal.
         if look.problem is None and look.gpus is not self._known_gpus:
             if self._chosen == "all" or not self._labels:
                 self._labels = _labels(self.gpus(look)) | self._labels
             self._known_gpus = look.gpus
-        return _activities(look, self._labels, _device)
+        return _activities(look, self._labels, self._part)
 
     def _tentative(self, look: Look) -> tuple[Gpu, ...]:
         """While the machine cannot be read, its list of GPUs may be incomplete: a missing one is not an error yet."""
@@ -84,12 +87,11 @@ class JobScope(Scope):
     work it was, a busy GPU is unknown, never idle.
     """
 
-    def __init__(
-        self, environment: Mapping[str, str], user: str, pids: Container[int] = (), *, only_used: bool = False
-    ) -> None:
-        """`pids` are the job's processes. `only_used` leaves out the GPUs that the job merely sees."""
+    def __init__(self, environment: Mapping[str, str], user: str, *, only_used: bool = False) -> None:
+        """`only_used` leaves out the GPUs that the job merely sees."""
         self._environment = environment
-        self._pids = pids
+        self._pids: Container[int] = ()
+        """The job's processes at the newest look."""
         self._user = user
         self._only_used = only_used
         self.used: set[str] = set()
@@ -97,17 +99,19 @@ class JobScope(Scope):
         self._visible: dict[str, str] = {}
         self._labels: dict[str, str] = {}
         """The label of every GPU when it was first seen, by uuid."""
+        self._part = _Part(self._may_be_own)
 
     def observe(self, look: Look) -> Observation:
-        return _observation(look, self.activities(look, self._pids))
+        return _observation(look, self.activities(look))
 
-    def activities(self, look: Look, pids: Container[int]) -> list[Activity]:
-        """What the job, with these processes, did on its GPUs."""
+    def activities(self, look: Look) -> list[Activity]:
+        """What the job did on its GPUs."""
+        pids = self._pids = frozenset(look.job.pids if look.job else ())
         self._labels = _labels(look.gpus) | self._labels
         for gpu, reading in zip(look.gpus, look.readings, strict=True):
             if known(reading.processes) and any(_is_among(process, pids) for process in reading.processes):
                 self.used.add(gpu.uuid)
-        return _activities(look, self._wanted(look), lambda reading: self._own(reading, pids), pids)
+        return _activities(look, self._wanted(look), self._part, pids)
 
     def _wanted(self, look: Look) -> Mapping[str, str]:
         if self.used or self._only_used:
@@ -119,30 +123,43 @@ class JobScope(Scope):
             self._visible = visible
         return visible
 
-    def _own(self, reading: Reading, pids: Container[int]) -> Maybe[float]:
-        used, processes = reading.utilization, reading.processes
-        if not known(used) or used.peak == 0 or not known(processes) or not _can_be_told_apart(processes):
-            return _device(reading)
-        others = [process for process in processes if not self._may_be_own(process, pids)]
-        if not others:
-            return used.peak
-        own = [process.utilization for process in processes if self._may_be_own(process, pids)]
-        shares = [share for share in own if known(share)]
-        if len(shares) < len(own) or not _is_attributed(used, processes):
-            return Unknown(
-                f"it is shared with {describe(others[0])} and the driver does not report utilization per process"
-            )
-        # A process's share is a mean: at the most, all of it was done in a single one of the samples.
-        return min(sum(shares) * used.samples, used.peak)
-
-    def _may_be_own(self, process: Process, pids: Container[int]) -> bool:
-        if _is_among(process, pids):
+    def _may_be_own(self, process: Process) -> bool:
+        if _is_among(process, self._pids):
             return True
         if self.used:
             return False
         # Not seen on a GPU yet, the job may work through a daemon: only other users' processes are surely not its.
         user = process.user
         return not known(user) or user == self._user or user in _NOBODY_ELSE or _is_container_user(user)
+
+
+class _Part:
+    """How much of a GPU some processes used: the highest utilization that they can have had."""
+
+    def __init__(self, counts: Callable[[Process], bool]) -> None:
+        self._counts = counts
+        self._attributed = False
+        """Whether the driver has ever attributed work to one of them: then a share of 0 means that it did none."""
+
+    def __call__(self, reading: Reading) -> Maybe[float]:
+        used, processes = reading.utilization, reading.processes
+        if not known(used) or used.peak == 0 or not known(processes) or not _can_be_told_apart(processes):
+            return _device(reading)
+        others = [process for process in processes if not self._counts(process)]
+        own = [process.utilization for process in processes if self._counts(process)]
+        shares = [share for share in own if known(share)]
+        self._attributed = self._attributed or any(shares)
+        if self._attributed and len(shares) == len(own) > 0 and not any(shares):
+            # The work was done by others, or by a process that came and went, such as a health check.
+            return 0.0
+        if not others:
+            return used.peak
+        if len(shares) < len(own) or not _is_attributed(used, processes):
+            return Unknown(
+                f"it is shared with {describe(others[0])} and the driver does not report utilization per process"
+            )
+        # A process's share is a mean: at the most, all of it was done in a single one of the samples.
+        return min(sum(shares) * used.samples, used.peak)
 
 
 def _is_among(process: Process, pids: Container[int]) -> bool:

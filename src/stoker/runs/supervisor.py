@@ -5,7 +5,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -118,7 +118,7 @@ class Supervisor(CommandHandler[int]):
         )
         every = self._judge.every
         self._sampler = Sampler(prober, every, first=min(every, FIRST_LOOK) if plan.policies else math.inf)
-        self._scope = _scope_of(plan, environment, _Owned(reaper))
+        self._scope = _scope_of(plan, environment)
         self._signals = signals
         self._reaper = reaper
         self._loop = CommandLoop(self, reaper, signals=signals, sampler=self._sampler)
@@ -211,7 +211,7 @@ class Supervisor(CommandHandler[int]):
     # Watching
 
     def on_look(self, look: Look) -> int | None:
-        look = msgspec.structs.replace(look, job=self._progress())
+        look = msgspec.structs.replace(look, job=self._progress(look))
         self._journal.append(look)
         if self._journal.failure is not None:
             self._log_once("readings", f"{self._journal.failure}; the job goes on without a record of its readings")
@@ -226,15 +226,18 @@ class Supervisor(CommandHandler[int]):
             log(message.text)
         return self._stop_by_rule(judgement.verdict) if stops else None
 
-    def _progress(self) -> JobProgress:
-        """What the job has printed, where its output is kept."""
+    def _progress(self, look: Look) -> JobProgress:
+        """What the job has printed, where its output is kept, and which processes on the GPUs are its own."""
+        pids = {process.pid for reading in look.readings if known(reading.processes) for process in reading.processes}
+        own = JobProgress(pids=tuple(sorted(pid for pid in pids if self._reaper.owns(pid))))
         if self._log_path is None:
-            return JobProgress()
+            return own
         try:
             found = os.stat(self._log_path)  # noqa: PTH116 - one call
         except OSError:
-            return JobProgress()
-        return JobProgress(found.st_size, time.monotonic() - (time.time() - found.st_mtime), "output")
+            return own
+        written_at = time.monotonic() - (time.time() - found.st_mtime)
+        return own._replace(steps=found.st_size, since=written_at, trust="output")
 
     def _read_snooze(self) -> None:
         """Read before every verdict, so that a snooze takes effect at once."""
@@ -416,19 +419,9 @@ class Supervisor(CommandHandler[int]):
             log(message)
 
 
-class _Owned:
-    """The pids of a job, for a membership test of the few processes that hold a GPU."""
-
-    def __init__(self, reaper: Reaper) -> None:
-        self._reaper = reaper
-
-    def __contains__(self, pid: object) -> bool:
-        return isinstance(pid, int) and self._reaper.owns(pid)
-
-
-def _scope_of(plan: Plan, environment: Mapping[str, str], pids: Container[int]) -> Scope:
+def _scope_of(plan: Plan, environment: Mapping[str, str]) -> Scope:
     if plan.gpus in {OF_THE_JOB, "mine"}:
-        return JobScope(environment, user_name(os.getuid()), pids, only_used=plan.gpus == "mine")
+        return JobScope(environment, user_name(os.getuid()), only_used=plan.gpus == "mine")
     return MachineScope(plan.gpus, environment)
 
 

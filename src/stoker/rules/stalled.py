@@ -1,0 +1,474 @@
+"""The stalled rule: GPUs that are fully used and do no work, in a job that makes no more steps.
+
+A collective that waits for a lost rank spins: utilization stays at 100 % for ever. No figure of power alone separates
+that from light work, so every board is compared with its own history in this run: what its memory, its tensor cores and
+its power showed while the job made steps. The rule acts only on a job that made steps before and shows none now.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from stoker.errors import BadInputError
+from stoker.gpus.model import JobProgress, Maybe, Process, Reading, known
+from stoker.rules.rule import (
+    LOOK_TAKES,
+    Activity,
+    Observation,
+    Option,
+    Policy,
+    Rule,
+    Verdict,
+    duration_option,
+)
+from stoker.units import format_duration, format_percent, list_all, parse_length
+
+# Longer than evaluations and checkpoint saves in which other ranks wait in a barrier.
+DEFAULT_WINDOW: Final = 3600.0
+# A rank whose process is gone does not come back.
+LOST_RANK_SHARE: Final = 1 / 6
+# A step may be late by this much, and by three times the longest distance of steps so far.
+SHORTEST_SILENCE: Final = 600.0
+LATE: Final = 3.0
+# Steps that must have been seen before their absence says something.
+LEAST_STEPS: Final = 3
+# Utilization from which a board counts as fully used; spinning kernels never leave a gap.
+_FULL: Final = 0.95
+# Of the power limit: above it a board does work, whatever else is known.
+_MOST_POWER: Final = 0.55
+# Activity of memory or tensor cores that counts as none, and the least that shows that a counter works at all.
+_STILL: Final = 0.015
+_ALIVE: Final = 0.03
+# The same relative to what was typical while the job made steps.
+_STILL_SHARE: Final = 0.2
+# Where only power is known: this share of the way from the board's idle floor to what was typical, or of the typical
+# power where the board was never seen idle. The two must lie this share of the limit apart to say anything.
+_POWER_SHARE: Final = 0.15
+_UNFLOORED_SHARE: Final = 0.45
+_LEAST_RANGE: Final = 0.08
+# What interrupts the window for no longer than this, and than this share of it, pauses it: a health check.
+_LONGEST_PAUSE: Final = 180.0
+_PAUSE_SHARE: Final = 1 / 4
+# The same for a driver that is reset.
+_LONGEST_UNKNOWN: Final = 60.0
+# XID errors after which a board does nothing more until it is reset or replaced: double-bit errors, a halted
+# controller, failed row remapping, fallen off the bus, an uncontained error, a GSP that does not answer.
+FATAL_XIDS: Final = frozenset({48, 62, 64, 79, 95, 119, 120})
+# CPU cores that a rank needs to wait: its main thread and the collective's own may spin.
+_SPINNING_CORES: Final = 1.3
+_CPU_WINDOWS: Final = 3.0
+# Another process with this share of a board makes its counters say nothing about the job.
+_FOREIGN_SHARE: Final = 0.05
+_MOST_VALUES: Final = 128
+
+
+class StalledPolicy(Policy, frozen=True, kw_only=True):
+    """Stalled means: for all of `window`, GPUs spun without work and no step was made."""
+
+    window: float = DEFAULT_WINDOW
+    unseen_for: float | None = None
+    """How long a job may spin whose progress cannot be seen, or that never made a step. None: it is only warned of."""
+
+    def check(self) -> None:
+        if not (math.isfinite(self.window) and self.window > 0):
+            raise BadInputError("--stalled-for must be greater than zero")
+        if self.unseen_for is not None and not (math.isfinite(self.unseen_for) and self.unseen_for > 0):
+            raise BadInputError("--stalled-unseen-for must be greater than zero, or off")
+        super().check()
+
+    def in_words(self) -> str:
+        return f"GPUs spinning without a step for {format_duration(self.window)}"
+
+
+STALLED_OPTIONS: Final = (
+    duration_option("--stalled-for", "window", "How long GPUs may be fully used without work while no step is made"),
+    Option(
+        "--stalled-unseen-for",
+        "unseen_for",
+        "duration",
+        lambda text: None if text.strip().lower() == "off" else parse_length(text),
+        "DURATION|off",
+        "The same for a job whose steps cannot be seen, or that made none; off: only warn",
+        lambda seconds: "off" if seconds is None else format_duration(seconds),
+    ),
+)
+
+
+class _Typical:
+    """The median of a counter over a long time, from a bounded number of values."""
+
+    def __init__(self) -> None:
+        self._values: list[float] = []
+        self._every = 1
+        self._skipped = 0
+
+    def add(self, value: float) -> None:
+        self._skipped += 1
+        if self._skipped < self._every:
+            return
+        self._skipped = 0
+        self._values.append(value)
+        if len(self._values) == _MOST_VALUES:
+            self._values = self._values[::2]
+            self._every *= 2
+
+    @property
+    def median(self) -> float | None:
+        return sorted(self._values)[len(self._values) // 2] if self._values else None
+
+
+class _Board:
+    """One GPU's history in this run, and what it does now."""
+
+    def __init__(self) -> None:
+        self.label = ""
+        self.had_process = False
+        """Whether a process of the job was on it while the job made steps."""
+        self.lost_process = False
+        self.is_broken = False
+        """Whether the driver has reported an error after which it does nothing more."""
+        self.floor: float | None = None
+        """Watts while nothing ran."""
+        self._power, self._memory, self._dram, self._tensor = _Typical(), _Typical(), _Typical(), _Typical()
+
+    def learn(self, reading: Reading) -> None:
+        """Remembers what work looks like."""
+        for typical, value in (
+            (self._power, reading.power),
+            (self._memory, _memory_mean(reading)),
+            (self._dram, reading.pipes.dram if known(reading.pipes) else reading.pipes),
+            (self._tensor, reading.pipes.tensor if known(reading.pipes) else reading.pipes),
+        ):
+            if known(value):
+                typical.add(value)
+
+    def learn_floor(self, reading: Reading) -> None:
+        if known(reading.power) and known(reading.utilization) and reading.utilization.peak == 0:
+            self.floor = reading.power if self.floor is None else min(self.floor, reading.power)
+
+    def is_hollow(self, reading: Reading) -> bool:
+        """Whether it is fully used and does no work. False where nothing that is known says so."""
+        used, power, limit = reading.utilization, reading.power, reading.power_limit
+        if not known(used) or used.mean < _FULL:
+            return False
+        if known(power) and known(limit) and power > limit * _MOST_POWER:
+            return False
+        pipes = reading.pipes
+        if known(pipes) and (still := _are_still((pipes.dram, self._dram), (pipes.tensor, self._tensor))) is not None:
+            return still
+        if (still := _are_still((_memory_mean(reading), self._memory))) is not None:
+            return still
+        return self._power_is_low(power, limit)
+
+    def _power_is_low(self, power: Maybe[float], limit: Maybe[float]) -> bool:
+        typical = self._power.median
+        if not known(power) or typical is None:
+            return False
+        if self.floor is None:
+            return power <= typical * _UNFLOORED_SHARE
+        least = limit * _LEAST_RANGE if known(limit) else self.floor * 0.5
+        return typical - self.floor >= least and power <= self.floor + (typical - self.floor) * _POWER_SHARE
+
+    def describe(self, reading: Reading) -> str:
+        """`GPU 0: 100 % used at 112 W of 700 W, memory 0 % (38 % while steps were made)`."""
+        said = [format_percent(reading.utilization.mean) + " used"] if known(reading.utilization) else []
+        if known(reading.power):
+            of = f" of {reading.power_limit:.0f} W" if known(reading.power_limit) else ""
+            said.append(f"{reading.power:.0f} W{of}{_while_working(self._power, '{:.0f} W')}")
+        if known(reading.pipes) and known(reading.pipes.dram):
+            said.append(f"memory {format_percent(reading.pipes.dram)}{_while_working(self._dram)}")
+        elif known(memory := _memory_mean(reading)):
+            said.append(f"memory {format_percent(memory)}{_while_working(self._memory)}")
+        return f"{self.label}: {', '.join(said)}"
+
+
+def _while_working(typical: _Typical, form: str = "") -> str:
+    median = typical.median
+    if median is None:
+        return ""
+    return f" ({form.format(median) if form else format_percent(median)} while steps were made)"
+
+
+def _memory_mean(reading: Reading) -> Maybe[float]:
+    return reading.memory_activity.mean if known(reading.memory_activity) else reading.memory_activity
+
+
+def _are_still(*counters: tuple[Maybe[float], _Typical]) -> bool | None:
+    """Whether all counters that work show no activity; None when none of them works.
+
+    A counter that was never seen alive proves nothing: some boards leave it at zero.
+    """
+    answers = [
+        value <= _STILL or value <= typical * _STILL_SHARE
+        for value, history in counters
+        if known(value) and (typical := history.median) is not None and typical >= _ALIVE
+    ]
+    return all(answers) if answers else None
+
+
+class _Steps:
+    """The steps of the job, and how late the next one is."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last_at: float | None = None
+        self.longest_gap = 0.0
+        self.trust = "none"
+        self._seen: int | None = None
+
+    def observe(self, progress: JobProgress) -> bool:
+        """Whether there was a new one."""
+        if progress.steps is None or progress.since is None:
+            return False
+        if progress.trust != self.trust:
+            # Counts of different sources cannot be compared.
+            self.trust, self._seen, self.longest_gap = progress.trust, None, 0.0
+        before, self._seen = self._seen, progress.steps
+        if before is None or before == progress.steps:
+            return False
+        if self.last_at is not None:
+            self.longest_gap = max(self.longest_gap, progress.since - self.last_at)
+        self.last_at = progress.since
+        self.count += 1
+        return True
+
+    @property
+    def are_seen(self) -> bool:
+        return self.count >= LEAST_STEPS
+
+    def is_late(self, at: float) -> bool:
+        """Whether the next step is later than any before: what the boards do now may not be work."""
+        return self.are_seen and self.last_at is not None and at - self.last_at > max(self.longest_gap, 60.0)
+
+    def overdue_at(self, window: float) -> float:
+        """When the next step is so late that none will come."""
+        shortest = min(SHORTEST_SILENCE, window)
+        return (self.last_at or 0.0) + max(shortest, LATE * self.longest_gap)
+
+
+class _Look(NamedTuple):
+    """What the boards did at one look."""
+
+    hollow: Sequence[Activity]
+    working: Sequence[Activity]
+    unknown: Sequence[Activity]
+    """Without boards that are known to be out of order."""
+
+
+class StalledRule(Rule):
+    """Compares every board with its own history, and waits for steps."""
+
+    def __init__(self, policy: StalledPolicy, begun: float, _look_takes: float = LOOK_TAKES) -> None:
+        policy.check()
+        self.policy = policy
+        self._boards: dict[str, _Board] = {}
+        self._steps = _Steps()
+        self._not_before = begun
+        self._last: float | None = None
+        self._since: float | None = None
+        """Since when boards have been hollow and none worked. Interruptions are left out."""
+        self._interrupted_at: float | None = None
+        self._unknown_only = False
+        self._spent = False
+        self._due: float | None = None
+
+    def observe(self, observation: Observation) -> Verdict:
+        at = observation.at
+        last, self._last = self._last, at
+        if last is not None and not 0 <= at - last <= self.policy.longest_gap:
+            self._restart()
+        stepped = self._steps.observe(observation.progress)
+        self._boards = {a.uuid: self._boards.get(a.uuid) or _Board() for a in observation.activities}
+        look = self._sort(at, observation.activities, stepped=stepped)
+        self._find_lost_ranks(observation.activities, stepped=stepped)
+        if stepped:
+            self._spent = False
+            self._restart()
+        else:
+            self._advance(at, last, look)
+        verdict = self._verdict(at, look, observation.progress)
+        self._due = None if verdict.effect == "act" or self._since is None else at + max(verdict.left, 0.0)
+        return verdict
+
+    def due(self) -> float | None:
+        return self._due
+
+    def snooze(self, until: float) -> None:
+        self._not_before = max(self._not_before, until)
+        self._restart()
+
+    def rearm(self, at: float) -> None:
+        self._spent = True
+        self._steps = _Steps()
+        self._not_before = max(self._not_before, at)
+        self._restart()
+
+    # State
+
+    def _restart(self) -> None:
+        self._since = self._interrupted_at = self._due = None
+
+    def _sort(self, at: float, activities: Sequence[Activity], *, stepped: bool) -> _Look:
+        hollow, working, unknown = [], [], []
+        for activity in activities:
+            board = self._boards[activity.uuid]
+            board.label = activity.label
+            reading = activity.reading
+            board.is_broken = board.is_broken or _is_broken(reading)
+            if board.is_broken:
+                continue
+            if reading is None or not known(activity.peak) or not known(reading.utilization):
+                unknown.append(activity)
+                continue
+            board.learn_floor(reading)
+            if activity.peak == 0:
+                continue
+            if _foreign_share(reading, activity.processes) >= _FOREIGN_SHARE:
+                working.append(activity)
+            elif not stepped and board.is_hollow(reading):
+                hollow.append(activity)
+            elif reading.utilization.mean >= self.policy.below:
+                working.append(activity)
+                if not self._steps.is_late(at):
+                    board.learn(reading)
+        return _Look(hollow, working, unknown)
+
+    def _find_lost_ranks(self, activities: Sequence[Activity], *, stepped: bool) -> None:
+        for activity in activities:
+            board = self._boards[activity.uuid]
+            if stepped:
+                board.had_process = bool(activity.processes)
+                board.lost_process = False
+            elif board.had_process and activity.reading is not None and known(activity.reading.processes):
+                board.lost_process = not activity.processes
+
+    def _advance(self, at: float, last: float | None, look: _Look) -> None:
+        if at < self._not_before:
+            self._restart()
+        elif look.unknown or look.working or not look.hollow:
+            if self._since is None:
+                return
+            if self._interrupted_at is None:
+                self._interrupted_at = at if last is None else last
+                self._unknown_only = True
+            self._unknown_only = self._unknown_only and not look.working and bool(look.unknown)
+            longest = min(_LONGEST_PAUSE, self.policy.window * _PAUSE_SHARE)
+            if self._unknown_only:
+                longest = _LONGEST_UNKNOWN
+            if at - self._interrupted_at > longest:
+                self._restart()
+        elif self._since is None:
+            self._since = max(at - self._covered(at, last, look), self._not_before)
+        elif self._interrupted_at is not None:
+            self._since += max(at - self._covered(at, last, look), self._interrupted_at) - self._interrupted_at
+            self._interrupted_at = None
+
+    def _covered(self, at: float, last: float | None, look: _Look) -> float:
+        """Seconds before this look that its readings speak for."""
+        span = min(activity.span for activity in look.hollow)
+        return 0.0 if last is None else max(min(span, at - last), 0.0)
+
+    # Verdicts
+
+    def _verdict(self, at: float, look: _Look, progress: JobProgress) -> Verdict:
+        if self._spent:
+            return Verdict("arming", "it has fired: not armed until the job makes a step again")
+        if self._since is None or self._interrupted_at is not None:
+            return self._not_stalled(look)
+        window, certain = self._window(look, progress)
+        ends = self._since + window
+        if self._steps.are_seen:
+            ends = max(ends, self._steps.overdue_at(self.policy.window))
+        over = at >= ends
+        acts = over and certain
+        labels = [activity.label for activity in look.hollow]
+        return Verdict(
+            "stalled" if acts else "waiting",
+            self._in_words(at, labels, certain=certain),
+            "act" if acts else "warn" if over else "none",
+            cause="it hangs: its GPUs are fully used without doing work",
+            quiet=True,
+            since=self._since,
+            progress=1.0 if over else min(max(at - self._since, 0.0) / (ends - self._since), 1.0) if certain else 0.0,
+            left=max(ends - at, 0.0),
+            gpus=tuple(activity.uuid for activity in look.hollow),
+            evidence=self._evidence(at, look),
+        )
+
+    def _window(self, look: _Look, progress: JobProgress) -> tuple[float, bool]:
+        """How long the boards must be hollow, and whether the rule may act at all."""
+        policy = self.policy
+        if not self._steps.are_seen:
+            return (policy.window, False) if policy.unseen_for is None else (policy.unseen_for, True)
+        if any(board.lost_process or board.is_broken for board in self._boards.values()):
+            return policy.window * LOST_RANK_SHARE, True
+        ranks = sum(max(len(activity.processes), 1) for activity in look.hollow)
+        if progress.cpu is not None and progress.cpu > ranks * _SPINNING_CORES + 1.0:
+            return policy.window * _CPU_WINDOWS, True
+        return policy.window, True
+
+    def _not_stalled(self, look: _Look) -> Verdict:
+        if look.unknown and not look.working:
+            first = look.unknown[0]
+            reason = first.peak.reason if not known(first.peak) else "its utilization is unknown"
+            return Verdict("unknown", f"{first.label} is unknown: {reason}")
+        if not self._boards:
+            return Verdict("unknown", "there is no GPU to judge by")
+        if look.working:
+            return Verdict("busy", f"{look.working[0].label} works")
+        return Verdict("waiting", "no GPU spins without doing work")
+
+    def _in_words(self, at: float, labels: Sequence[str], *, certain: bool) -> str:
+        since = self._since if self._since is not None else at
+        spin = "has" if len(labels) == 1 else "have"
+        said = f"{list_all(labels)} {spin} been fully used without doing work for {format_duration(at - since)}"
+        if self._steps.are_seen and self._steps.last_at is not None:
+            said += f" and the job made no step for {format_duration(at - self._steps.last_at)}"
+        elif not certain:
+            said += "; the job may hang, but its steps cannot be seen"
+        lost = [board.label for board in self._boards.values() if board.lost_process]
+        broken = [board.label for board in self._boards.values() if board.is_broken]
+        said += f"; the process on {list_all(lost)} is gone" if lost else ""
+        return f"{said}; {list_all(broken)} reported a fatal error" if broken else said
+
+    def _evidence(self, at: float, look: _Look) -> tuple[str, ...]:
+        lines = [
+            self._boards[activity.uuid].describe(activity.reading)
+            for activity in look.hollow
+            if activity.reading is not None
+        ]
+        steps = self._steps
+        if steps.are_seen and steps.last_at is not None:
+            gap = f"; the longest pause before was {format_duration(steps.longest_gap)}" if steps.longest_gap else ""
+            seen_by = _SEEN_BY.get(steps.trust, steps.trust)
+            lines.append(f"no step for {format_duration(at - steps.last_at)}{gap} (seen by {seen_by})")
+        else:
+            lines.append("steps of the job cannot be seen, or it has made none")
+        lines += [
+            f"{board.label}: " + ("it reported a fatal error" if board.is_broken else "the job's process on it is gone")
+            for board in self._boards.values()
+            if board.lost_process or board.is_broken
+        ]
+        return tuple(lines)
+
+
+_SEEN_BY: Final = {
+    "call": "calls of stoker.step()",
+    "log": "step counts in its log",
+    "events": "the event files of its tracker",
+    "checkpoint": "its checkpoint files",
+    "output": "its output",
+}
+
+
+def _is_broken(reading: Reading | None) -> bool:
+    return reading is not None and known(reading.health) and not FATAL_XIDS.isdisjoint(reading.health.xids)
+
+
+def _foreign_share(reading: Reading, own: Sequence[Process]) -> float:
+    """What processes of others did on the board, where the job's own are known."""
+    if not own or not known(reading.processes):
+        return 0.0
+    pids = {process.pid for process in own}
+    foreign = [process.utilization for process in reading.processes if process.pid not in pids]
+    return sum(share if known(share) else 1.0 for share in foreign)

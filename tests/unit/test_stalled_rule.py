@@ -1,0 +1,290 @@
+"""The stalled rule: what it calls a hang, what it leaves alone, and that nothing but evidence advances it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.gpus.model import DeviceHealth, JobProgress, Maybe, Pipes, Reading, Unknown, Utilization
+from stoker.rules.rule import Activity, Observation, Verdict
+from stoker.rules.stalled import StalledPolicy, StalledRule
+from tests.support.deep import examples
+from tests.support.looks import a_process
+
+MINUTE, HOUR = 60.0, 3600.0
+EVERY = 15.0
+NOT_READ = Unknown("not supported by this GPU")
+
+
+def a_board(
+    use: float, power: Maybe[float], memory: Maybe[float] = NOT_READ, pipes: Maybe[Pipes] = NOT_READ, **more: Any
+) -> Reading:
+    shape = Utilization(memory, memory, 90) if not isinstance(memory, Unknown) else memory
+    return msgspec.structs.replace(
+        Reading.unknown("", "not read"),
+        utilization=Utilization(use, use, 90),
+        power=power,
+        power_limit=700.0,
+        memory_activity=shape,
+        pipes=pipes,
+        **more,
+    )
+
+
+WORK = a_board(0.98, 500.0, 0.4)
+SPIN = a_board(1.0, 110.0, 0.0)
+IDLE = a_board(0.0, 70.0, 0.0)
+LOST = Reading.unknown("", "the GPU is lost")
+
+
+class Job:
+    """Boards of a job and its steps, look by look."""
+
+    def __init__(self, boards: int = 2, **settings: Any) -> None:
+        self.rule = StalledRule(StalledPolicy(every=EVERY, **settings), 0.0)
+        self.boards = boards
+        self.at = 0.0
+        self.steps = 0
+        self.step_at = 0.0
+        self.dead: frozenset[int] = frozenset()
+
+    def look(self, readings: Sequence[Reading], *, steps: bool = False, **progress: Any) -> Verdict:
+        self.at += EVERY
+        if steps:
+            self.steps, self.step_at = self.steps + 1, self.at
+        activities = []
+        for number, reading in enumerate(readings):
+            uuid = f"GPU-{number}"
+            own = () if number in self.dead else (a_process(100 + number),)
+            whole = msgspec.structs.replace(reading, uuid=uuid, processes=own)
+            used = reading.utilization
+            peak = used if isinstance(used, Unknown) else used.peak
+            activities.append(Activity(uuid, f"GPU {number}", EVERY, peak, whole, own))
+        seen = JobProgress(self.steps, self.step_at, "log", **progress)
+        return self.rule.observe(Observation(self.at, activities, progress=seen))
+
+    def work(self, seconds: float = HOUR, reading: Reading = WORK, step_every: float = EVERY) -> None:
+        for number in range(int(seconds / EVERY)):
+            verdict = self.look([reading] * self.boards, steps=number % int(step_every / EVERY) == 0)
+            assert verdict.effect == "none"
+
+    def until_stopped(self, *readings: Reading, most: float = 6 * HOUR, **progress: Any) -> float | None:
+        """Seconds until the rule acts while the boards do this and no step is made."""
+        begun = self.at
+        while self.at - begun < most:
+            if self.look(readings, **progress).effect == "act":
+                return self.at - begun
+        return None
+
+
+@pytest.mark.parametrize(
+    ("working", "hung"),
+    [
+        pytest.param(WORK, SPIN, id="memory falls silent"),
+        pytest.param(WORK, a_board(1.0, 110.0, 0.06), id="memory far below its usual"),
+        pytest.param(
+            a_board(0.98, 984.0 / 2, pipes=Pipes(0.9, 0.8, 0.32, 0.24)),
+            a_board(1.0, 250.0, pipes=Pipes(1.0, 0.15, 0.0, 0.01)),
+            id="GB200, marin#7344",
+        ),
+        pytest.param(a_board(0.97, 300.0), a_board(1.0, 90.0), id="only power is known"),
+    ],
+)
+def test_hung_collective_is_stalled_after_the_window(working: Reading, hung: Reading) -> None:
+    job = Job()
+    job.work(reading=working)
+    assert job.until_stopped(hung, hung) == pytest.approx(HOUR, abs=2 * EVERY)
+
+
+def test_some_ranks_spin_and_others_are_idle() -> None:
+    job = Job()
+    job.work()
+    assert job.until_stopped(SPIN, IDLE) == pytest.approx(HOUR, abs=2 * EVERY)
+
+
+def test_lost_rank_shortens_the_window() -> None:
+    job = Job(boards=3)
+    job.work()
+    job.dead = frozenset({2})
+    assert job.until_stopped(SPIN, SPIN, IDLE) == pytest.approx(10 * MINUTE, abs=2 * EVERY)
+
+
+def test_gpu_with_a_fatal_error_does_not_hide_the_hang_of_the_others() -> None:
+    job = Job()
+    job.work()
+    broken = msgspec.structs.replace(LOST, health=DeviceHealth(xids=(79,)))
+    assert job.until_stopped(SPIN, broken) == pytest.approx(10 * MINUTE, abs=2 * EVERY)
+
+
+def test_verdict_has_its_evidence() -> None:
+    job = Job()
+    job.work()
+    job.dead = frozenset({1})
+    job.until_stopped(SPIN, IDLE)
+    verdict = job.look([SPIN, IDLE])
+    assert verdict.kind == "stalled"
+    assert verdict.gpus == ("GPU-0",)
+    assert verdict.reason.startswith("GPU 0 has been fully used without doing work for 10m")
+    assert "the job made no step for 10m" in verdict.reason
+    board, steps, rank = verdict.evidence
+    assert board == (
+        "GPU 0: 100% used, 110 W of 700 W (500 W while steps were made), memory 0% (40% while steps were made)"
+    )
+    assert steps.startswith("no step for 10m")
+    assert "seen by step counts in its log" in steps
+    assert rank == "GPU 1: the job's process on it is gone"
+
+
+# Left alone
+
+
+@pytest.mark.parametrize(
+    ("working", "light"),
+    [
+        pytest.param(WORK, a_board(1.0, 140.0, 0.3), id="light phase with memory traffic"),
+        pytest.param(WORK, a_board(1.0, 450.0, 0.0), id="much power, no memory traffic"),
+        pytest.param(WORK, a_board(0.7, 110.0, 0.0), id="not fully used"),
+        pytest.param(a_board(1.0, 300.0, 0.0), a_board(1.0, 280.0, 0.0), id="counter that is always zero"),
+        pytest.param(a_board(1.0, 137.0), a_board(1.0, 120.0), id="light work all along, only power known"),
+        pytest.param(WORK, IDLE, id="idle is another rule's matter"),
+    ],
+)
+def test_boards_that_may_work_are_left_alone(working: Reading, light: Reading) -> None:
+    job = Job()
+    job.work(reading=working)
+    assert job.until_stopped(light, light) is None
+
+
+def test_one_working_board_is_enough() -> None:
+    job = Job()
+    job.work()
+    assert job.until_stopped(SPIN, WORK) is None
+
+
+def test_job_that_makes_steps_is_left_alone_whatever_its_boards_show() -> None:
+    job = Job()
+    job.work()
+    for number in range(2000):
+        assert job.look([SPIN, SPIN], steps=number % 20 == 0).effect == "none"
+
+
+def test_slow_steps_are_waited_for() -> None:
+    job = Job()
+    job.work(4 * HOUR, step_every=40 * MINUTE)
+    assert job.until_stopped(SPIN, SPIN) == pytest.approx(3 * 40 * MINUTE - 40 * MINUTE + EVERY, abs=3 * EVERY)
+
+
+def test_job_that_never_made_a_step_is_only_warned_of() -> None:
+    job = Job()
+    verdicts = [job.look([SPIN, SPIN]) for _ in range(2000)]
+    assert {verdict.effect for verdict in verdicts} <= {"none", "warn"}
+
+
+def test_hang_of_unseen_progress_is_warned_of_and_stopped_where_asked_for() -> None:
+    def warned_and_stopped(unseen_for: float | None = None) -> tuple[bool, float | None]:
+        job = Job(unseen_for=unseen_for)
+        for _ in range(240):
+            job.look([WORK, WORK])
+        begun, effects = job.at, []
+        for _ in range(1500):
+            effects.append(job.look([SPIN, SPIN]).effect)
+            if effects[-1] == "act":
+                return "warn" in effects, job.at - begun
+        return "warn" in effects, None
+
+    assert warned_and_stopped() == (True, None)
+    _, stopped = warned_and_stopped(unseen_for=2 * HOUR)
+    assert stopped == pytest.approx(2 * HOUR, abs=2 * EVERY)
+
+
+def test_cpu_work_beside_spinning_ranks_extends_the_window() -> None:
+    job = Job()
+    job.work()
+    assert job.until_stopped(SPIN, IDLE, cpu=12.0) == pytest.approx(3 * HOUR, abs=2 * EVERY)
+    other = Job()
+    other.work()
+    assert other.until_stopped(SPIN, IDLE, cpu=2.0) == pytest.approx(HOUR, abs=2 * EVERY)
+
+
+def test_board_used_by_others_says_nothing() -> None:
+    job = Job(boards=1)
+    job.work()
+    shared = msgspec.structs.replace(SPIN, uuid="GPU-0", processes=(a_process(100), a_process(7, utilization=0.6)))
+    for _ in range(1000):
+        job.at += EVERY
+        activity = Activity("GPU-0", "GPU 0", EVERY, 1.0, shared, (a_process(100),))
+        progress = JobProgress(job.steps, job.step_at, "log")
+        assert job.rule.observe(Observation(job.at, [activity], progress=progress)).effect == "none"
+
+
+# Interruptions
+
+
+def test_health_check_every_half_hour_pauses_the_window() -> None:
+    job = Job()
+    job.work()
+    begun, verdict = job.at, job.look([SPIN, SPIN])
+    while verdict.effect != "act" and job.at - begun < 6 * HOUR:
+        checked = (job.at - begun) % (30 * MINUTE) < 2 * MINUTE
+        verdict = job.look([WORK, WORK] if checked else [SPIN, SPIN])
+    assert HOUR <= job.at - begun <= HOUR + 10 * MINUTE
+
+
+@pytest.mark.parametrize(("unknown", "stops"), [(45.0, True), (90.0, False)])
+def test_unknown_readings_pause_the_window_for_a_minute_at_most(unknown: float, stops: bool) -> None:
+    job = Job()
+    job.work()
+    begun, verdict = job.at, job.look([SPIN, SPIN])
+    while verdict.effect != "act" and job.at - begun < 6 * HOUR:
+        hidden = (job.at - begun) % (10 * MINUTE) < unknown
+        verdict = job.look([LOST, SPIN] if hidden else [SPIN, SPIN])
+    assert (verdict.effect == "act") == stops
+
+
+# Properties
+
+
+READINGS = st.sampled_from([WORK, SPIN, IDLE, LOST, a_board(0.5, 300.0, 0.2), a_board(1.0, NOT_READ, NOT_READ)])
+
+
+@given(st.lists(st.tuples(READINGS, READINGS, st.booleans(), st.integers(1, 60)), max_size=30))
+@settings(max_examples=examples(200))
+def test_rule_acts_only_after_steps_and_a_silence_of_ten_minutes_with_a_hollow_board(
+    phases: list[tuple[Reading, Reading, bool, int]],
+) -> None:
+    job = Job()
+    hollow = 0.0
+    for one, other, steps, looks in phases:
+        for _ in range(looks):
+            verdict = job.look([one, other], steps=steps)
+            hollow = 0.0 if steps else hollow + EVERY * (SPIN in (one, other))
+            if verdict.effect == "act":
+                assert job.steps >= 3
+                assert job.at - job.step_at >= 10 * MINUTE
+                assert hollow >= HOUR - 2 * EVERY
+                assert LOST not in (one, other)
+                assert WORK not in (one, other)
+
+
+@given(st.integers(1, 600), st.integers(1, 600))
+def test_longer_silence_never_takes_a_verdict_back(quiet: int, more: int) -> None:
+    job = Job()
+    job.work()
+    progress = [job.look([SPIN, SPIN]).progress for _ in range(quiet)]
+    progress += [job.look([SPIN, SPIN]).progress for _ in range(more)]
+    assert progress == sorted(progress)
+
+
+@given(st.integers(1, 200))
+def test_unknown_readings_never_advance_the_window(unknown: int) -> None:
+    job = Job()
+    job.work()
+    before = [job.look([SPIN, SPIN]).progress for _ in range(60)]
+    for _ in range(unknown):
+        assert job.look([LOST, LOST]).progress == 0.0
+    after = job.look([SPIN, SPIN])
+    assert after.progress <= before[-1] + 2 * EVERY / HOUR
+    assert after.effect == "none"
