@@ -90,7 +90,7 @@ def judge_trace(trace: Trace) -> list[Outcome]:
 
 def stoker_run(trace: Trace, moments: Sequence[Moment]) -> Outcome:
     """As the supervisor of the job judges: its own processes, with what it sees of their progress."""
-    scope = JobScope({}, trace.user, trace.pids)
+    scope = JobScope({}, trace.user)
     return _judged(trace, moments, RUN, policies_of({"every": trace.setting.every}), scope)
 
 

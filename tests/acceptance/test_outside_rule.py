@@ -78,7 +78,7 @@ def test_run_is_stopped_and_its_report_names_the_cause() -> None:
     assert "the memory stayed in use" in done.stderr
     (run,) = stoker("runs", "--json").json()
     assert (run["ending"], run["stopped_by"], run["verdict"]) == ("full", "full", "full")
-    assert run["rule"] == "all GPUs below 1% for 30m; or memory in use for 0.4s"
+    assert run["rule"] == "all GPUs below 1% for 30m; or hung at full utilization for 1h; or memory in use for 0.4s"
     shown = stoker("show", run["id"]).out
     assert "stopped, full" in shown
     assert "# Stopped: its memory stayed in use" in shown

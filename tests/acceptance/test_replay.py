@@ -47,7 +47,7 @@ def test_replay_shows_when_the_rule_would_have_fired_and_the_time_saved(night: P
     assert done.out == (
         f"{night}: 2 GPUs, a look every 1m\n"
         "Tue 2026-11-10 00:00:00 to Tue 2026-11-10 06:59:00 UTC (6h59m)\n"
-        "Rule: all GPUs below 1% for 30m\n"
+        "Rule: all GPUs below 1% for 30m; or hung at full utilization for 1h\n"
         "\n"
         "  1. Tue 2026-11-10 01:29:00  GPU 0 and GPU 1 stayed below 1% for 30m\n"
         "     idle for another 4h30m, then used again; 9 GPU-hours saved\n"

@@ -94,7 +94,8 @@ def test_dry_run_reports_the_actions_and_does_nothing(nvidia: MockMachine, machi
     assert done.code == 124
     end = "shut this machine down by `systemctl poweroff`"
     assert done.err.splitlines() == [
-        f"stoker: watching GPU 0, GPU 1: all GPUs below 1% for 0.3s, then {end} (dry run: nothing is done)",
+        f"stoker: watching GPU 0, GPU 1: all GPUs below 1% for 0.3s; or hung at full utilization "
+        f"for 1h, then {end} (dry run: nothing is done)",
         *[line for line in done.err.splitlines()[1:-1] if "unless that changes" in line and f": would {end}" in line],
         f"stoker: GPU 0 and GPU 1 stayed below 1% for 0.3s; dry run: would {end} now",
     ]
@@ -322,7 +323,10 @@ def test_systemd_is_notified_while_the_driver_hangs(nvidia: MockMachine, watchin
     with manager:
         environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1200000"}
         process = watching.start(*NEVER, "--then", "exit", environment=environment)
-        assert manager.recv(4096) == b"READY=1\nSTATUS=watching: all GPUs below 1% for 1h"
+        assert (
+            manager.recv(4096)
+            == b"READY=1\nSTATUS=watching: all GPUs below 1% for 1h; or hung at full utilization for 1h"
+        )
         nvidia.fault("nvmlDeviceGetSamples", hang=600)
         nvidia.wait_until_hanging(deadline=60)
         signs: list[float] = []
@@ -416,7 +420,10 @@ def test_unit_is_printed_for_the_same_command_line(tmp_path: Path) -> None:
     assert shlex.split(start.replace("%%", "%").replace("$$", "$")) == [stoker_command(), "watch", *words]
     for line in ("Type=notify", "WatchdogSec=60", "Restart=on-failure", "Environment=STOKER_GPUS=nvml"):
         assert line in lines
-    assert "Description=Stoker: all GPUs below 5%% for 30m, then exec, then shutdown" in lines
+    assert (
+        "Description=Stoker: all GPUs below 5%% for 30m; or hung at full utilization for 1h, then exec, then shutdown"
+        in lines
+    )
 
 
 def test_unit_has_the_variables_and_the_configuration_file(tmp_path: Path) -> None:
@@ -428,7 +435,10 @@ def test_unit_has_the_variables_and_the_configuration_file(tmp_path: Path) -> No
     there = {"STOKER_ARM_ABOVE": "80%", "STOKER_REQUIRE": "any", "STOKER_EVERY": "7s", "STOKER_DEADLINE": "9s"}
     done = stoker("--config", str(file), "watch", "--every", "2s", "--print-unit", environment=there)
     lines = done.out.splitlines()
-    assert "Description=Stoker: any GPU below 7%% for 20m, then exec, then shutdown" in lines
+    assert (
+        "Description=Stoker: any GPU below 7%% for 20m; or hung at full utilization for 1h, then exec, then shutdown"
+        in lines
+    )
     assert f"ExecStart={stoker_command()} watch --every 2s" in lines
     carried = {**there, "STOKER_ARM_ABOVE": "80%%", "STOKER_CONFIG": str(file)}
     # As an option it wins over the variable.

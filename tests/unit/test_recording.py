@@ -44,13 +44,9 @@ READINGS = st.builds(
         st.lists(st.builds(a_process, st.integers(1, 99999)), max_size=3).map(tuple),
         st.builds(Unknown, st.text(min_size=1)),
     ),
-<<<<<<< HEAD
     pipes=st.one_of(
         st.builds(Pipes, SHARES, SHARES, SHARES, SHARES, WATTS, WATTS), st.builds(Unknown, st.text(min_size=1))
     ),
-=======
-    pipes=st.one_of(st.builds(Pipes, *[SHARES] * 6), st.builds(Unknown, st.text(min_size=1))),
->>>>>>> 31ff7b5 (rules: a stalled rule, and an idle rule with windows for preparation and for work on the CPU)
     memory_activity=st.one_of(
         st.builds(Utilization, SHARES, SHARES, st.integers(1, 100)), st.builds(Unknown, st.text(min_size=1))
     ),

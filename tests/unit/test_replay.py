@@ -342,8 +342,7 @@ def test_gaps_are_summarized_with_the_longest() -> None:
 def test_rule_is_described_with_all_conditions() -> None:
     policy = a_policy(after=HOUR, arm_above=0.5, arm_for=5 * MINUTE)
     assert text.rule([policy]) == (
-        "all GPUs below 10% for 10m, not in the first 1h, 40m while the job works on the CPU, "
-        "armed once a GPU was at 50% or more for 5m"
+        "all GPUs below 10% for 10m, not in the first 1h, armed once a GPU was at 50% or more for 5m"
     )
 
 

@@ -3,13 +3,14 @@
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.rules.rule import Verdict
+from stoker.rules.registry import fired_in_words
+from stoker.rules.rule import Policy, Verdict
 from stoker.streams import ERROR, emit
 from stoker.units import format_duration
 
@@ -52,12 +53,13 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def facts_of(verdict: Verdict, rule: str, at: float, host: str) -> Facts:
+def facts_of(verdict: Verdict, policies: Sequence[Policy], at: float, host: str) -> Facts:
+    """What a verdict says, and of which of the rules it is."""
     return Facts(
         kind=verdict.kind,
         cause=verdict.cause,
         reason=verdict.reason,
-        rule=rule,
+        rule=fired_in_words(policies, verdict) if policies else verdict.reason,
         gpus=verdict.gpus,
         seconds=at - verdict.since if verdict.since is not None else 0.0,
         host=host,

@@ -216,7 +216,7 @@ class Watcher:
         if self._options.dry_run:
             self._conclude()
             return
-        self._facts = facts_of(verdict, self._judge.in_words(), at, self._options.host)
+        self._facts = facts_of(verdict, self._judge.policies, at, self._options.host)
         self._pending.extend(self._options.actions)
         self._begin_next_action()
 

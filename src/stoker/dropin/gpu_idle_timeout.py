@@ -267,7 +267,7 @@ def end_task(watch: IdleWatch, log: logging.Logger) -> int:
             continue
         log.error(verdict.reason)
         try:
-            task.act(facts_of(verdict, verdict.reason, look.at, platform.node()))
+            task.act(facts_of(verdict, (), look.at, platform.node()))
         except StokerError as error:
             log.error("%s; trying again after another idle window", error)
             watch.start_again(look.at)

@@ -77,7 +77,7 @@ class SentinelWatch:
     def _act(self, verdict: Verdict, at: float) -> bool:
         try:
             if self._action is not None:
-                self._action.act(facts_of(verdict, verdict.reason, at, platform.node()))
+                self._action.act(facts_of(verdict, (), at, platform.node()))
         except StokerError as error:
             # The machine is still idle and still costs money: the rule stays armed and acts again after its window.
             _complain(f"{self._options.kill_action} failed: {error}")

@@ -126,7 +126,7 @@ class IdlePolicy(Policy, frozen=True, kw_only=True):
         found = [f"not in the first {format_duration(self.after)}"] if self.after else []
         if self.unused_window > self.window:
             found.append(f"{format_duration(self.unused_window)} before a GPU was used")
-        if self.cpu_window > self.window:
+        if self.cpu_for is not None and self.cpu_window > self.window:
             found.append(f"{format_duration(self.cpu_window)} while the job works on the CPU")
         if self.arm_above is not None:
             length = f" for {format_duration(self.arm_for)}" if self.arm_for else ""
@@ -347,24 +347,23 @@ class IdleRule(Rule):
         if self._fulfilled or not self._arming.armed:
             return None
         since = self._idle_since(self._required(len(self._clocks)))
-        return self._ends(since) if since is not None else None
+        return since + self._window(since) if since is not None else None
 
-    def _ends(self, since: float) -> float:
-        """When the window that began then is over, by what is known now."""
+    def _window(self, since: float) -> float:
+        """How long the GPUs must stay idle that have been since then, by what is known now."""
         policy = self.policy
         if self._used:
-            return since + (policy.cpu_window if self._cpu.works(self._at - since) else policy.window)
-        ends = since + policy.unused_window
+            return policy.cpu_window if self._cpu.works(self._at - since) else policy.window
         quiet_since = self._cpu.quiet_since()
         if quiet_since is None:
-            return ends
+            return policy.unused_window
         quiet_window = max(policy.unused_window * QUIET_SHARE, policy.window)
-        return min(ends, max(since, quiet_since) + quiet_window)
+        return min(policy.unused_window, max(quiet_since - since, 0.0) + quiet_window)
 
     def _idle_gpus(self, at: float) -> tuple[str, ...]:
         """The GPUs that have been idle for a whole window at `at`, required or not."""
         since = {uuid: clock.idle_since for uuid, clock in self._clocks.items() if clock.paused_at is None}
-        return tuple(uuid for uuid, begun in since.items() if begun is not None and at >= self._ends(begun))
+        return tuple(uuid for uuid, begun in since.items() if begun is not None and at >= begun + self._window(begun))
 
     @property
     def _earliest(self) -> float:
@@ -400,11 +399,11 @@ class IdleRule(Rule):
         idle_since = self._idle_since(self._required(len(activities)))
         if idle_since is None:
             return self._not_idle(activities)
-        ends = self._ends(idle_since)
+        window = self._window(idle_since)
+        ends = idle_since + window
         # The same sum as in `due`: a difference would round differently, and a look at that very moment come too early.
         over = at >= ends
         fulfilled = over and self._has_samples(idle_since)
-        window = ends - idle_since
         return Verdict(
             "idle" if fulfilled else "waiting",
             self._idle_in_words(activities, idle_since, at - idle_since, window, fulfilled=fulfilled, over=over),

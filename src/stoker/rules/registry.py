@@ -7,7 +7,7 @@ import msgspec
 
 from stoker.errors import BadInputError
 from stoker.rules.idle import IDLE_OPTIONS, IdlePolicy, IdleRule
-from stoker.rules.rule import LOOK_TAKES, Option, Policy, Rule, duration_option
+from stoker.rules.rule import LOOK_TAKES, Option, Policy, Rule, Verdict, duration_option
 from stoker.rules.samples import SamplesPolicy, SamplesRule
 from stoker.rules.sentinel import SentinelPolicy, SentinelRule
 from stoker.rules.stalled import STALLED_OPTIONS, StalledPolicy, StalledRule
@@ -127,6 +127,12 @@ def changed(stored: Mapping[str, object], changes: Mapping[str, object]) -> Stor
 
 def in_words(policies: Iterable[Policy]) -> str:
     return "; or ".join(policy.in_words() for policy in policies) or "no rule"
+
+
+def fired_in_words(policies: Iterable[Policy], verdict: Verdict) -> str:
+    """The rule that a verdict comes from; all of them if that is not known."""
+    known = tuple(policies)
+    return in_words([policy for policy in known if type_of(policy).name == verdict.rule] or known)
 
 
 def conditions(policies: Iterable[Policy]) -> list[str]:

@@ -77,7 +77,7 @@ class StalledPolicy(Policy, frozen=True, kw_only=True):
         super().check()
 
     def in_words(self) -> str:
-        return f"GPUs spinning without a step for {format_duration(self.window)}"
+        return f"hung at full utilization for {format_duration(self.window)}"
 
 
 STALLED_OPTIONS: Final = (

@@ -111,12 +111,10 @@ def _actions(plan: "Plan") -> "Callable[[Verdict], None]":
     """The actions, checked before the run starts."""
     from stoker.actions.action import facts_of, log_to_stderr
     from stoker.actions.perform import perform, prepared
-    from stoker.rules.registry import in_words
 
     actions = prepared(plan.then, log_to_stderr)
-    words = in_words(plan.policies)
 
     def act(verdict: "Verdict") -> None:
-        perform(actions, facts_of(verdict, words, time.monotonic(), socket.gethostname()), log_to_stderr)
+        perform(actions, facts_of(verdict, plan.policies, time.monotonic(), socket.gethostname()), log_to_stderr)
 
     return act

@@ -43,7 +43,6 @@ from stoker.errors import StokerError
 from stoker.gpus.prober import Prober
 from stoker.gpus.spawn import forked
 from stoker.procfs import identify
-from stoker.rules.registry import in_words
 from stoker.rules.rule import Verdict
 from stoker.runs.loop import helpers_of, is_from_job
 from stoker.runs.plan import Plan
@@ -234,7 +233,7 @@ class _Supervision:
         """Starts the actions that the job asked for, once the queue knows that a rule stopped it."""
         if self._stopped_by is None or not plan.then:
             return
-        facts = facts_of(self._stopped_by, in_words(plan.policies), time.monotonic(), self._attempt_spec.host)
+        facts = facts_of(self._stopped_by, plan.policies, time.monotonic(), self._attempt_spec.host)
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             perform_detached(plan.then, facts)
 
