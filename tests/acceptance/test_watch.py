@@ -94,8 +94,10 @@ def test_dry_run_reports_the_actions_and_does_nothing(nvidia: MockMachine, machi
     assert done.code == 124
     end = "shut this machine down by `systemctl poweroff`"
     assert done.err.splitlines() == [
-        f"stoker: watching GPU 0, GPU 1: all GPUs below 1% for 0.3s; or hung at full utilization "
-        f"for 1h, then {end} (dry run: nothing is done)",
+        (
+            f"stoker: watching GPU 0, GPU 1: all GPUs below 1% for 0.3s; or hung at full utilization "
+            f"for 1h, then {end} (dry run: nothing is done)"
+        ),
         *[line for line in done.err.splitlines()[1:-1] if "unless that changes" in line and f": would {end}" in line],
         f"stoker: GPU 0 and GPU 1 stayed below 1% for 0.3s; dry run: would {end} now",
     ]
