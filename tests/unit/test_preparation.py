@@ -74,7 +74,7 @@ class TestCommand:
         assert prepared(command=("x", written, "y"), batch_size=64, gpus=two).command == ("x", replaced or written, "y")
 
     def test_missing_batch_size_is_refused(self) -> None:
-        with pytest.raises(BadInputError, match=r"job 0a1b2c3d says \{batch_size\}, but the job has none"):
+        with pytest.raises(BadInputError, match=r"job 0a1b2c3d contains \{batch_size\}, but the job has no batch size"):
             prepared(command=("train", "--bs={batch_size}"))
         assert prepared(command=("train", "{{batch_size}}")).command == ("train", "{batch_size}")
 

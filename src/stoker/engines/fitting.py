@@ -22,7 +22,7 @@ from stoker.units import format_duration, format_memory
 # A job that fails in its first minutes without saying why most likely met a larger batch than its probes did.
 _FIRST_MINUTES: Final = 600.0
 _RESTARTED: Final = ", and is started again with a batch of "
-# The message that says so is followed by the tracebacks of other ranks.
+# The message about memory is followed by the tracebacks of other ranks.
 _OOM_WITHIN: Final = 256 * 1024
 
 

@@ -65,8 +65,8 @@ def _filled_in(text: str, job: Job, gpus: int) -> str:
         values["id"] = job.id
         if job.batch_size is None and mentioned(text, ("batch_size",)):
             raise BadInputError(
-                f"the command of job {job.id} says {{batch_size}}, but the job has none: "
-                "give it one, or write {{batch_size}} if those braces are meant as they are"
+                f"the command of job {job.id} contains {{batch_size}}, but the job has no batch size: "
+                "set one, or write {{batch_size}} for the literal text"
             )
         values["batch_size"] = str(job.batch_size)
     return filled(text, values)

@@ -41,7 +41,7 @@ _LOG_TAILS_EVERY: Final = 3.0
 _FIRST_PAUSE: Final = 0.5
 _LAST_PAUSE: Final = 10.0
 _TIDY_EVERY: Final = 600.0
-# After a round that failed for want of descriptors, memory or processes; logged again after so much quiet.
+# After a round that failed for want of descriptors, memory or processes. It is logged again after a minute without one.
 _TROUBLE_PAUSE: Final = 0.2
 _TROUBLE_QUIET: Final = 60.0
 # Between two searches for attempts of an earlier worker, while some of them cannot be looked at.

@@ -24,7 +24,7 @@ _SLOW_POLL: Final = 5.0
 # twice as long each time.
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 30.0
-# A failure after so much quiet is a new one.
+# A failure after this long without one starts over, with a short pause and a message.
 _QUIET: Final = 4 * _LONGEST_PAUSE
 # Time limits are exact to within seconds: a new estimate that is no further from the last is not written.
 _SAME_TIME: Final = 5.0

@@ -211,7 +211,7 @@ class _Watched:
         self.used[job] = before + memory if before is not None and known(memory) else None
 
     def _may_be_left_over(self, process: Process, at: float) -> bool:
-        """Whether it may belong to a job that has ended since: then the next look tells.
+        """Whether it may belong to a job that has ended since: then the next look shows it.
 
         The driver may list a process that is gone, of which nothing is known.
         """
@@ -250,7 +250,7 @@ class _Watched:
         return "unknown", ""
 
     def _beside_holders(self, rules: PlacementOptions, at: float) -> Obstacle:
-        """What is there besides the jobs that hold it: memory can be told apart, activity cannot."""
+        """What is there besides the jobs that hold it. Memory has an owner, activity does not."""
         uuid = self.gpu.uuid
         allocations = [
             Allocation(
