@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from stoker.gpus.sim.load import Phase
     from stoker.gpus.sim.machine import LoadFile, SimMachine
     from stoker.gpus.sim.process import SimulatedProcess
+    from stoker.gpus.sim.ranks import Hang
 
 # A small model: visible in a table, and many fit.
 DEFAULT_MEMORY = "1GiB"
 DEFAULT_MACHINE = "sim:4"
+HANGS: "Final[tuple[Hang, ...]]" = ("nccl", "loader", "livelock", "rank-dead", "gpu-lost")
 
 
 @click.group("sim")
@@ -292,6 +294,18 @@ _PLAIN: Final = "\x1b[0m"
 @click.option("--per-example", type=MEMORY, default="64MiB", metavar="SIZE", help="Memory per example [64MiB].")
 @click.option("--fail-at", type=click.IntRange(1), metavar="STEP", help="Fail at this step of the first epoch.")
 @click.option("--hang-at", type=click.IntRange(1), metavar="STEP", help="Hang at this step of the first epoch.")
+@click.option(
+    "--ranks", type=click.IntRange(1), metavar="N", help="Train with N processes on a GPU each; print a line per step."
+)
+@click.option(
+    "--hang",
+    type=click.Choice(HANGS),
+    metavar="KIND",
+    help="Hang as distributed trainings do: nccl, loader, livelock, rank-dead, gpu-lost. Implies --ranks 2.",
+)
+@click.option(
+    "--hang-after", type=click.IntRange(1), default=20, metavar="STEPS", help="After how many steps --hang does [20]."
+)
 def train(
     epochs: int,
     steps: int,
@@ -302,15 +316,34 @@ def train(
     per_example: int,
     fail_at: int | None,
     hang_at: int | None,
+    ranks: int | None,
+    hang: "Hang | None",
+    hang_after: int,
 ) -> None:
-    """Run a simulated training: progress bars, a falling loss, and memory that depends on the batch size."""
+    """Run a simulated training: progress bars, a falling loss, and memory that depends on the batch size.
+
+    \b
+    --hang nccl          every rank waits in a collective: 100 %, little power, memory still
+    --hang loader        every rank waits for data: 0 %
+    --hang livelock      as nccl at more power, and a heartbeat goes on printing
+    --hang rank-dead     the last rank is killed, the others wait for it
+    --hang gpu-lost      the GPU of the last rank is lost until 'stoker sim fault --clear'
+    """
     from stoker.gpus.report import title
     from stoker.gpus.sim.process import SimulatedProcess
 
     machine = _machine(None)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
     # A small rate learns slowly, a large one not at all, so that a sweep looks like one.
     speed = math.exp(-abs(math.log10(lr) + 3))
+    if ranks is not None or hang is not None:
+        if fail_at is not None or hang_at is not None:
+            raise BadInputError("--fail-at and --hang-at need a training of one process: leave out --ranks and --hang")
+        from stoker.gpus.sim.ranks import RankPlan, launch
+
+        held = memory + batch_size * per_example
+        steps_in_all = epochs * steps
+        sys.exit(launch(RankPlan(machine.spec, ranks or 2, held, steps_in_all, step_time, speed, hang, hang_after)))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
     loss = 2.5
     dice = random.Random(f"{lr} {steps}")  # noqa: S311 - no secret depends on it
     with ExitStack() as stack:

@@ -127,6 +127,11 @@ class SimMachine:
         return cls.find(spec, environment)
 
     @property
+    def spec(self) -> str:
+        """By which any process finds this machine, whatever its environment."""
+        return f"{_PREFIX}:{self.shape}@{self.directory.parent}"
+
+    @property
     def loads_directory(self) -> Path:
         return self.directory / "loads"
 
