@@ -656,6 +656,60 @@ def evaluation_by_a_service(draw: Draw) -> Script:
     return script
 
 
+@trace_class(
+    "healthy",
+    "Between two parts of the data, rank 0 fetches and prepares the next one for 40 to 85 minutes; the others spin.",
+    "accelerate#314, nccl#708",
+    8,
+)
+def next_part_of_the_data(draw: Draw) -> Script:
+    script = Script(draw, setting(draw, WITH_MEMORY_COUNTER, gpus=SEVERAL))
+    script.start()
+    waiting = script.each(script.resting(), *_spinning(script, -1))
+    cores = script.setting.used - 1 + draw.between(0.8, 10)
+    for _ in range(draw.count(1, 2)):
+        script.train(draw.minutes(50, 120))
+        lines = draw.one_of((10.0, 120.0, 1e9))
+        rate = draw.between(4e6, 2e8)
+        script.add(draw.minutes(40, 85), waiting, line_every=lines, cpu=cores, io=rate, collective=True)
+    script.train(draw.minutes(30, 90))
+    return script
+
+
+@trace_class(
+    "healthy",
+    "A server whose ranks wait inside a collective at 100 %, with a request every 10 to 25 minutes.",
+    "GLM-130B#32",
+    8,
+)
+def sparse_server_in_a_collective(draw: Draw) -> Script:
+    script = Script(draw, setting(draw, (V100_SXM, A100_40, A100_80, H100), gpus=SEVERAL, trusts=("log", "output")))
+    script.sends_heartbeats = False
+    script.start(3, 12)
+    busy, waiting = script.everywhere(script.training(0.3)), script.everywhere(script.spinning())
+    end = script.now + draw.hours(4, 8)
+    while script.now < end:
+        script.add(draw.between(5, 90), busy, ends_step=True)
+        script.add(draw.minutes(10, 25), waiting, cpu=script.setting.used * 1.0, io=1e2)
+    return script
+
+
+@trace_class(
+    "healthy",
+    "Waits for the other nodes of its job for 20 to 100 minutes before it begins.",
+    "torchelastic rendezvous",
+    6,
+)
+def waits_for_nodes(draw: Draw) -> Script:
+    script = Script(draw, setting(draw, SERVERS, gpus=(4, 8)))
+    waiting = script.everywhere_bare() if draw.chance(0.5) else script.everywhere(script.resting(0.5))
+    lines = draw.one_of((30.0, 1e9))
+    script.add(draw.minutes(20, 100), waiting, line_every=lines, cpu=draw.between(0.01, 0.2), io=draw.between(0, 1e3))
+    script.start()
+    script.train(draw.hours(2, 4))
+    return script
+
+
 def _spinning(script: Script, more: int = 0) -> list[Load]:
     return [script.spinning() for _ in range(script.setting.used + more)]
 
