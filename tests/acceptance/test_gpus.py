@@ -66,7 +66,7 @@ class Case(NamedTuple):
     """Long, so that nothing which only takes its time is called hung."""
 
 
-ROW = "0, GPU-1, NVIDIA A100, 00000000:07:00.0, 5, 1000, 40960, 60.5, 400.00, 33"
+ROW = "0, GPU-1, NVIDIA A100, 00000000:07:00.0, 5, 1000, 40960, 60.5, 400.00, 33, 2, 1410, 0x1, 0"
 FAULTS = [
     Case("library absent", no_library, 1, "no GPU was found (nvml: the library libnvidia-ml.so.1 is not", None),
     Case("driver not loaded", faulty("nvmlInitWithFlags", code=9), 1, "nvml: the NVIDIA driver is not loaded", None),

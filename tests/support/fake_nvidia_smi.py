@@ -11,6 +11,9 @@ case "$1" in
     *) echo "unexpected: $*"; exit 2 ;;
 esac
 echo "$LC_ALL $*" >> calls
+for field in $(cat unknown-fields 2>/dev/null); do
+    case "$1" in *"$field"*) echo "Field \\"$field\\" is not a valid field to query."; exit 2 ;; esac
+done
 echo $$ > $part.pid
 if [ -p $part.stuck ]; then read line < $part.stuck; fi
 [ -f $part.err ] && cat $part.err >&2
@@ -34,12 +37,14 @@ def gpu_line(
     memory: str = "1024, 81920",
     power: str = "250.50, 400.00",
     temperature: str = "45",
+    more: str | None = "21, 1410, 0x0000000000000004, 0",
     identity: str | None = None,
 ) -> str:
-    """A line of `--query-gpu`, healthy but for what is given."""
+    """A line of `--query-gpu`, healthy but for what is given. `more` is None for a version that knows no more."""
     address = bus if bus is not None else f"00000000:{number + 1:02X}:00.0"
     who = identity if identity is not None else uuid(number)
-    return f"{number}, {who}, {name}, {address}, {utilization}, {memory}, {power}, {temperature}\n"
+    line = f"{number}, {who}, {name}, {address}, {utilization}, {memory}, {power}, {temperature}"
+    return f"{line}\n" if more is None else f"{line}, {more}\n"
 
 
 class FakeNvidiaSmi:
@@ -64,6 +69,10 @@ class FakeNvidiaSmi:
 
     def lists_processes(self, *lines: str, code: int = 0, signal: str = "", errors: str = "") -> None:
         self._says("apps", lines, code, signal, errors)
+
+    def does_not_know(self, *fields: str) -> None:
+        """A query with one of these fails as a whole."""
+        (self.folder / "unknown-fields").write_text(" ".join(fields))
 
     def gets_stuck(self) -> None:
         """From now on a query for GPUs blocks until it is ended, as it does inside a sick driver."""

@@ -1,11 +1,12 @@
 """Tables on terminals of any width: what identifies a row stays whole, and a pipe gets everything."""
 
+import msgspec
 import pytest
 from rich.text import Text
 
 from stoker.cli.tables import gpus as gpu_table
 from stoker.cli.tables.table import Column, cut_in_the_middle, table_lines
-from stoker.gpus.model import Look
+from stoker.gpus.model import DeviceHealth, Look
 from tests.support.looks import GIB, a_gpu, a_process, a_reading
 
 COLUMNS = (
@@ -80,6 +81,16 @@ def test_gpu_row_keeps_index_state_and_user(look: Look, width: int) -> None:
     assert " idle " in lines[1]
     shown = "".join(line[lines[0].index("who") :] for line in lines[1:]).replace(" ", "")
     assert shown == "alexandra'spython(pid4242)40GiB," + "alexandra'spython(pid4242)40GiB"
+
+
+@pytest.mark.parametrize("width", [None, 120, 80])
+def test_fault_of_a_gpu_has_a_column_only_where_there_is_one(look: Look, width: int | None) -> None:
+    assert "fault" not in gpu_table.table_of(look, width)[0].plain
+    broken = msgspec.structs.replace(look.readings[0], health=DeviceHealth((79,)))
+    lines = [line.plain for line in gpu_table.table_of(msgspec.structs.replace(look, readings=(broken,)), width)]
+    column = lines[0].index("fault")
+    shown = " ".join(line[column:].strip() for line in lines[1:]).strip()
+    assert shown == "XID 79: the GPU has fallen off the bus; needs a reset"
 
 
 def test_gpu_row_in_a_pipe_is_one_line_without_bars(look: Look) -> None:

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from stoker.gpus.model import Look, Reading, Unknown, Utilization
-from stoker.gpus.report import gpus_of, look_as_json, look_as_line, state_of
+from stoker.gpus.model import DeviceHealth, Look, Maybe, Pipes, Reading, Unknown, Utilization
+from stoker.gpus.report import faults_of, gpus_of, look_as_json, look_as_line, state_of
 from tests.support.looks import GIB, a_gpu, a_look, a_process, a_reading
 
 
@@ -53,12 +53,49 @@ def test_unknown_processes_are_null_and_none_is_an_empty_list() -> None:
     assert second["processes"] is None
 
 
+@pytest.mark.parametrize(
+    ("health", "faults"),
+    [
+        (Unknown("not supported by this GPU"), []),
+        (DeviceHealth((), 0, needs_reset=False, remapping_failed=False), []),
+        (DeviceHealth((31, 31, 999), Unknown("no ECC")), ["XID 31: a memory fault of a program", "XID 999"]),
+        (DeviceHealth((79,)), ["XID 79: the GPU has fallen off the bus", "needs a reset"]),
+        (DeviceHealth((), 1, needs_reset=True), ["1 uncorrectable memory error", "needs a reset"]),
+        (
+            DeviceHealth((), 2, needs_reset=False, remapping_failed=True),
+            ["2 uncorrectable memory errors", "has no spare memory rows left: replace it"],
+        ),
+    ],
+)
+def test_faults_are_told_in_words(health: Maybe[DeviceHealth], faults: list[str]) -> None:
+    assert faults_of(msgspec.structs.replace(a_reading(), health=health)) == faults
+
+
+def test_json_has_activity_clock_and_health() -> None:
+    reading = msgspec.structs.replace(
+        a_reading(),
+        memory_activity=Utilization(0.4, 0.3, 6),
+        sm_clock=1410.0,
+        throttling=("power cap",),
+        health=DeviceHealth((31,), 0, needs_reset=Unknown("too old"), remapping_failed=False),
+        pipes=Pipes(0.9, 0.8, 0.1, 0.2, 5.0, Unknown("no NVLink")),
+    )
+    (entry,) = gpus_of(Look("test", 1.0, 1.0, (a_gpu(),), (reading,)))
+    assert (entry["memory_activity"], entry["memory_activity_peak"]) == (0.3, 0.4)
+    assert (entry["sm_clock_mhz"], entry["throttling"]) == (1410.0, ("power cap",))
+    assert entry["health"] == {"xids": (31,), "uncorrected": 0, "needs_reset": None, "remapping_failed": False}
+    assert entry["faults"] == ["XID 31: a memory fault of a program"]
+    assert (entry["pipes"]["pcie"], entry["pipes"]["nvlink"]) == (5.0, None)
+    assert not {"memory_activity", "sm_clock_mhz", "throttling", "health"} & entry["unknown"].keys()
+
+
 def test_json_can_be_parsed_and_a_line_is_one_line() -> None:
     reading = a_reading(processes=(a_process(name='py"th\non', user=Unknown("elsewhere")),))
     look = Look("test", 1.0, 1_790_000_000.123, (a_gpu(),), (reading,))
     (entry,) = msgspec.json.decode(look_as_json(look))
     assert entry["processes"][0] == {
-        "pid": 4242, "name": 'py"th\non', "user": None, "memory": 8 * GIB, "utilization": 0.5, "started": 77,
+        "pid": 4242, "name": 'py"th\non', "user": None, "memory": 8 * GIB, "utilization": 0.5, "memory_activity": None,
+        "started": 77,
     }  # fmt: skip
     line = look_as_line(look)
     assert b"\n" not in line

@@ -87,6 +87,11 @@ class TestHealthyMachine:
         assert (reading.memory_used, reading.memory_total) == (1024 * MIB, 81920 * MIB)
         assert (reading.power, reading.power_limit, reading.temperature) == (250.5, 400.0, 45.0)
         assert reading.processes == ()
+        assert reading.memory_activity == Utilization(0.21, 0.21, 1)
+        assert (reading.sm_clock, reading.throttling) == (1410.0, ("power cap",))
+        assert known(reading.health)
+        assert (reading.health.xids, reading.health.uncorrected) == ((), 0)
+        assert not known(reading.health.needs_reset)
         assert not known(reading.energy)
         assert not known(reading.pipes)
 
@@ -95,6 +100,36 @@ class TestHealthyMachine:
         reading = only_reading(opened().look())
         assert reading.utilization == Utilization(0.0, 0.0, 1)
         assert (reading.memory_used, reading.power, reading.temperature) == (0, 0.0, 0.0)
+
+    def test_unsupported_clocks_and_errors_are_unknown(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
+        smi.lists_gpus(gpu_line(0, more="[N/A], [N/A], [N/A], [N/A]"), gpu_line(1, more="101, 99999, Active, -1"))
+        for reading in opened().look().readings:
+            assert known(reading.utilization)
+            assert not known(reading.memory_activity)
+            assert not known(reading.sm_clock)
+            assert not known(reading.throttling)
+            assert known(reading.health)
+            assert not known(reading.health.uncorrected)
+
+    def test_newer_name_of_the_throttle_reasons_is_tried(
+        self, smi: FakeNvidiaSmi, opened: Callable[[], Source]
+    ) -> None:
+        smi.does_not_know("clocks_throttle_reasons")
+        source = opened()
+        assert source.look().readings[0].throttling == ("power cap",)
+        assert len(smi.calls()) == 4
+        assert "clocks_event_reasons.active" in smi.calls()[2]
+
+    def test_version_without_the_later_fields_is_read_without_them(
+        self, smi: FakeNvidiaSmi, opened: Callable[[], Source]
+    ) -> None:
+        smi.does_not_know("clocks_throttle_reasons", "clocks_event_reasons")
+        smi.lists_gpus(gpu_line(0, name="Quadro, Special", more=None))
+        look = opened().look()
+        assert look.gpus[0].name == "Quadro, Special"
+        reading = only_reading(look)
+        assert reading.utilization == Utilization(0.37, 0.37, 1)
+        assert reason(reading.memory_activity) == reason(reading.health) == "nvidia-smi does not report it"
 
     def test_each_reading_spans_the_time_since_the_previous_look(self, opened: Callable[[], Source]) -> None:
         source = opened()
@@ -190,6 +225,7 @@ class TestMissingFields:
             ("power", gpu_line(0, power="4294967.29, 400.00")),
             ("power_limit", gpu_line(0, power="100.00, 4294967.29")),
             ("temperature", gpu_line(0, temperature="4294967295")),
+            ("sm_clock", gpu_line(0, more="0, 4294967295, 0x1, 0")),
         ],
     )
     def test_impossible_number_is_unknown(
@@ -651,8 +687,9 @@ OUTPUT = st.lists(SCRAPS | st.text(max_size=5), max_size=15).map("".join)
 
 @given(gpus=OUTPUT, processes=OUTPUT, code=st.sampled_from([0, 1, 15, -9]))
 def test_any_output_leaves_a_valid_look_with_all_gpus(gpus: str, processes: str, code: int) -> None:
-    rows, _ = nvidia_smi._parse(gpu_line(0) + gpu_line(1))
-    source = nvidia_smi.NvidiaSmiSource(Path("/nonexistent"), Canned(gpus, processes, code), rows)
+    query = nvidia_smi._QUERIES[0]
+    rows, _ = nvidia_smi._parse(gpu_line(0) + gpu_line(1), query)
+    source = nvidia_smi.NvidiaSmiSource(Path("/nonexistent"), Canned(gpus, processes, code), query, rows)
     look = source.look()
     assert {uuid(0), uuid(1)} <= {gpu.uuid for gpu in look.gpus}
     assert [gpu.uuid for gpu in look.gpus] == [reading.uuid for reading in look.readings]

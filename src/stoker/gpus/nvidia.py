@@ -1,4 +1,4 @@
-"""What NVML and nvidia-smi report in the same codes."""
+"""Codes of the NVIDIA driver in words."""
 
 import functools
 from typing import Final
@@ -16,6 +16,32 @@ _THROTTLING: Final = {
     0x200: "board limit",
     0x400: "reliability",
 }
+
+
+# The XIDs that matter to the owner of a machine or a job, from NVIDIA's catalogue.
+_XIDS: Final = {
+    13: "an exception in a program's kernel",
+    31: "a memory fault of a program",
+    43: "a program was stopped",
+    45: "a program was removed",
+    48: "an uncorrectable memory error",
+    62: "the GPU's microcontroller halted",
+    63: "a memory row is to be remapped",
+    64: "a memory row could not be remapped",
+    74: "an NVLink error",
+    79: "the GPU has fallen off the bus",
+    92: "many corrected memory errors",
+    94: "a contained memory error",
+    95: "an uncontained memory error",
+    119: "the GPU's firmware does not answer",
+    120: "the GPU's firmware failed",
+}
+# After these a GPU cannot be used before it is reset, or its machine is rebooted.
+RESET_XIDS: Final = frozenset({48, 62, 64, 79, 95, 119, 120})
+
+
+def describe_xid(xid: int) -> str:
+    return f"XID {xid}: {_XIDS[xid]}" if xid in _XIDS else f"XID {xid}"
 
 
 @functools.lru_cache(maxsize=64)

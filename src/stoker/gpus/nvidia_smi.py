@@ -1,7 +1,7 @@
 """The `nvidia-smi` source, for machines where NVML cannot be loaded.
 
-What it cannot see: bursts between two looks (there is one driver sample in each), energy, and processes that
-only draw. A query that is stuck in the driver blocks the look: the prober's deadline guards against that.
+What it cannot see: bursts between two looks (there is one driver sample in each), energy, XID errors, and processes
+that only draw. A query that is stuck in the driver blocks the look: the prober's deadline guards against that.
 Should a signal end this process while it waits, its nvidia-smi goes on alone until the driver lets it end.
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from stoker.gpus.model import (
+    DeviceHealth,
     Gpu,
     Look,
     Maybe,
@@ -23,19 +24,30 @@ from stoker.gpus.model import (
     Utilization,
     plausible_celsius,
     plausible_fraction,
+    plausible_megahertz,
     plausible_memory_total,
     plausible_memory_used,
     plausible_watts,
 )
+from stoker.gpus.nvidia import throttle_reasons
 from stoker.gpus.processes import ProcessCache
 from stoker.gpus.source import AbsentError, Source
 
 T = TypeVar("T")
 
-_GPUS: Final = (
-    "--query-gpu=index,uuid,name,pci.bus_id,"
+_ALWAYS: Final = (
+    "index,uuid,name,pci.bus_id,"
     "utilization.gpu,memory.used,memory.total,power.draw,enforced.power.limit,temperature.gpu"
 )
+_MORE: Final = "utilization.memory,clocks.sm,{reasons}.active,ecc.errors.uncorrected.volatile.total"
+# The most telling first: one unknown field fails a query as a whole, and the name of the reasons has changed.
+_QUERIES: Final = (
+    f"--query-gpu={_ALWAYS},{_MORE.format(reasons='clocks_throttle_reasons')}",
+    f"--query-gpu={_ALWAYS},{_MORE.format(reasons='clocks_event_reasons')}",
+    f"--query-gpu={_ALWAYS}",
+)
+# How many fields come after a GPU's name, in all queries and in those that ask for more.
+_AFTER_NAME, _AFTER_NAME_WITH_MORE = 7, 11
 _PROCESSES: Final = "--query-compute-apps=gpu_uuid,pid,used_memory"
 _FORMAT: Final = "--format=csv,noheader,nounits"
 
@@ -54,10 +66,12 @@ _NO_DRIVER: Final = re.compile(
     r"couldn't communicate with the NVIDIA driver|Driver Not Loaded|couldn't find libnvidia-ml"
 )
 _NO_DEVICES: Final = re.compile(r"No devices were found", re.IGNORECASE)
+_UNKNOWN_FIELD: Final = re.compile(r"is not a valid field to query", re.IGNORECASE)
 _NO_PROCESSES: Final = re.compile(r"No running .*processes found", re.IGNORECASE)
 
 _INDEX: Final = re.compile(r"[0-9]{1,4}")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?")
+_MASK: Final = re.compile(r"0x[0-9a-f]{1,16}", re.IGNORECASE)
 _REFUSAL: Final = re.compile(r"\[.*\]|N/A|ERR!|", re.IGNORECASE)
 _BUS: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 _START_OF_ROW: Final = re.compile(r"([0-9]{1,4}), *(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:,|$)")
@@ -72,20 +86,30 @@ def open_source(root: Path = Path("/"), argument: str = "", *, command: str = "n
     """The GPUs that `nvidia-smi` lists; AbsentError where there is no such command, driver or GPU."""
     asker = _Asker(command)
     try:
-        answer = asker.ask(_GPUS)
+        query, answer = _first_answer(asker)
     except FileNotFoundError:
         raise AbsentError(f"{command} is not on PATH") from None
     except OSError as problem:
         raise AbsentError(f"{command} cannot be started: {problem.strerror}") from None
     finally:
         asker.close()
-    rows, _ = _parse(answer.text)
+    rows, _ = _parse(answer.text, query)
     if not rows:
         if _NO_DEVICES.search(answer.text):
             raise AbsentError(f"{command} found no GPU")
         if answer.code in _NO_DRIVER_CODES or _NO_DRIVER.search(answer.text):
             raise AbsentError(f"there is no NVIDIA driver at work here: {_failure(answer)}")
-    return NvidiaSmiSource(root, asker, rows)
+    return NvidiaSmiSource(root, asker, query, rows)
+
+
+def _first_answer(asker: "_Asker") -> "tuple[str, _Answer]":
+    """The first query whose fields this version knows, and its answer."""
+    *telling, plain = _QUERIES
+    for query in telling:
+        answer = asker.ask(query)
+        if not _UNKNOWN_FIELD.search(answer.text):
+            return query, answer
+    return plain, asker.ask(plain)
 
 
 class NvidiaSmiSource:
@@ -93,9 +117,10 @@ class NvidiaSmiSource:
 
     name = "nvidia-smi"
 
-    def __init__(self, root: Path, asker: "_Asker", rows: "list[_Row]") -> None:
+    def __init__(self, root: Path, asker: "_Asker", query: str, rows: "list[_Row]") -> None:
         self._root = root
         self._asker = asker
+        self._query = query
         self._process_cache = ProcessCache(root)
         self._gpus: dict[str, Gpu] = {}
         for row in rows:
@@ -104,12 +129,12 @@ class NvidiaSmiSource:
 
     def look(self) -> Look:
         self._process_cache.refresh()
-        answer = self._ask(_GPUS)
+        answer = self._ask(self._query)
         at, wall = time.monotonic(), time.time()
         span, self._looked = at - self._looked, at
         if isinstance(answer, Unknown):
             return self._blind(answer, at, wall, span)
-        rows, strays = _parse(answer.text)
+        rows, strays = _parse(answer.text, self._query)
         if not rows or answer.code < 0:
             return self._blind(Unknown(_failure(answer)), at, wall, span)
 
@@ -217,14 +242,20 @@ class _Row(NamedTuple):
     power: str
     power_limit: str
     temperature: str
+    memory_activity: str | None = None
+    """None, as the following: this version of nvidia-smi does not know the field."""
+    sm_clock: str | None = None
+    throttling: str | None = None
+    uncorrected: str | None = None
 
 
-def _parse(text: str) -> tuple[list[_Row], list[str]]:
-    """The rows about GPUs, and whatever else was said."""
+def _parse(text: str, query: str) -> tuple[list[_Row], list[str]]:
+    """The rows about GPUs in the answer to a query, and whatever else was said."""
+    after_name = _AFTER_NAME if query == _QUERIES[-1] else _AFTER_NAME_WITH_MORE
     rows: list[_Row] = []
     strays: list[str] = []
     for line in text.splitlines(keepends=True):
-        row = _parse_row(line)
+        row = _parse_row(line, after_name)
         if row is not None:
             rows.append(row)
         elif line.strip():
@@ -232,12 +263,12 @@ def _parse(text: str) -> tuple[list[_Row], list[str]]:
     return rows, strays
 
 
-def _parse_row(line: str) -> _Row | None:
+def _parse_row(line: str, after_name: int) -> _Row | None:
     """The row of a line; with a fault where only the beginning makes sense."""
     # A name may hold commas: what comes before it is counted from the left, what comes after from the right.
     left = line.split(",", 2)
-    right = left[-1].rsplit(",", 7)
-    if line.endswith("\n") and len(left) == 3 and len(right) == 8:
+    right = left[-1].rsplit(",", after_name)
+    if line.endswith("\n") and len(left) == 3 and len(right) == after_name + 1:
         number, uuid, bus = left[0].strip(), left[1].strip(), right[1].strip()
         if _INDEX.fullmatch(number) and (_BUS.fullmatch(bus) or _REFUSAL.fullmatch(bus)):
             if _REFUSAL.fullmatch(uuid):
@@ -266,7 +297,25 @@ def _reading(row: _Row, uuid: str, span: float, processes: Maybe[tuple[Process, 
         temperature=_number(row.temperature, plausible_celsius),
         processes=processes,
         pipes=_NOT_REPORTED,
+        memory_activity=_offered(row.memory_activity, lambda text: _number(text, _one_sample)),
+        sm_clock=_offered(row.sm_clock, lambda text: _number(text, plausible_megahertz)),
+        throttling=_offered(row.throttling, _throttling),
+        health=_offered(row.uncorrected, _health),
     )
+
+
+def _offered(text: str | None, read: Callable[[str], Maybe[T]]) -> Maybe[T]:
+    return _NOT_REPORTED if text is None else read(text)
+
+
+def _throttling(text: str) -> Maybe[tuple[str, ...]]:
+    written = text.strip()
+    return throttle_reasons(int(written, 16)) if _MASK.fullmatch(written) else _refused(written)
+
+
+def _health(uncorrected: str) -> Maybe[DeviceHealth]:
+    count = _number(uncorrected, lambda value: int(value) if value >= 0 else Unknown(f"{value:g} is not a count"))
+    return DeviceHealth((), count, _NOT_REPORTED, _NOT_REPORTED)
 
 
 def _number(text: str, judge: Callable[[float], Maybe[T]]) -> Maybe[T]:

@@ -5,6 +5,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from stoker.gpus.model import Gpu, Look, Process, Reading, Unknown, known
+from stoker.gpus.nvidia import RESET_XIDS, describe_xid
 from stoker.units import format_duration, format_memory, format_percent
 
 GpuActivity = Literal["busy", "idle", "unknown"]
@@ -40,6 +41,22 @@ def describe(process: Process) -> str:
     return f"{owner}{process.name if known(process.name) else 'process'} (pid {process.pid})"
 
 
+def faults_of(reading: Reading) -> list[str]:
+    """What is broken, in words; empty for a GPU that is well, or of which nothing is known."""
+    health = reading.health
+    if not known(health):
+        return []
+    faults = [describe_xid(xid) for xid in dict.fromkeys(health.xids)]
+    if known(health.uncorrected) and health.uncorrected:
+        errors = "error" if health.uncorrected == 1 else "errors"
+        faults.append(f"{health.uncorrected} uncorrectable memory {errors}")
+    if health.needs_reset is True or not RESET_XIDS.isdisjoint(health.xids):
+        faults.append("needs a reset")
+    if health.remapping_failed is True:
+        faults.append("has no spare memory rows left: replace it")
+    return faults
+
+
 def title(gpu: Gpu) -> str:
     return gpu.name if known(gpu.name) else gpu.uuid
 
@@ -70,6 +87,7 @@ def gpus_of(look: Look) -> list[dict[str, Any]]:
 def _entry(gpu: Gpu, reading: Reading) -> dict[str, Any]:
     state, reason = state_of(reading)
     utilization = reading.utilization
+    activity = reading.memory_activity
     return {
         "index": gpu.index,
         "uuid": gpu.uuid,
@@ -82,6 +100,8 @@ def _entry(gpu: Gpu, reading: Reading) -> dict[str, Any]:
         "utilization": utilization.mean if known(utilization) else None,
         "utilization_peak": utilization.peak if known(utilization) else None,
         "utilization_samples": utilization.samples if known(utilization) else None,
+        "memory_activity": activity.mean if known(activity) else None,
+        "memory_activity_peak": activity.peak if known(activity) else None,
         "seconds": round(reading.span, 3),
         "memory_used": _or_null(reading.memory_used),
         "memory_total": _or_null(reading.memory_total),
@@ -89,6 +109,10 @@ def _entry(gpu: Gpu, reading: Reading) -> dict[str, Any]:
         "power_limit_watts": _or_null(reading.power_limit),
         "energy_joules": _or_null(reading.energy),
         "temperature_celsius": _or_null(reading.temperature),
+        "sm_clock_mhz": _or_null(reading.sm_clock),
+        "throttling": _or_null(reading.throttling),
+        "faults": faults_of(reading),
+        "health": _health(reading),
         "processes": [_process(p) for p in reading.processes] if known(reading.processes) else None,
         "pipes": _pipes(reading),
         "unknown": _reasons(gpu, reading),
@@ -102,6 +126,7 @@ def _process(process: Process) -> dict[str, Any]:
         "user": _or_null(process.user),
         "memory": _or_null(process.memory),
         "utilization": _or_null(process.utilization),
+        "memory_activity": _or_null(process.memory_activity),
         "started": _or_null(process.started),
     }
 
@@ -110,7 +135,14 @@ def _pipes(reading: Reading) -> dict[str, float | None] | None:
     pipes = reading.pipes
     if not known(pipes):
         return None
-    return {name: _or_null(getattr(pipes, name)) for name in ("graphics", "sm", "tensor", "dram")}
+    return {name: _or_null(value) for name, value in pipes._asdict().items()}
+
+
+def _health(reading: Reading) -> dict[str, Any] | None:
+    health = reading.health
+    if not known(health):
+        return None
+    return {name: _or_null(value) for name, value in health._asdict().items()}
 
 
 def _reasons(gpu: Gpu, reading: Reading) -> dict[str, str]:
@@ -125,6 +157,10 @@ def _reasons(gpu: Gpu, reading: Reading) -> dict[str, str]:
         "power_limit_watts": reading.power_limit,
         "energy_joules": reading.energy,
         "temperature_celsius": reading.temperature,
+        "memory_activity": reading.memory_activity,
+        "sm_clock_mhz": reading.sm_clock,
+        "throttling": reading.throttling,
+        "health": reading.health,
         "processes": reading.processes,
         "pipes": reading.pipes,
     }

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from stoker.cli.tables.table import CellText, Column, bar, console, fits, print_lines, table_lines, width_of
 from stoker.gpus.model import Gpu, Look, Reading, known
-from stoker.gpus.report import GpuActivity, describe, state_of, title
+from stoker.gpus.report import GpuActivity, describe, faults_of, state_of, title
 from stoker.paths import state_home
 from stoker.units import format_memory, format_percent
 
@@ -26,6 +26,8 @@ _COLUMNS: Final = (
     Column("power", "right", left_out=2),
     Column("who", gives="wrap", least=24),
 )
+# Only where a GPU has one.
+_FAULT: Final = Column("fault", gives="wrap", least=24)
 
 
 def print_look(look: Look) -> None:
@@ -65,18 +67,20 @@ def table_of(look: Look, width: int | None) -> list[Text]:
     from stoker.engines.local.reserved_gpus import reserved_gpus
 
     reserved = reserved_gpus(state_home(), gethostname())
+    faults = [Text("; ".join(faults_of(reading)), style="red") for reading in look.readings]
+    columns = (*_COLUMNS, _FAULT) if any(faults) else _COLUMNS
     rows = [
         [
-            _row(gpu, reading, reserved.get(gpu.uuid, ""), bars=bars)
-            for gpu, reading in zip(look.gpus, look.readings, strict=True)
+            [*_row(gpu, reading, reserved.get(gpu.uuid, ""), bars=bars), fault][: len(columns)]
+            for gpu, reading, fault in zip(look.gpus, look.readings, faults, strict=True)
         ]
         for bars in (True, False)
     ]
     if width is None:
-        return table_lines(_COLUMNS, rows[1], None)
-    if fits(_COLUMNS, rows[0], width):
-        return table_lines(_COLUMNS, rows[0], width)
-    narrow = [column._replace(name="use") if column.name == "utilization" else column for column in _COLUMNS]
+        return table_lines(columns, rows[1], None)
+    if fits(columns, rows[0], width):
+        return table_lines(columns, rows[0], width)
+    narrow = [column._replace(name="use") if column.name == "utilization" else column for column in columns]
     return table_lines(narrow, rows[1], width)
 
 
