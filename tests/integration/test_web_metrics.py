@@ -87,9 +87,18 @@ def test_gpus_are_told_with_what_they_do(site: ApiSite) -> None:
     assert told["stoker_gpu_utilization_ratio"] == [(GPU, 0.25)]
     assert told["stoker_gpu_memory_used_bytes"] == [(GPU, 8 * GIB)]
     assert told["stoker_gpu_memory_total_bytes"] == [(GPU, 80 * GIB)]
+    assert "stoker_gpu_memory_activity_ratio" not in told
+    assert "stoker_gpu_xid_errors" not in told
     states = {labels["state"]: value for labels, value in told["stoker_gpu_state"]}
     assert states == {"job": 0, "background": 1, "somebody": 0, "free": 0, "unknown": 0}
     assert told["stoker_fill_gpus"] == [({"host": "gpu-box", "program": "miner"}, 1)]
+
+
+def test_activity_clock_and_errors_of_gpus_are_exported(site: ApiSite) -> None:
+    told = scraped(site, snapshot(machine(card(0, memory_activity=0.0, sm_clock=1410.0, xids=(31, 79, 31)))))
+    assert told["stoker_gpu_memory_activity_ratio"] == [(GPU, 0.0)]
+    assert told["stoker_gpu_sm_clock_hertz"] == [(GPU, 1.41e9)]
+    assert told["stoker_gpu_xid_errors"] == [({**GPU, "xid": "31"}, 2), ({**GPU, "xid": "79"}, 1)]
 
 
 def test_zero_is_a_value_and_what_is_not_known_is_left_out(site: ApiSite) -> None:

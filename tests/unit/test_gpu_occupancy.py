@@ -8,7 +8,7 @@ import pytest
 from stoker.engines.engine import Reservation
 from stoker.engines.local.capacity import BACKGROUND
 from stoker.engines.local.gpu_tracker import GpuTracker
-from stoker.gpus.model import Look, Maybe, Process, Unknown
+from stoker.gpus.model import DeviceHealth, Look, Maybe, Process, Unknown, Utilization
 from stoker.queue.model import GpuUse, WorkerGpu
 from tests.support.looks import GIB, a_gpu, a_look, a_process, a_reading
 
@@ -72,6 +72,17 @@ def test_gpu_assigned_since_the_last_look_belongs_to_the_job() -> None:
     machine.observe(look(), lambda _pid: None, {})
     assert machine.worker_gpus({}, NOON)[0].state == "free"
     assert machine.worker_gpus({UUID: {"a"}}, NOON)[0].state == "job"
+
+
+def test_activity_clock_and_errors_of_a_gpu_are_reported() -> None:
+    seen = look()
+    reading = msgspec.structs.replace(
+        seen.readings[0], memory_activity=Utilization(0.5, 0.25, 6), sm_clock=1410.0, health=DeviceHealth((31,))
+    )
+    gpu = reported(msgspec.structs.replace(seen, readings=(reading,)))
+    assert (gpu.memory_activity, gpu.sm_clock, gpu.xids) == (0.25, 1410.0, (31,))
+    unknown = reported(seen)
+    assert (unknown.memory_activity, unknown.sm_clock, unknown.xids) == (None, None, ())
 
 
 def test_unreadable_since_is_reported_with_and_without_a_holder() -> None:

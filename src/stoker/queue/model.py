@@ -97,6 +97,12 @@ class WorkerGpu(msgspec.Struct, frozen=True, kw_only=True):
     memory_used: int | None = None
     utilization: float | None = None
     """A fraction of 1."""
+    memory_activity: float | None = None
+    """The fraction of time in which its memory was read or written."""
+    sm_clock: float | None = None
+    """MHz."""
+    xids: tuple[int, ...] = ()
+    """XID errors since its worker started, at most the last 32."""
     jobs: tuple[str, ...] = ()
     """Ids of the queue's jobs that hold it."""
     note: str = ""

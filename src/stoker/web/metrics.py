@@ -26,6 +26,7 @@ router = APIRouter()
 
 _GPU: Final = ("host", "gpu", "index", "name")
 _HOUR: Final = 3600.0
+_MEGA: Final = 1e6
 
 
 @router.get("/metrics", include_in_schema=False)
@@ -119,6 +120,20 @@ def _of_gpus(machines: Iterable[Machine]) -> Iterator[Metric]:
         return _gauge(name, documentation, _GPU, ((labels(host, gpu), value(gpu)) for host, gpu in gpus))
 
     yield gauge("stoker_gpu_utilization_ratio", "The utilization of a GPU, from 0 to 1.", lambda gpu: gpu.utilization)
+    yield gauge(
+        "stoker_gpu_memory_activity_ratio",
+        "The time in which the memory of a GPU was read or written, from 0 to 1.",
+        lambda gpu: gpu.memory_activity,
+    )
+    yield gauge(
+        "stoker_gpu_sm_clock_hertz",
+        "The SM clock of a GPU.",
+        lambda gpu: None if gpu.sm_clock is None else gpu.sm_clock * _MEGA,
+    )
+    xids = (
+        ([*labels(host, gpu), str(xid)], float(count)) for host, gpu in gpus for xid, count in Counter(gpu.xids).items()
+    )
+    yield _gauge("stoker_gpu_xid_errors", "XID errors of a GPU since its worker started.", [*_GPU, "xid"], xids)
     yield gauge("stoker_gpu_memory_used_bytes", "The memory of a GPU that is in use.", lambda gpu: gpu.memory_used)
     yield gauge("stoker_gpu_memory_total_bytes", "The memory of a GPU.", lambda gpu: gpu.memory_total)
     yield gauge("stoker_gpu_state_since_timestamp_seconds", "Since when a GPU is in its state.", lambda gpu: gpu.since)

@@ -146,6 +146,9 @@ class _Watched:
         self._holders: tuple[str, ...] = ()
         self._foreign: set[_Identity] = set()
         self._utilization: float | None = None
+        self._memory_activity: float | None = None
+        self._sm_clock: float | None = None
+        self._xids: tuple[int, ...] = ()
         self._settles = False
         self._obstacle: Obstacle = UnreadableGpu(_NOT_SEEN.reason)
         """What keeps others from it, besides its holders."""
@@ -164,6 +167,10 @@ class _Watched:
         self._settles = not self._holders and look.at - reading.span < self.ended
         utilization = reading.utilization
         self._utilization = utilization.mean if known(utilization) else None
+        activity, clock, health = reading.memory_activity, reading.sm_clock, reading.health
+        self._memory_activity = activity.mean if known(activity) else None
+        self._sm_clock = clock if known(clock) else None
+        self._xids = health.xids if known(health) else ()
         other_processes, is_left_over = self._tell_apart(look, reading, owner)
         peak: Maybe[float] = utilization.peak if known(utilization) else utilization
         problem = _problem(look, reading)
@@ -279,6 +286,9 @@ class _Watched:
             memory_total=total if known(total) else None,
             memory_used=used if known(used) else None,
             utilization=self._utilization,
+            memory_activity=self._memory_activity,
+            sm_clock=self._sm_clock,
+            xids=self._xids,
             jobs=jobs,
             note=self._note if reservation is None else describe_obstacle(reservation),
             state=state,
