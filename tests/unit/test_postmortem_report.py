@@ -510,9 +510,10 @@ class TestOtherAdvice:
 class TestAdvisedOptions:
     """An advised option exists for the verb that started the job, with the advised meaning."""
 
+    STALLED = ("stalled", "stalled_window")
     PARAMETERS: ClassVar = {
-        None: (run.run_command, {"after", "window", "max_time", "dry_run", "signal_name"}),
-        "j7": (submit.submit_command, {"after", "window", "time_limit", "idle"}),
+        None: (run.run_command, {"after", "window", "max_time", "dry_run", "signal_name", *STALLED}),
+        "j7": (submit.submit_command, {"after", "window", "time_limit", "idle", *STALLED}),
     }
     OF_OTHER_PROGRAMS: ClassVar = {"--shm-size", "--ipc", "--cap-add"}
 
@@ -524,6 +525,7 @@ class TestAdvisedOptions:
             active = a_stack(101, TRAIN, status="active")
             for stacks in ([active], [Stack(101, Unknown("no permission to read its memory"))]):
                 yield steps(some_facts(job=job, ending=ending, used=(), stacks=stacks))
+        yield steps(some_facts(job=job, verdict=Verdict("stalled", "", "act", quiet=True, hang=True)))
 
     @pytest.mark.parametrize("job", [None, "j7"])
     def test_every_advised_option_exists_with_its_documented_meaning(self, job: str | None) -> None:

@@ -69,7 +69,9 @@ class Verdict(NamedTuple):
     cause: str = ""
     """What is wrong with the job, for a title: `its GPUs stayed idle`."""
     quiet: bool = False
-    """Whether the job's part of the GPUs was unused: only then does a report look for what it waited for."""
+    """Whether the job did no work on its GPUs: only then does a report look for what it waited for."""
+    hang: bool = False
+    """Whether its GPUs were fully used all the same: the job hangs, and the report compares its ranks."""
     since: float | None = None
     """When the stretch that counts for the window began."""
     progress: float = 0.0

@@ -388,6 +388,7 @@ class StalledRule(Rule):
             "act" if acts else "warn" if over else "none",
             cause="it hangs: its GPUs are fully used without doing work",
             quiet=True,
+            hang=True,
             since=self._since,
             progress=1.0 if over else min(max(at - self._since, 0.0) / (ends - self._since), 1.0) if certain else 0.0,
             left=max(ends - at, 0.0),

@@ -214,7 +214,7 @@ _WAITS_FOR_WORK: Final = _calls(
 
 def cause_of(thread: Thread) -> Cause | None:
     """Why this thread waits, if the library calls that the innermost user code made show it."""
-    calls = "\n".join(map(_call, _innermost(thread)))
+    calls = "\n".join(map(_call, library_calls(thread)))
     has_finished = own_call(thread) is None
     return next(
         (cause for cause in CAUSES if cause.pattern.search(calls) and (cause is not EXIT or has_finished)), None
@@ -223,7 +223,7 @@ def cause_of(thread: Thread) -> Cause | None:
 
 def waits_for_work(thread: Thread) -> bool:
     """Whether it is a library's helper that waits for work, which is no sign of a hang."""
-    return any(_WAITS_FOR_WORK.search(_call(frame)) for frame in _innermost(thread)[:_INNERMOST])
+    return any(_WAITS_FOR_WORK.search(_call(frame)) for frame in library_calls(thread)[:_INNERMOST])
 
 
 def own_call(thread: Thread) -> Frame | None:
@@ -231,7 +231,7 @@ def own_call(thread: Thread) -> Frame | None:
     return next((frame for frame in thread.frames if frame.own), None)
 
 
-def _innermost(thread: Thread) -> list[Frame]:
+def library_calls(thread: Thread) -> list[Frame]:
     """The library calls that the innermost user code made; all calls without any user code."""
     return list(itertools.takewhile(lambda frame: not frame.own, thread.frames))
 

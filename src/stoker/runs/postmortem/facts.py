@@ -51,15 +51,20 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     driver: Maybe[str] = Unknown("it was not read")
 
     @property
-    def were_gpus_idle(self) -> bool:
-        """Whether the GPUs did nothing in the window: only then the stacks say something about the cause."""
+    def did_no_work(self) -> bool:
+        """Whether it did nothing on its GPUs in the window: only then the stacks say something about the cause."""
         peak = self.peak()
-        return self.stopped_as_idle or (peak is not None and peak < self.limit)
+        return (self.verdict is not None and self.verdict.quiet) or (peak is not None and peak < self.limit)
 
     @property
     def stopped_as_idle(self) -> bool:
-        """Whether a rule stopped it because it did nothing on its GPUs."""
-        return self.verdict is not None and self.verdict.quiet
+        """Whether a rule stopped it because its GPUs were unused."""
+        return self.verdict is not None and self.verdict.quiet and not self.verdict.hang
+
+    @property
+    def stopped_as_hung(self) -> bool:
+        """Whether a rule stopped it because its GPUs were fully used without doing work."""
+        return self.verdict is not None and self.verdict.hang
 
     def job_outputs(self) -> list[str]:
         """The text of each output, without messages of the supervisor."""

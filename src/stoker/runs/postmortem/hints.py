@@ -19,6 +19,7 @@ from stoker.runs.postmortem.causes import (
 )
 from stoker.runs.postmortem.facts import RunFacts
 from stoker.runs.postmortem.processes import ProcessInfo
+from stoker.runs.postmortem.ranks import Pattern, compare_ranks
 from stoker.runs.postmortem.stacks import NOT_INSTALLED, NOT_PYTHON, Thread
 from stoker.runs.postmortem.text import clipped, code, listed, prose, shown_frame
 from stoker.units import capitalized, format_memory
@@ -91,7 +92,7 @@ def _left_behind(facts: RunFacts) -> Iterator[Hint]:
 
 def _blocked(facts: RunFacts) -> Iterator[Hint]:
     blocked = [process for process in facts.processes if process.blocked or process.state == "D"]
-    if not blocked or not facts.were_gpus_idle:
+    if not blocked or not facts.did_no_work:
         return
     where = " ".join(part for process in blocked for part in (process.place, process.call) if known(part))
     if _GPU_DRIVER.search(where):
@@ -127,14 +128,70 @@ def _waits_for_input(facts: RunFacts) -> Iterator[Hint]:
     yield Hint(INPUT.title, (*steps, *INPUT.steps))
 
 
+# What to do about a hang, by what tells the ranks apart.
+_HANGS: Final[dict[Pattern, Hint]] = {
+    "gone": Hint(
+        "A rank is gone, and the others wait for it for ever",
+        (
+            "Look for its error first: in the last output below, or in the log of that rank.",
+            "`dmesg -T | grep -i -e xid -e 'killed process'` shows whether a GPU or a lack of memory ended it.",
+        ),
+    ),
+    "failed": Hint(
+        "A GPU of the job has failed",
+        (
+            "`dmesg -T | grep -i xid` shows why. It does nothing more until it is reset or the machine is rebooted.",
+            "Continue from the last checkpoint on other GPUs.",
+        ),
+    ),
+    "elsewhere": Hint(
+        "One rank keeps the others waiting",
+        (
+            "Its stack comes first below: the cause is there, not in the collective.",
+            "Common causes: unequal numbers of batches, slow data for one rank, a collective under `if rank == 0`.",
+        ),
+    ),
+    "different": Hint(
+        "The ranks have called different collectives",
+        (
+            "All ranks must call the same ones in the same order: look for branches on the rank or on data.",
+            "`TORCH_DISTRIBUTED_DEBUG=DETAIL` turns the first mismatch into an error.",
+        ),
+    ),
+    "uneven": Hint(
+        "Some ranks have not entered the collective",
+        ("Compare the stacks of the ranks below: the cause is where those with an unused GPU are.",),
+    ),
+    "behind": Hint(
+        "Some ranks are behind",
+        ("Compare the stacks of the ranks below: the cause is where those with fewer steps are.",),
+    ),
+}
+_HANG: Final = Hint(
+    "A collective does not complete",
+    ("Common causes: a rank on another machine, shapes or groups that do not match, the connection between GPUs.",),
+)
+_NEXT_TIME: Final = (
+    "Next time, `NCCL_DEBUG=INFO` and `TORCH_NCCL_TRACE_BUFFER_SIZE=2000` (PyTorch's flight recorder) show which"
+    " collective each rank was in."
+)
+
+
+def _hangs(facts: RunFacts) -> Iterator[Hint]:
+    if facts.stopped_as_hung:
+        ranks = compare_ranks(facts)
+        hint = _HANG if ranks is None else _HANGS.get(ranks.pattern, _HANG)
+        yield Hint(hint.title, (*hint.steps, _NEXT_TIME))
+
+
 def _in_its_code(facts: RunFacts) -> Iterator[Hint]:
     """One hint for each cause found in the stacks, unless the GPUs were busy: a working program may be anywhere."""
-    if not facts.were_gpus_idle:
+    if not facts.did_no_work:
         return
     working = [(pid, thread) for pid, thread in facts.main_threads() if not waits_for_work(thread)]
     for cause in CAUSES:
         found = [(pid, thread) for pid, thread in working if cause_of(thread) is cause]
-        if not found or cause is INPUT:
+        if not found or cause is INPUT or (cause is COLLECTIVE and facts.stopped_as_hung):
             continue
         steps = [*_places(facts, found), *(step.format(delay=options_of(facts).delay) for step in cause.steps)]
         if cause is EXIT and any(_TRACEBACK in text for text in facts.job_outputs()):
@@ -148,7 +205,7 @@ def _in_its_code(facts: RunFacts) -> Iterator[Hint]:
 
 def _by_system_call(facts: RunFacts) -> Iterator[Hint]:
     """For stacks without a known cause: C code is not on them, but its system call is known."""
-    if not facts.were_gpus_idle:
+    if not facts.did_no_work:
         return
     unclear = [
         (pid, thread)
@@ -257,7 +314,17 @@ def _without_stacks(facts: RunFacts) -> Iterator[Hint]:
 
 
 def _on_purpose(facts: RunFacts) -> Iterator[Hint]:
-    if facts.verdict is not None:
+    if facts.stopped_as_hung:
+        yield Hint(
+            "Was it working all the same?",
+            (
+                "Call `stoker.step()` once in each step of the loop: its progress is then certain.",
+                "From within the job: `stoker snooze 30m` before a phase in which ranks wait for long.",
+                "For the whole run: a longer `--stalled-for`, or `--stalled off` to never stop it for this.",
+                *_again_with(facts, "--stalled-for 4h"),
+            ),
+        )
+    elif facts.verdict is not None:
         yield Hint(
             "Was it idle on purpose?",
             (
@@ -353,6 +420,6 @@ def _pids(pids: list[str]) -> str:
 
 
 _RULES: Final[tuple[Callable[[RunFacts], Iterator[Hint]], ...]] = (
-    _left_behind, _blocked, _paused, _waits_for_input, _in_its_code, _by_system_call, _in_its_output,
+    _left_behind, _hangs, _blocked, _paused, _waits_for_input, _in_its_code, _by_system_call, _in_its_output,
     _killed_from_outside, _never_on_a_gpu, _works_on_the_cpu, _holds_memory, _without_stacks, _too_long, _on_purpose,
 )  # fmt: skip

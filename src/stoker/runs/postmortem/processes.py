@@ -62,6 +62,30 @@ _ON_A_FILE: Final = frozenset({
 _SELECTS: Final = frozenset({"select", "pselect6"})
 
 
+# The variables of torchrun, Open MPI, MPICH and Slurm: number, number on this machine, and how many there are. Slurm's
+# come last: programs that one of its tasks starts inherit them.
+_RANK_VARIABLES: Final = (
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
+    ("LOCAL_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
+)
+# The kernel allows a few megabytes of variables.
+_MOST_ENVIRONMENT: Final = 2**20
+_MOST_DIGITS: Final = 9
+
+
+class RankNumber(msgspec.Struct, frozen=True):
+    """Which rank of a distributed job a process is, by its environment."""
+
+    number: int
+    local: int | None = None
+    """Its number on this machine."""
+    total: int | None = None
+    """How many ranks the job has."""
+
+
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One process of a run at one moment. Its identity is pid plus start time."""
 
@@ -84,6 +108,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The kernel function in which its main thread waits, or a blocked one if there is one."""
     call: Maybe[str] = Unknown("the kernel does not show it")
     """The system call that the same thread is in, with the file it is about: `read of /dev/pts/3`."""
+    rank: RankNumber | None = None
 
     @property
     def ended(self) -> bool:
@@ -114,9 +139,15 @@ def _explained(state: str) -> str:
 def read_processes(pids: Iterable[int], *, proc: str = "/proc") -> list[ProcessInfo]:
     """The processes with these pids, in this order, without those that ended meanwhile."""
     processes = [process for pid in pids if (process := _read_process(proc, pid))]
-    commands = answers_in_time(lambda pid: read_command(pid, proc=proc), [process.pid for process in processes])
+    read = answers_in_time(
+        lambda pid: (read_command(pid, proc=proc), read_rank(pid, proc=proc)), [process.pid for process in processes]
+    )
     hangs = Unknown("the process hangs in the kernel and cannot be read")
-    return [msgspec.structs.replace(process, command=commands.get(process.pid, hangs)) for process in processes]
+    found = []
+    for process in processes:
+        command, rank = read.get(process.pid, (hangs, None))
+        found.append(msgspec.structs.replace(process, command=command, rank=rank))
+    return found
 
 
 def read_command(pid: int, *, proc: str = "/proc") -> Maybe[str]:
@@ -128,6 +159,25 @@ def read_command(pid: int, *, proc: str = "/proc") -> Maybe[str]:
     if not arguments:
         return Unknown("it has none")
     return arguments.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+
+
+def read_rank(pid: int, *, proc: str = "/proc") -> RankNumber | None:
+    """None if its environment says nothing. Blocks like `read_command`."""
+    try:
+        text = _read(f"{proc}/{pid}/environ", _MOST_ENVIRONMENT)
+    except OSError:
+        return None
+    wanted = {os.fsencode(name) for names in _RANK_VARIABLES for name in names}
+    pairs = (variable.partition(b"=") for variable in text.split(b"\0"))
+    numbers = {
+        os.fsdecode(name): int(value)
+        for name, _, value in pairs
+        if name in wanted and value.isdigit() and len(value) <= _MOST_DIGITS
+    }
+    for number, local, total in _RANK_VARIABLES:
+        if number in numbers:
+            return RankNumber(numbers[number], numbers.get(local), numbers.get(total))
+    return None
 
 
 def answers_in_time(ask: Callable[[int], T], pids: Iterable[int]) -> dict[int, T]:

@@ -23,6 +23,7 @@ from stoker.runs.postmortem.facts import RunFacts, without_messages
 from stoker.runs.postmortem.hints import hints
 from stoker.runs.postmortem.outputs import Output, last_lines, last_outputs
 from stoker.runs.postmortem.processes import read_processes
+from stoker.runs.postmortem.ranks import Comparison, compare_ranks
 from stoker.runs.postmortem.stacks import collect_stacks
 from stoker.runs.postmortem.text import (
     block,
@@ -144,15 +145,17 @@ def _driver() -> Maybe[str]:
 
 def render(facts: RunFacts) -> str:
     """The report as GitHub's Markdown."""
+    ranks = compare_ranks(facts)
     sections = (
         (f"# {_title(facts)}", _verdict(facts)),
+        *_evidence(facts, ranks),
         ("## What to do next", _advice(facts)),
         ("## GPUs", _gpus(facts)),
         (
             "## Processes",
             block(process_tree(facts)) if facts.processes else "No process was left.",
         ),
-        ("## Stacks", stacks_as_markdown(facts)),
+        ("## Stacks", stacks_as_markdown(facts, ranks.suspects if ranks is not None else ())),
         ("## Last output", _output(facts)),
         ("## Facts", _facts(facts)),
     )
@@ -183,6 +186,20 @@ def _verdict(facts: RunFacts) -> str:
     lasted = format_duration(max((facts.status.ended or 0.0) - facts.spec.started, 0.0))
     how = prose(facts.exit).rstrip(".")
     return f"**{sentence}.**\n\nRun {code(facts.spec.id)} on {code(facts.spec.host)}, after {lasted}: {how}."
+
+
+def _evidence(facts: RunFacts, ranks: Comparison | None) -> Iterator[tuple[str, str]]:
+    """What speaks for the verdict, then what the ranks do."""
+    verdict = facts.verdict
+    if verdict is None or not (verdict.evidence or ranks is not None):
+        return
+    lines = [f"- {prose(capitalized(line))}." for line in verdict.evidence]
+    if ranks is not None:
+        lines += [f"- {sentence}" for sentence in ranks.sentences]
+    yield (
+        "## Why this is a hang" if verdict.hang else f"## Why this counts as {prose(verdict.kind)}",
+        "\n".join(lines),
+    )
 
 
 def _advice(facts: RunFacts) -> str:

@@ -93,9 +93,12 @@ def process_tree(facts: RunFacts) -> str:
     return "\n".join(shown)
 
 
-def stacks_as_markdown(facts: RunFacts) -> str:
-    """A part for each different stack, the most informative first, then a line for every process without one."""
-    groups = _groups(facts)
+def stacks_as_markdown(facts: RunFacts, suspects: Sequence[int] = ()) -> str:
+    """A part for each different stack, then a line for every process without one.
+
+    Those of the suspects come first, the most informative of the others next.
+    """
+    groups = sorted(_groups(facts), key=lambda group: set(group[1]).isdisjoint(suspects))
     parts = [_group(facts, threads, pids) for threads, pids in groups[:MOST_GROUPS]]
     if len(groups) > MOST_GROUPS:
         rest = sum(len(pids) for _, pids in groups[MOST_GROUPS:])
