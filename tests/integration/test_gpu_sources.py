@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from stoker.errors import BadInputError
-from stoker.gpus.model import Look, known
+from stoker.gpus.model import Look, Reading, Unknown, known
 from stoker.gpus.prober import Prober
 from stoker.gpus.report import state_of
 from stoker.gpus.source import AbsentError, check_spec, sources
@@ -47,6 +47,17 @@ def test_second_sample_covers_the_time_since_the_first(prober: Prober) -> None:
     assert second.gpus == first.gpus
     for reading in second.readings:
         assert 0 < reading.span <= second.at - first.at + 1e-6
+
+
+def test_every_value_is_read_or_has_a_reason(prober: Prober) -> None:
+    """A field that a source has forgotten would say "not recorded", which is what a recording says."""
+    for reading in prober.look().readings:
+        values = [getattr(reading, name) for name in Reading.__struct_fields__]
+        values += [*reading.health] if known(reading.health) else []
+        values += [*reading.pipes] if known(reading.pipes) else []
+        values += [p.memory_activity for p in reading.processes] if known(reading.processes) else []
+        reasons = [value.reason for value in values if isinstance(value, Unknown)]
+        assert all(reason and reason != "not recorded" for reason in reasons)
 
 
 def test_broken_driver_makes_gpus_unknown_and_never_idle(machine: GpuMachine, prober: Prober) -> None:
