@@ -11,7 +11,7 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -20,7 +20,10 @@ import msgspec
 
 from bench.judgement_peers import PEERS, Device, Job, Sample
 from bench.table import Figure, print_figures
-from stoker.gpus.model import Look, Reading, known
+from stoker.actions.watcher import Watched
+from stoker.actions.whose import CpuAndIo, judged_processes
+from stoker.gpus.model import Reading, known
+from stoker.procfs import Identity
 from stoker.rules.judge import Judge
 from stoker.rules.registry import policies_of
 from stoker.rules.rule import Policy
@@ -95,9 +98,17 @@ def stoker_run(trace: Trace, moments: Sequence[Moment]) -> Outcome:
 
 
 def stoker_watch(trace: Trace, moments: Sequence[Moment]) -> Outcome:
-    """As a watcher of the machine judges, which supervises no job and so sees no progress."""
-    unseen = [moment._replace(look=_without_progress(moment.look)) for moment in moments]
-    return _judged(trace, unseen, WATCH, policies_of({"every": trace.setting.every}), MachineScope("all", {}))
+    """As the job's user watches the machine: the GPUs, the CPU time and I/O of listed processes, and no steps."""
+    policies = policies_of({"every": trace.setting.every})
+    measured = {moment.look.at: moment.look.job for moment in moments}
+
+    def meter(at: float, _listed: Set[Identity]) -> CpuAndIo:
+        # It sees the sessions of the job's processes, and before the first is listed, all processes of its user.
+        job = measured[at]
+        return (job.cpu, job.io) if job else (None, None)
+
+    watched = Watched("all", policies, {}, judged_processes(None, (), trace.user), meter)
+    return _judged(trace, moments, WATCH, policies, watched)
 
 
 def score(outcomes: Sequence[Outcome]) -> Score:
@@ -162,10 +173,6 @@ def _dropins(trace: Trace) -> dict[str, tuple[Policy, ...]]:
 
 def _machine(trace: Trace) -> MachineScope:
     return MachineScope(",".join(str(index) for index in range(trace.setting.used)), {})
-
-
-def _without_progress(look: Look) -> Look:
-    return Look(look.source, look.at, look.wall, look.gpus, look.readings, look.problem, look.note)
 
 
 def _outcome(trace: Trace, name: str, stopped: float | None, *, warned: bool = False, by: str = "") -> Outcome:

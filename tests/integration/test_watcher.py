@@ -11,6 +11,7 @@ import pytest
 from stoker.actions.action import Action, ActionError, Facts
 from stoker.actions.systemd import ServiceManager
 from stoker.actions.watcher import Watched, Watcher, WatchOptions
+from stoker.actions.whose import ProcessMeter, judged_processes
 from stoker.gpus.model import Look, Maybe, Unknown
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
@@ -102,7 +103,9 @@ def watch(
     """The exit code, and what was said."""
     said = [] if said is None else said
     whole = WatchOptions(actions=actions, host="node7", **orders)
-    watcher = Watcher(prober, Watched("all", [policy], {}), [policy], whole, ServiceManager({}), log=said.append)
+    judged = judged_processes("all", actions, "root")
+    watched = Watched("all", [policy], {}, judged, ProcessMeter(judged))
+    watcher = Watcher(prober, watched, [policy], whole, ServiceManager({}), log=said.append)
     return watcher.run(prober.answer()), said
 
 

@@ -2,11 +2,19 @@
 
 import pytest
 
-from stoker.actions.watcher import Watched
+from stoker.actions import watcher
+from stoker.actions.whose import judged_processes
 from stoker.errors import BadInputError
 from stoker.gpus.model import Look, Unknown
 from stoker.rules.idle import IdlePolicy
 from tests.support.looks import a_look
+
+
+class Watched(watcher.Watched):
+    """Everyone's processes on these GPUs, whatever they do on the CPU."""
+
+    def __init__(self, chosen: str, policies: list[IdlePolicy], environment: dict[str, str]) -> None:
+        super().__init__(chosen, policies, environment, judged_processes("all", (), "root"), lambda *_: (None, None))
 
 
 def labels(watched: Watched, look: Look) -> list[str]:

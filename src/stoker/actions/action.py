@@ -3,12 +3,13 @@
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Sequence, Set
+from typing import Final, Literal
 
 import msgspec
 
 from stoker.errors import StokerError
+from stoker.procfs import Identity
 from stoker.rules.registry import fired_in_words
 from stoker.rules.rule import Policy, Verdict
 from stoker.streams import ERROR, emit
@@ -71,6 +72,8 @@ class Action(ABC):
 
     patience: float
     """Seconds after which `act` counts as failed and the next action begins."""
+    affects: Literal["nothing", "processes", "machine", "unknown"] = "unknown"
+    """What it ends; `processes`: its targets."""
     sends_messages = False
     """Whether it can also send warnings and reports of readings that stay unknown."""
 
@@ -88,6 +91,10 @@ class Action(ABC):
 
     def track(self) -> None:  # noqa: B027 - most actions have nothing to track
         """Called at every look. Takes milliseconds and never raises."""
+
+    def targets(self) -> Set[Identity]:
+        """The processes that it would end, as far as `track` has found them."""
+        return frozenset()
 
     def cancel(self) -> None:  # noqa: B027 - most actions start nothing that could outlive the watcher
         """Called when the watcher ends while `act` runs in another thread."""

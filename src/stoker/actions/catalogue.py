@@ -46,6 +46,7 @@ class Exit(Action):
     """Nothing: the watcher ends after its last action."""
 
     patience = 1.0
+    affects = "nothing"
 
     def describe(self) -> str:
         return "exit"

@@ -19,6 +19,7 @@ class Notify(Action):
     """Sends the verdict; also warnings, and reports of readings that stay unknown."""
 
     patience = _PATIENCE
+    affects = "nothing"
     sends_messages = True
 
     def __init__(self, url: str) -> None:

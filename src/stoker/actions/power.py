@@ -30,6 +30,7 @@ class Power(Action):
     """Shuts the machine down or reboots it. The permission is checked at the start."""
 
     patience = _ACT_TIMEOUT + 5.0
+    affects = "machine"
 
     def __init__(self, what: What, environment: Mapping[str, str], *, user: int | None = None) -> None:
         """`user` is the user id to judge permission by: the effective one of this process."""

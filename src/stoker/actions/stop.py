@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -15,6 +16,8 @@ from stoker.runs.processes.tree import ProcessScan
 
 class Stop(Action):
     """Stops the process that has this pid when watching starts."""
+
+    affects = "processes"
 
     def __init__(self, pid: int, *, grace: float) -> None:
         self.patience = grace + STOP_PATIENCE
@@ -52,6 +55,9 @@ class Stop(Action):
         if self._tree is not None:
             self._tree.track()
 
+    def targets(self) -> Set[Identity]:
+        return self._tree.members if self._tree is not None else frozenset()
+
     def act(self, facts: Facts) -> None:  # noqa: ARG002 - a signal has no reason
         if self._tree is None or not self._tree.scan_processes().processes:
             return  # it ended by itself, and its pid may be another's by now
@@ -83,7 +89,7 @@ _STREAMS: Final = (0, 1, 2)
 StackLayout = tuple[int, ...]
 
 
-class _Seen(NamedTuple):
+class SeenProcess(NamedTuple):
     """One process in a scan."""
 
     identity: Identity
@@ -103,16 +109,17 @@ class ForeignTree:
 
     def __init__(self, root: Identity) -> None:
         self._root = root
-        self._members = {root}
+        self.members = {root}
+        """All that were ever found."""
         self._layouts: set[StackLayout] = set()
         """Those that began with a member."""
 
     def scan_processes(self) -> ProcessScan:
         before: list[Identity] = []
         for attempt in range(_MOST_SCANS):
-            seen = _scan()
+            seen = scan_machine()
             self._grow(seen)
-            living = [one.identity for one in seen.values() if one.identity in self._members]
+            living = [one.identity for one in seen.values() if one.identity in self.members]
             if attempt and living == before:
                 return ProcessScan(living, settled=True)
             before = living
@@ -120,17 +127,17 @@ class ForeignTree:
 
     def track(self) -> None:
         """Adds the current descendants: some can be recognised only while their parents live."""
-        self._grow(_scan())
+        self._grow(scan_machine())
 
     def kill(self) -> bool:
         """There is no cgroup to kill."""
         return False
 
-    def _grow(self, seen: dict[int, _Seen]) -> None:
+    def _grow(self, seen: dict[int, SeenProcess]) -> None:
         streams = self._streams(seen)
         while True:
-            living = {pid for pid, one in seen.items() if one.identity in self._members}
-            own = _own(seen, living)
+            living = {pid for pid, one in seen.items() if one.identity in self.members}
+            own = own_processes(seen, living)
             self._learn_layouts(seen, living)
             fresh = {
                 one.identity
@@ -141,9 +148,9 @@ class ForeignTree:
             }
             if not fresh:
                 return
-            self._members |= fresh
+            self.members |= fresh
 
-    def _came(self, one: _Seen, living: set[int], seen: dict[int, _Seen]) -> bool:
+    def _came(self, one: SeenProcess, living: set[int], seen: dict[int, SeenProcess]) -> bool:
         if one.parent in living or one.session in living:
             return True
         # A shell puts the commands of a pipeline into one group: they are the shell's children.
@@ -151,7 +158,7 @@ class ForeignTree:
             return True
         return one.layout is not None and one.layout in self._layouts
 
-    def _streams(self, seen: dict[int, _Seen]) -> list[int]:
+    def _streams(self, seen: dict[int, SeenProcess]) -> list[int]:
         """The standard streams that the first process does not share with the process that started it."""
         root = seen.get(self._root.pid)
         if root is None or root.identity != self._root or root.parent not in seen or root.parent == _INIT:
@@ -163,13 +170,13 @@ class ForeignTree:
             if others and not any(share_file(self._root.pid, root.parent, stream, other) for other in others)
         ]
 
-    def _holds(self, streams: list[int], one: _Seen, seen: dict[int, _Seen]) -> bool:
+    def _holds(self, streams: list[int], one: SeenProcess, seen: dict[int, SeenProcess]) -> bool:
         """Whether a process that has lost its parent has such a stream."""
         if not streams or one.identity.started < self._root.started or one.parent == seen[self._root.pid].parent:
             return False
         return any(share_file(self._root.pid, one.identity.pid, stream, stream) for stream in streams)
 
-    def _learn_layouts(self, seen: dict[int, _Seen], living: set[int]) -> None:
+    def _learn_layouts(self, seen: dict[int, SeenProcess], living: set[int]) -> None:
         """A layout that differs from the parent's began with this process: it is not from a fork.
 
         The parent of an orphan adopted it, so its layout is not compared.
@@ -190,9 +197,9 @@ def stop_tree(tree: ForeignTree, grace: float) -> TerminationOutcome:
     return termination.outcome()
 
 
-def _scan() -> dict[int, _Seen]:
+def scan_machine() -> dict[int, SeenProcess]:
     """All living processes, by pid."""
-    seen: dict[int, _Seen] = {}
+    seen: dict[int, SeenProcess] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
             continue
@@ -201,7 +208,9 @@ def _scan() -> dict[int, _Seen]:
         except (OSError, ValueError):
             continue
         if not found.is_zombie:
-            seen[found.pid] = _Seen(found.identity, found.parent, found.group, found.session, _layout(found.fields))
+            seen[found.pid] = SeenProcess(
+                found.identity, found.parent, found.group, found.session, _layout(found.fields)
+            )
     return seen
 
 
@@ -220,7 +229,7 @@ def _descriptors(pid: int) -> list[int]:
         return []
 
 
-def _own(seen: dict[int, _Seen], members: set[int]) -> set[int]:
+def own_processes(seen: Mapping[int, SeenProcess], members: Set[int] = frozenset()) -> set[int]:
     """This process and its descendants, without members and theirs."""
     found = {os.getpid()}
     while fresh := {pid for pid, one in seen.items() if one.parent in found and pid not in found | members}:

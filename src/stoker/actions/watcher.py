@@ -22,6 +22,7 @@ from stoker.actions.action import (
     log_to_stderr,
 )
 from stoker.actions.systemd import ServiceManager
+from stoker.actions.whose import JudgedProcesses, Meter, progress_of
 from stoker.errors import BadInputError
 from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import LONGEST_WAIT, Prober, Sampler
@@ -51,17 +52,31 @@ class WatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watched:
-    """The GPUs that are watched: chosen and checked at the first look that could be read."""
+    """The GPUs that are watched, chosen and checked at the first look that could be read, and whose processes count."""
 
-    def __init__(self, chosen: str, policies: Sequence[Policy], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        chosen: str,
+        policies: Sequence[Policy],
+        environment: Mapping[str, str],
+        judged: JudgedProcesses,
+        meter: Meter,
+    ) -> None:
         self._chosen = chosen
         self._policies = policies
-        self._scope = MachineScope(chosen, environment)
+        self._judged = judged
+        self._meter = meter
+        self._scope = MachineScope(chosen, environment, judged.counts)
         self._checked = False
+
+    def conditions(self) -> list[str]:
+        """Whose processes count, in words."""
+        return self._judged.conditions()
 
     def observe(self, look: Look) -> Observation:
         """Raises `BadInputError`, at the first look that could be read, for a choice that cannot work."""
-        observation = self._scope.observe(look)
+        progress = progress_of(self._judged, look, self._meter)
+        observation = self._scope.observe(msgspec.structs.replace(look, job=progress))
         if not self._checked and look.problem is None:
             self._checked = True
             if not observation.activities:
@@ -270,7 +285,7 @@ class Watcher:
 
     def _in_words(self, labels: Sequence[str]) -> str:
         which = ", ".join(labels) if labels else "GPUs that cannot be read yet"
-        conditions = self._judge.conditions()
+        conditions = [*self._watched.conditions(), *self._judge.conditions()]
         if self._options.repeat:
             conditions.append("repeatedly")
         if self._options.dry_run:

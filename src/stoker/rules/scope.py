@@ -70,7 +70,7 @@ class MachineScope(Scope):
             if self._chosen == "all" or not self._labels:
                 self._labels = _labels(self.gpus(look)) | self._labels
             self._known_gpus = look.gpus
-        return _activities(look, self._labels, self._part)
+        return _activities(look, self._labels, self._part, look.job.pids if look.job else ())
 
     def _tentative(self, look: Look) -> tuple[Gpu, ...]:
         """While the machine cannot be read, its list of GPUs may be incomplete: a missing one is not an error yet."""

@@ -21,11 +21,13 @@ from stoker.actions.catalogue import (
 from stoker.actions.notify import Notify
 from stoker.actions.systemd import ServiceManager, unit_text
 from stoker.actions.watcher import ACTED, Watched, Watcher, WatchOptions
+from stoker.actions.whose import ProcessMeter, judged_processes
 from stoker.cli.options.common import open_prober, source_options
 from stoker.cli.options.policy import LENGTH, policy_options, then_option, with_joined_actions
 from stoker.cli.output import dry_run_option
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.source import AbsentError
+from stoker.procfs import user_name
 from stoker.rules.registry import in_words, policies_of
 from stoker.rules.rule import Policy
 from stoker.settings_path import config_path
@@ -55,6 +57,12 @@ class _WatchCommand(click.Command):
 @policy_options
 @click.option("--gpus", metavar="GPUS", default="all", help="Which to watch: all, visible, 0,2 or uuids [all].")
 @click.option(
+    "--whose",
+    metavar="mine|all|USER",
+    help="Whose processes count [with 'stop', the ones it would stop; with 'shutdown' and 'reboot', and as root, "
+    "everyone's but display servers and monitors; else mine].",
+)
+@click.option(
     "--grace",
     type=LENGTH,
     default=DEFAULT_GRACE,
@@ -82,6 +90,7 @@ class _WatchCommand(click.Command):
 def watch_command(
     then: tuple[str, ...],
     gpus: str,
+    whose: str | None,
     grace: float,
     exec_timeout: float,
     repeat: bool,
@@ -116,11 +125,13 @@ def watch_command(
         return _print_unit(policies, orders, then)
     for message in [message for action in orders.actions for message in action.prepare()]:
         log_to_stderr(message)
-    return _watch(source, deadline, gpus, policies, orders)
+    judged = judged_processes(whose, orders.actions, user_name(os.geteuid()))
+    watched = Watched(gpus, policies, os.environ, judged, ProcessMeter(judged))
+    return _watch(source, deadline, watched, policies, orders)
 
 
 def _watch(
-    source: str | None, deadline: float | None, gpus: str, policies: Sequence[Policy], orders: WatchOptions
+    source: str | None, deadline: float | None, watched: Watched, policies: Sequence[Policy], orders: WatchOptions
 ) -> int:
     prober = open_prober(source, deadline)
     try:
@@ -128,7 +139,6 @@ def _watch(
             first = prober.look()
         except AbsentError as absent:
             raise StokerError(f"there is no GPU to watch: {absent}", exit_code=ACTION_FAILED) from None
-        watched = Watched(gpus, policies, os.environ)
         return Watcher(prober, watched, policies, orders, ServiceManager(os.environ)).run(first)
     finally:
         prober.leave()

@@ -1,0 +1,205 @@
+"""Whose processes a watch judges: those that its actions would end, a user's, or everyone's."""
+
+import os
+import pwd
+from collections.abc import Callable, Iterator, Sequence, Set
+from pathlib import Path
+from typing import Final, Protocol
+
+from stoker.actions.action import Action
+from stoker.actions.stop import SeenProcess, own_processes, scan_machine
+from stoker.errors import BadInputError
+from stoker.gpus.model import JobProgress, Look, Process, known
+from stoker.presence.ignoring import SHIPPED, is_ignored
+from stoker.procfs import Identity, stat, user_name
+
+MINE: Final = "mine"
+ALL: Final = "all"
+_ROOT: Final = "root"
+_KTHREADD: Final = 2
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+CpuAndIo = tuple[float | None, float | None]
+"""Cores that processes kept busy since the look before, and the bytes they read and wrote in a second, where known."""
+Meter = Callable[[float, Set[Identity]], CpuAndIo]
+"""Measures what counts on the CPU, given the moment and the processes that the driver lists on GPUs."""
+
+
+class JudgedProcesses(Protocol):
+    """The processes that count for a watch."""
+
+    def counts(self, process: Process) -> bool:
+        """Whether what this process does on a GPU counts. One that is not identified does."""
+
+    def on_cpu(self, listed: Set[Identity]) -> Set[Identity]:
+        """Those whose CPU time and I/O count; `listed` are the ones that the driver lists on a GPU."""
+
+    def conditions(self) -> list[str]:
+        """The same in words; empty for everyone's."""
+
+
+def judged_processes(whose: str | None, actions: Sequence[Action], user: str) -> JudgedProcesses:
+    """`whose`: `mine`, `all` or a user's name; None: what suits the actions. `user` is the one that watches."""
+    if whose is None:
+        affecting = [action for action in actions if action.affects != "nothing"]
+        if affecting and all(action.affects == "processes" for action in affecting):
+            return _Targets(affecting)
+        if user == _ROOT or any(action.affects == "machine" for action in affecting):
+            return _Everyone()
+        return _OfUser(user)
+    if whose == ALL:
+        return _Everyone()
+    if whose == MINE:
+        return _OfUser(user)
+    if not whose.isdigit():
+        try:
+            pwd.getpwnam(whose)
+        except KeyError:
+            raise BadInputError(f"--whose {whose}: there is no such user here: write mine, all or a user") from None
+    return _OfUser(whose)
+
+
+class _Targets(JudgedProcesses):
+    """The processes that the actions would end."""
+
+    def __init__(self, actions: Sequence[Action]) -> None:
+        self._actions = actions
+
+    def counts(self, process: Process) -> bool:
+        if not known(process.started):
+            return True
+        identity = Identity(process.pid, process.started)
+        return any(identity in action.targets() for action in self._actions)
+
+    def on_cpu(self, listed: Set[Identity]) -> Set[Identity]:
+        return frozenset(listed).union(*(action.targets() for action in self._actions))
+
+    def conditions(self) -> list[str]:
+        return ["only what would be stopped is judged"]
+
+
+class _Everyone(JudgedProcesses):
+    """All but display servers and monitors, which are on a GPU as long as the machine is on.
+
+    On the CPU, what was on a GPU counts, with its descendants and its sessions: the next process of a script prepares
+    data before it is on a GPU. While there is none of these, every process of these users does.
+    """
+
+    def __init__(self) -> None:
+        self._members: Set[Identity] = frozenset()
+        """Those that were on a GPU or are related to one that was, and lived at the look before."""
+        self._sessions: set[int] = set()
+
+    def counts(self, process: Process) -> bool:
+        return not (known(process.name) and is_ignored(SHIPPED, process.name))
+
+    def conditions(self) -> list[str]:
+        return []
+
+    def on_cpu(self, listed: Set[Identity]) -> Set[Identity]:
+        seen = scan_machine()
+        own = own_processes(seen)
+        others = {pid: one for pid, one in seen.items() if pid not in own}
+        members = {pid for pid, one in others.items() if one.identity in self._members or one.identity in listed}
+        self._sessions |= {others[pid].session for pid in members if others[pid].session}
+        # A session number is not given away while a process has it.
+        self._sessions &= {one.session for one in others.values()}
+        members |= {pid for pid, one in others.items() if one.session in self._sessions}
+        while fresh := {pid for pid, one in others.items() if one.parent in members and pid not in members}:
+            members |= fresh
+        if not members:
+            return {
+                one.identity for pid, one in others.items() if not _is_kernel_thread(one) and self._counts_user(pid)
+            }
+        self._members = {others[pid].identity for pid in members}
+        return self._members
+
+    def _counts_user(self, pid: int) -> bool:  # noqa: ARG002 - everyone's count
+        return True
+
+
+class _OfUser(_Everyone):
+    """One user's.
+
+    Until one of them was seen on a GPU, root's and those of users without a name here count too: the user may work in a
+    container that a daemon has started.
+    """
+
+    def __init__(self, user: str) -> None:
+        super().__init__()
+        self._user = user
+        self._seen = False
+
+    def counts(self, process: Process) -> bool:
+        if not super().counts(process):
+            return False
+        if not known(process.user):
+            return True
+        if process.user == self._user:
+            self._seen = True
+            return True
+        return not self._seen and (process.user == _ROOT or process.user.isdigit())
+
+    def _counts_user(self, pid: int) -> bool:
+        try:
+            return user_name(Path(f"/proc/{pid}").stat().st_uid) == self._user
+        except OSError:
+            return False
+
+    def conditions(self) -> list[str]:
+        return [f"only processes of {self._user} are judged"]
+
+
+def _is_kernel_thread(one: SeenProcess) -> bool:
+    return one.session == 0 and one.parent == _KTHREADD
+
+
+def progress_of(judged: JudgedProcesses, look: Look, meter: Meter) -> JobProgress:
+    """What the processes that count do beside their use of GPUs: a watcher sees no steps."""
+    listed = {
+        Identity(process.pid, process.started)
+        for reading in look.readings
+        if known(reading.processes)
+        for process in reading.processes
+        if known(process.started) and judged.counts(process)
+    }
+    cpu, io = meter(look.at, listed)
+    return JobProgress(cpu=cpu, io=io, pids=tuple(sorted(process.pid for process in listed)))
+
+
+class ProcessMeter:
+    """What the processes that count do on the CPU and read and write, between two looks."""
+
+    def __init__(self, judged: JudgedProcesses) -> None:
+        self._judged = judged
+        self._at: float | None = None
+        self._before: dict[Identity, tuple[int, int]] = {}
+
+    def __call__(self, at: float, listed: Set[Identity]) -> CpuAndIo:
+        passed = None if self._at is None else at - self._at
+        before, self._before = self._before, dict(self._counters(self._judged.on_cpu(listed)))
+        self._at = at
+        if passed is None or passed <= 0:
+            return None, None
+        ticks = moved = 0
+        for who, (now_ticks, now_moved) in self._before.items():
+            # What a process did before it belonged to the set is left out.
+            ticks_before, moved_before = before.get(who, (now_ticks, now_moved))
+            ticks += now_ticks - ticks_before
+            moved += now_moved - moved_before
+        return ticks / _TICKS / passed, moved / passed
+
+    def _counters(self, processes: Set[Identity]) -> Iterator[tuple[Identity, tuple[int, int]]]:
+        for who in processes:
+            found = stat(who.pid)
+            if found is not None and found.identity == who:
+                yield who, (found.cpu_ticks, _moved(who.pid))
+
+
+def _moved(pid: int) -> int:
+    """Bytes read and written so far; 0 where that may not be read."""
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar:", "wchar:")))
+    except (OSError, ValueError, IndexError):
+        return 0
