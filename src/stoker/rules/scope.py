@@ -159,7 +159,7 @@ class _Part:
                 f"it is shared with {describe(others[0])} and the driver does not report utilization per process"
             )
         # A process's share is a mean: at the most, all of it was done in a single one of the samples.
-        return min(sum(shares) * used.samples, used.peak)
+        return min(sum(shares) * max(used.samples, 1), used.peak)
 
 
 def _is_among(process: Process, pids: Container[int]) -> bool:

@@ -32,22 +32,26 @@ SHORTEST_SILENCE: Final = 600.0
 LATE: Final = 3.0
 # Steps that must have been seen before their absence says something.
 LEAST_STEPS: Final = 3
-# Utilization from which a board counts as fully used; spinning kernels never leave a gap.
+# Utilization from which a board counts as fully used; spinning kernels never leave a gap. Single samples of a driver
+# may say less: then from half on, if all that is known says that nothing moves.
 _FULL: Final = 0.95
+_HALF: Final = 0.5
 # Of the power limit: above it a board does work, whatever else is known.
 _MOST_POWER: Final = 0.55
 # Activity of memory or tensor cores that counts as none, and the least that shows that a counter works at all.
-_STILL: Final = 0.015
+_STILL: Final = 0.02
 _ALIVE: Final = 0.03
-# The same relative to what was typical while the job made steps.
-_STILL_SHARE: Final = 0.2
-# Where only power is known: this share of the way from the board's idle floor to what was typical, or of the typical
-# power where the board was never seen idle. The two must lie this share of the limit apart to say anything.
+# Where only power is known: this share of the way from the board's idle floor to what was typical. The two must lie
+# this share of the limit apart to say anything.
 _POWER_SHARE: Final = 0.15
-_UNFLOORED_SHARE: Final = 0.45
 _LEAST_RANGE: Final = 0.08
+# Below these shares of what was typical a board may work lightly or not at all: that is weak evidence, which must last
+# longer than light evaluations do.
+_LOW_ACTIVITY_SHARE: Final = 0.2
+_LOW_POWER_SHARE: Final = 0.45
+_WEAK_WINDOWS: Final = 3.0
 # What interrupts the window for no longer than this, and than this share of it, pauses it: a health check.
-_LONGEST_PAUSE: Final = 180.0
+_LONGEST_PAUSE: Final = 300.0
 _PAUSE_SHARE: Final = 1 / 4
 # The same for a driver that is reset.
 _LONGEST_UNKNOWN: Final = 60.0
@@ -57,6 +61,8 @@ FATAL_XIDS: Final = frozenset({48, 62, 64, 79, 95, 119, 120})
 # CPU cores that a rank needs to wait: its main thread and the collective's own may spin.
 _SPINNING_CORES: Final = 1.3
 _CPU_WINDOWS: Final = 3.0
+# A rank whose process lives and whose board does nothing may prepare data for the others, for an hour and a half.
+_ABSENT_RANK_WINDOWS: Final = 2.0
 # Another process with this share of a board makes its counters say nothing about the job.
 _FOREIGN_SHARE: Final = 0.05
 _MOST_VALUES: Final = 128
@@ -94,6 +100,10 @@ STALLED_OPTIONS: Final = (
 )
 
 
+# How surely a board does no work: nothing known says so; nothing is known that says otherwise; its power is low; sure.
+_WORKS, _SUSPECT, _WEAK, _SURE = range(4)
+
+
 class _Typical:
     """The median of a counter over a long time, from a bounded number of values."""
 
@@ -101,6 +111,7 @@ class _Typical:
         self._values: list[float] = []
         self._every = 1
         self._skipped = 0
+        self.median: float | None = None
 
     def add(self, value: float) -> None:
         self._skipped += 1
@@ -111,10 +122,25 @@ class _Typical:
         if len(self._values) == _MOST_VALUES:
             self._values = self._values[::2]
             self._every *= 2
+        self.median = sorted(self._values)[len(self._values) // 2]
+
+
+class _Work:
+    """What a counter shows while the job works: at looks that saw a step, or at all looks if there were too few."""
+
+    def __init__(self) -> None:
+        self._at_steps, self._always = _Typical(), _Typical()
+        self._steps = 0
+
+    def add(self, value: float, *, stepped: bool) -> None:
+        self._always.add(value)
+        if stepped:
+            self._at_steps.add(value)
+            self._steps += 1
 
     @property
     def median(self) -> float | None:
-        return sorted(self._values)[len(self._values) // 2] if self._values else None
+        return self._at_steps.median if self._steps >= LEAST_STEPS else self._always.median
 
 
 class _Board:
@@ -129,9 +155,9 @@ class _Board:
         """Whether the driver has reported an error after which it does nothing more."""
         self.floor: float | None = None
         """Watts while nothing ran."""
-        self._power, self._memory, self._dram, self._tensor = _Typical(), _Typical(), _Typical(), _Typical()
+        self._power, self._memory, self._dram, self._tensor = _Work(), _Work(), _Work(), _Work()
 
-    def learn(self, reading: Reading) -> None:
+    def learn(self, reading: Reading, *, stepped: bool) -> None:
         """Remembers what work looks like."""
         for typical, value in (
             (self._power, reading.power),
@@ -140,34 +166,45 @@ class _Board:
             (self._tensor, reading.pipes.tensor if known(reading.pipes) else reading.pipes),
         ):
             if known(value):
-                typical.add(value)
+                typical.add(value, stepped=stepped)
 
     def learn_floor(self, reading: Reading) -> None:
         if known(reading.power) and known(reading.utilization) and reading.utilization.peak == 0:
             self.floor = reading.power if self.floor is None else min(self.floor, reading.power)
 
-    def is_hollow(self, reading: Reading) -> bool:
-        """Whether it is fully used and does no work. False where nothing that is known says so."""
+    def hollowness(self, reading: Reading) -> int:
+        """How surely it is fully used and does no work."""
         used, power, limit = reading.utilization, reading.power, reading.power_limit
-        if not known(used) or used.mean < _FULL:
-            return False
+        if not known(used) or used.mean < _HALF:
+            return _WORKS
         if known(power) and known(limit) and power > limit * _MOST_POWER:
-            return False
-        pipes = reading.pipes
-        if known(pipes) and (still := _are_still((pipes.dram, self._dram), (pipes.tensor, self._tensor))) is not None:
-            return still
-        if (still := _are_still((_memory_mean(reading), self._memory))) is not None:
-            return still
-        return self._power_is_low(power, limit)
+            return _WORKS
+        pipes, memory = reading.pipes, _memory_mean(reading)
+        piped = [(pipes.dram, self._dram), (pipes.tensor, self._tensor)] if known(pipes) else []
+        counters = _working(piped) or _working([(memory, self._memory)])
+        if used.mean < _FULL:
+            dead = bool(counters) and all(value <= _STILL * used.mean for value, _typical in counters)
+            return _SURE if dead and self._power_is_low(power) else _WORKS
+        if counters:
+            return min(_stillness(value, typical) for value, typical in counters)
+        shown = [value for value in (memory, *(value for value, _history in piped)) if known(value)]
+        return self._hollowness_by_power(power, limit) or (_SUSPECT if shown and max(shown) <= _STILL else _WORKS)
 
-    def _power_is_low(self, power: Maybe[float], limit: Maybe[float]) -> bool:
+    def _hollowness_by_power(self, power: Maybe[float], limit: Maybe[float]) -> int:
+        if self._power_is_near_the_floor(power, limit):
+            return _SURE
+        return _WEAK if self._power_is_low(power) else _WORKS
+
+    def _power_is_near_the_floor(self, power: Maybe[float], limit: Maybe[float]) -> bool:
         typical = self._power.median
-        if not known(power) or typical is None:
+        if not known(power) or typical is None or self.floor is None:
             return False
-        if self.floor is None:
-            return power <= typical * _UNFLOORED_SHARE
         least = limit * _LEAST_RANGE if known(limit) else self.floor * 0.5
         return typical - self.floor >= least and power <= self.floor + (typical - self.floor) * _POWER_SHARE
+
+    def _power_is_low(self, power: Maybe[float]) -> bool:
+        typical = self._power.median
+        return known(power) and typical is not None and power <= typical * _LOW_POWER_SHARE
 
     def describe(self, reading: Reading) -> str:
         """`GPU 0: 100 % used at 112 W of 700 W, memory 0 % (38 % while steps were made)`."""
@@ -182,7 +219,7 @@ class _Board:
         return f"{self.label}: {', '.join(said)}"
 
 
-def _while_working(typical: _Typical, form: str = "") -> str:
+def _while_working(typical: _Work, form: str = "") -> str:
     median = typical.median
     if median is None:
         return ""
@@ -193,17 +230,19 @@ def _memory_mean(reading: Reading) -> Maybe[float]:
     return reading.memory_activity.mean if known(reading.memory_activity) else reading.memory_activity
 
 
-def _are_still(*counters: tuple[Maybe[float], _Typical]) -> bool | None:
-    """Whether all counters that work show no activity; None when none of them works.
-
-    A counter that was never seen alive proves nothing: some boards leave it at zero.
-    """
-    answers = [
-        value <= _STILL or value <= typical * _STILL_SHARE
+def _working(counters: Sequence[tuple[Maybe[float], _Work]]) -> list[tuple[float, float]]:
+    """Value and typical value of the counters that were seen alive. Some boards leave theirs at zero for ever."""
+    return [
+        (value, typical)
         for value, history in counters
         if known(value) and (typical := history.median) is not None and typical >= _ALIVE
     ]
-    return all(answers) if answers else None
+
+
+def _stillness(value: float, typical: float) -> int:
+    if value <= _STILL:
+        return _SURE
+    return _WEAK if value <= typical * _LOW_ACTIVITY_SHARE else _WORKS
 
 
 class _Steps:
@@ -250,6 +289,10 @@ class _Look(NamedTuple):
     """What the boards did at one look."""
 
     hollow: Sequence[Activity]
+    surely: int
+    """How surely the hollow ones are."""
+    absent: bool
+    """Whether a process of the job lives on a board that does nothing."""
     working: Sequence[Activity]
     unknown: Sequence[Activity]
     """Without boards that are known to be out of order."""
@@ -310,6 +353,7 @@ class StalledRule(Rule):
 
     def _sort(self, at: float, activities: Sequence[Activity], *, stepped: bool) -> _Look:
         hollow, working, unknown = [], [], []
+        surely, absent = _SURE, False
         for activity in activities:
             board = self._boards[activity.uuid]
             board.label = activity.label
@@ -322,16 +366,22 @@ class StalledRule(Rule):
                 continue
             board.learn_floor(reading)
             if activity.peak == 0:
+                absent = absent or bool(activity.processes)
                 continue
             if _foreign_share(reading, activity.processes) >= _FOREIGN_SHARE:
                 working.append(activity)
-            elif not stepped and board.is_hollow(reading):
+                continue
+            hollowness = _WORKS if stepped else board.hollowness(reading)
+            if hollowness == _SUSPECT and self._steps.are_seen:
+                hollowness = _WORKS
+            if hollowness != _WORKS:
                 hollow.append(activity)
+                surely = min(surely, hollowness)
             elif reading.utilization.mean >= self.policy.below:
                 working.append(activity)
-                if not self._steps.is_late(at):
-                    board.learn(reading)
-        return _Look(hollow, working, unknown)
+            if (hollowness == _WORKS and not self._steps.is_late(at)) or stepped:
+                board.learn(reading, stepped=stepped)
+        return _Look(hollow, surely, absent, working, unknown)
 
     def _find_lost_ranks(self, activities: Sequence[Activity], *, stepped: bool) -> None:
         for activity in activities:
@@ -399,14 +449,16 @@ class StalledRule(Rule):
     def _window(self, look: _Look, progress: JobProgress) -> tuple[float, bool]:
         """How long the boards must be hollow, and whether the rule may act at all."""
         policy = self.policy
-        if not self._steps.are_seen:
+        if not self._steps.are_seen or look.surely == _SUSPECT:
             return (policy.window, False) if policy.unseen_for is None else (policy.unseen_for, True)
         if any(board.lost_process or board.is_broken for board in self._boards.values()):
             return policy.window * LOST_RANK_SHARE, True
+        if look.surely == _WEAK:
+            return policy.window * _WEAK_WINDOWS, True
         ranks = sum(max(len(activity.processes), 1) for activity in look.hollow)
         if progress.cpu is not None and progress.cpu > ranks * _SPINNING_CORES + 1.0:
             return policy.window * _CPU_WINDOWS, True
-        return policy.window, True
+        return policy.window * (_ABSENT_RANK_WINDOWS if look.absent else 1.0), True
 
     def _not_stalled(self, look: _Look) -> Verdict:
         if look.unknown and not look.working:
