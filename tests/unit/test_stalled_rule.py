@@ -86,6 +86,7 @@ class Job:
         pytest.param(WORK, SPIN, 1, id="memory falls silent"),
         pytest.param(WORK, a_board(0.7, 110.0, 0.01), 1, id="memory falls silent, utilization is sampled"),
         pytest.param(WORK, a_board(1.0, 110.0, 0.06), 3, id="memory far below its usual"),
+        pytest.param(WORK, a_board(1.0, 110.0, 0.15), 4, id="memory and power below half of their usual"),
         pytest.param(
             a_board(0.98, 984.0 / 2, pipes=Pipes(0.9, 0.8, 0.32, 0.24)),
             a_board(1.0, 250.0, pipes=Pipes(1.0, 0.15, 0.0, 0.01)),

@@ -50,6 +50,9 @@ _LEAST_RANGE: Final = 0.08
 _LOW_ACTIVITY_SHARE: Final = 0.2
 _LOW_POWER_SHARE: Final = 0.45
 _WEAK_WINDOWS: Final = 3.0
+# The weakest: a counter at half of what was typical, together with low power.
+_HALF_ACTIVITY_SHARE: Final = 0.5
+_FAINT_WINDOWS: Final = 4.0
 # What interrupts the window for no longer than this, and than this share of it, pauses it: a health check.
 _LONGEST_PAUSE: Final = 300.0
 _PAUSE_SHARE: Final = 1 / 4
@@ -100,8 +103,12 @@ STALLED_OPTIONS: Final = (
 )
 
 
-# How surely a board does no work: nothing known says so; nothing is known that says otherwise; its power is low; sure.
-_WORKS, _SUSPECT, _WEAK, _SURE = range(4)
+# How surely a board does no work: nothing known says so; nothing is known that says otherwise; the weaker and the
+# stronger sign that it may not; sure.
+_WORKS, _SUSPECT, _FAINT, _WEAK, _SURE = range(5)
+
+
+_LONG_WINDOWS: Final = {_FAINT: _FAINT_WINDOWS, _WEAK: _WEAK_WINDOWS}
 
 
 class _Typical:
@@ -186,7 +193,8 @@ class _Board:
             dead = bool(counters) and all(value <= _STILL * used.mean for value, _typical in counters)
             return _SURE if dead and self._power_is_low(power) else _WORKS
         if counters:
-            return min(_stillness(value, typical) for value, typical in counters)
+            stillness = min(_stillness(value, typical) for value, typical in counters)
+            return _WORKS if stillness == _FAINT and not self._power_is_low(power) else stillness
         shown = [value for value in (memory, *(value for value, _history in piped)) if known(value)]
         return self._hollowness_by_power(power, limit) or (_SUSPECT if shown and max(shown) <= _STILL else _WORKS)
 
@@ -242,7 +250,9 @@ def _working(counters: Sequence[tuple[Maybe[float], _Work]]) -> list[tuple[float
 def _stillness(value: float, typical: float) -> int:
     if value <= _STILL:
         return _SURE
-    return _WEAK if value <= typical * _LOW_ACTIVITY_SHARE else _WORKS
+    if value <= typical * _LOW_ACTIVITY_SHARE:
+        return _WEAK
+    return _FAINT if value <= typical * _HALF_ACTIVITY_SHARE else _WORKS
 
 
 class _Steps:
@@ -453,8 +463,8 @@ class StalledRule(Rule):
             return (policy.window, False) if policy.unseen_for is None else (policy.unseen_for, True)
         if any(board.lost_process or board.is_broken for board in self._boards.values()):
             return policy.window * LOST_RANK_SHARE, True
-        if look.surely == _WEAK:
-            return policy.window * _WEAK_WINDOWS, True
+        if look.surely in _LONG_WINDOWS:
+            return policy.window * _LONG_WINDOWS[look.surely], True
         ranks = sum(max(len(activity.processes), 1) for activity in look.hollow)
         if progress.cpu is not None and progress.cpu > ranks * _SPINNING_CORES + 1.0:
             return policy.window * _CPU_WINDOWS, True
