@@ -1,6 +1,6 @@
 """Stoker keeps GPUs busy, and notices when they are not."""
 
-__all__ = ["Job", "Queue", "Sentinel", "SentinelState", "__version__", "get_gpu_usage"]
+__all__ = ["Job", "Queue", "Sentinel", "SentinelState", "__version__", "get_gpu_usage", "step"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -8,11 +8,18 @@ if TYPE_CHECKING:
     from stoker.queue.client import Queue
     from stoker.queue.model import Job
     from stoker.rules.sentinel import Sentinel, SentinelState
+    from stoker.step_file import step
     from stoker.version import __version__
 else:
 
     def __getattr__(name: str) -> object:
         """Imports a public name on first use, so that using one does not cost the import of all."""
+        if name == "step":
+            from stoker.step_file import step
+
+            # Found without this function from now on: it is called in training loops.
+            globals()["step"] = step
+            return step
         if name == "get_gpu_usage":
             from stoker.dropin.usage import get_gpu_usage
 

@@ -43,7 +43,7 @@ def test_documented_options_of_submit_are_those_it_takes() -> None:
     assert set(first_column("| option | meaning |")) == set(accepted.__annotations__)
 
 
-@pytest.mark.parametrize("name", ["Queue", "Sentinel", "get_gpu_usage"])
+@pytest.mark.parametrize("name", ["Queue", "Sentinel", "get_gpu_usage", "step"])
 def test_documented_signature_is_that_of_the_code(name: str) -> None:
     documented = re.search(rf"`{name}\(([^)`]*)\)`", PAGE)
     assert documented is not None

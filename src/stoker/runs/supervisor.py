@@ -32,6 +32,7 @@ from stoker.runs.processes.reaper import (
 from stoker.runs.processes.signals import Received, SignalStream
 from stoker.runs.processes.spawn import OWN_FAILURE
 from stoker.runs.processes.termination import TerminationOutcome
+from stoker.runs.progress import ProgressTracker
 from stoker.runs.record import Ending, Journal, Record, Status
 from stoker.streams import ERROR, emit
 from stoker.units import format_duration
@@ -128,6 +129,12 @@ class Supervisor(CommandHandler[int]):
         self.stopped_by: Verdict | None = None
         """The verdict by which a rule stopped the run."""
         self._log_path: str | None = None
+        self._tracker = ProgressTracker(
+            reaper,
+            directory=str(record.directory) if record.is_kept else None,
+            log=lambda: self._log_path,
+            every=every,
+        )
 
     @property
     def status(self) -> Status:
@@ -227,17 +234,9 @@ class Supervisor(CommandHandler[int]):
         return self._stop_by_rule(judgement.verdict) if stops else None
 
     def _progress(self, look: Look) -> JobProgress:
-        """What the job has printed, where its output is kept, and which processes on the GPUs are its own."""
+        """What the job shows of its progress, and which processes on the GPUs are its own."""
         pids = {process.pid for reading in look.readings if known(reading.processes) for process in reading.processes}
-        own = JobProgress(pids=tuple(sorted(pid for pid in pids if self._reaper.owns(pid))))
-        if self._log_path is None:
-            return own
-        try:
-            found = os.stat(self._log_path)  # noqa: PTH116 - one call
-        except OSError:
-            return own
-        written_at = time.monotonic() - (time.time() - found.st_mtime)
-        return own._replace(steps=found.st_size, since=written_at, trust="output")
+        return self._tracker.observe(look.at, tuple(sorted(pid for pid in pids if self._reaper.owns(pid))))
 
     def _read_snooze(self) -> None:
         """Read before every verdict, so that a snooze takes effect at once."""

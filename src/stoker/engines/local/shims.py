@@ -38,6 +38,7 @@ _KILLED: Final = "the process that starts jobs was killed: start `stoker work` a
 _NEEDED: Final = (
     "subprocess",
     "stoker.fit.oom",
+    "stoker.logs.steps",
     "stoker.runs.postmortem.report",
     "stoker.engines.local.attempts",
     "stoker.engines.delivery",

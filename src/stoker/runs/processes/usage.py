@@ -1,0 +1,137 @@
+"""What the processes of a job use: processor time, input and output, and the files that they write.
+
+All of it is read from /proc, which never waits for a disk or a network. What cannot be read is left out.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
+
+from stoker.procfs import Identity, Stat, read_stat
+
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+# Fields of the stat file after the name: user and system time, and both of children that were waited for.
+_TIMES: Final = slice(11, 15)
+# More than these are not read in one go. A process with a data loader of many workers has tens of descriptors.
+_MOST_PROCESSES: Final = 1024
+_MOST_DESCRIPTORS: Final = 8192
+# File systems without a block device that are local all the same.
+_LOCAL: Final = frozenset({"btrfs", "zfs", "bcachefs", "overlay", "tmpfs", "ramfs"})
+
+
+class Usage(NamedTuple):
+    """Over the time since the measurement before. None: it cannot be read."""
+
+    cpu: float | None = None
+    """Cores kept busy."""
+    io: float | None = None
+    """Bytes read and written per second."""
+
+
+class UsageMeter:
+    """Measures all processes of a job together, with those that ended between two measurements."""
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+        self._known: list[Identity] = []
+        self._ticks = 0
+        self._moved: tuple[int, int] | None = None
+        """Bytes by system calls, and bytes from and to disks. The one misses mapped files, the other cached ones."""
+
+    def measure(self, at: float, processes: Iterable[Identity]) -> Usage:
+        # One that has ended keeps its figures until its parent has waited for it, and has them from then on.
+        wanted = dict.fromkeys([*processes, *self._known])
+        found = [one for who in list(wanted)[:_MOST_PROCESSES] if (one := _stat(who)) is not None]
+        ticks = sum(sum(map(int, one.fields[_TIMES])) for one in found)
+        moved = _added([_moved(one.pid) for one in found])
+        before, ticks_before, moved_before = self._at, self._ticks, self._moved
+        self._at, self._known, self._ticks, self._moved = at, [one.identity for one in found], ticks, moved
+        if before is None or at <= before or not found:
+            return Usage()
+        passed = at - before
+        cpu = min(max(ticks - ticks_before, 0) / _TICKS / passed, float(os.cpu_count() or 1))
+        if moved is None or moved_before is None:
+            return Usage(cpu)
+        return Usage(cpu, max(0, moved[0] - moved_before[0], moved[1] - moved_before[1]) / passed)
+
+
+def _stat(who: Identity) -> Stat | None:
+    try:
+        found = read_stat(f"/proc/{who.pid}/stat")
+    except (OSError, ValueError):
+        return None
+    return found if found.identity == who else None
+
+
+def _moved(pid: int) -> tuple[int, int] | None:
+    try:
+        words = _read(f"/proc/{pid}/io").split()
+        return int(words[1]) + int(words[3]), int(words[9]) + int(words[11])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _added(all_moved: Iterable[tuple[int, int] | None]) -> tuple[int, int] | None:
+    known = [one for one in all_moved if one is not None]
+    return (sum(one[0] for one in known), sum(one[1] for one in known)) if known else None
+
+
+class WrittenFile(NamedTuple):
+    """A file that a process has open for writing."""
+
+    path: str
+    pid: int
+    descriptor: int
+    position: int
+    """Where the next byte goes: it grows with the file, and reading it does not touch the file system."""
+    mount: bytes
+
+    @property
+    def opened(self) -> str:
+        """Opens the very file, also one that was renamed or deleted."""
+        return f"/proc/{self.pid}/fd/{self.descriptor}"
+
+    def is_on(self, device: int | None) -> bool:
+        """Whether it is on a local file system, or on this device: reading it then waits for no other machine."""
+        # See proc_pid_mountinfo(5): `36 35 98:0 / /data rw,noatime - ext4 /dev/sda rw`.
+        for line in _read(f"/proc/{self.pid}/mountinfo").splitlines():
+            words = line.split()
+            if words[0] == self.mount:
+                number, kind = words[2].decode(), words[words.index(b"-") + 1].decode()
+                same = device is not None and number == f"{os.major(device)}:{os.minor(device)}"
+                return same or not number.startswith("0:") or kind in _LOCAL
+        return False
+
+
+def written_files(processes: Iterable[Identity], wanted: Callable[[str, int], bool]) -> Iterator[WrittenFile]:
+    """The files that these processes write. `wanted` is given the path and the number of a descriptor."""
+    left = _MOST_DESCRIPTORS
+    for process in processes:
+        directory = f"/proc/{process.pid}/fd"
+        with contextlib.suppress(OSError):
+            for name in os.listdir(directory)[:left]:  # noqa: PTH208 - one call
+                left -= 1
+                with contextlib.suppress(OSError, ValueError, KeyError):
+                    path = os.readlink(f"{directory}/{name}")  # noqa: PTH115
+                    # Pipes and sockets have no path; terminals and the null device are devices.
+                    if path.startswith("/") and not path.startswith("/dev/") and wanted(path, int(name)):
+                        yield from _written(process.pid, int(name), path)
+
+
+def _written(pid: int, descriptor: int, path: str) -> Iterator[WrittenFile]:
+    words = _read(f"/proc/{pid}/fdinfo/{descriptor}").split()
+    facts = dict(zip(words[:6:2], words[1:6:2], strict=True))
+    if int(facts[b"flags:"], 8) & os.O_ACCMODE != os.O_RDONLY:
+        yield WrittenFile(path, pid, descriptor, int(facts[b"pos:"]), facts[b"mnt_id:"])
+
+
+def _read(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while part := os.read(descriptor, 65536):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)

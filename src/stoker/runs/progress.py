@@ -1,0 +1,250 @@
+"""The progress of a job, as its supervisor can see it without touching the job.
+
+Several sources are read at every look. The most trusted one that has shown at least two increases counts, and a less
+trusted one never replaces it: a heartbeat in the output goes on while the training hangs.
+"""
+
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol, get_args
+
+from stoker.gpus.model import JobProgress, Trust
+from stoker.procfs import Identity
+from stoker.runs.processes.usage import Usage, UsageMeter, WrittenFile, written_files
+from stoker.step_file import RankSteps, read_steps
+
+if TYPE_CHECKING:
+    from stoker.logs.steps import StepCounter
+
+# Increases after which a source counts: one may be a file that was just begun.
+_LEAST_INCREASES: Final = 2
+# Bytes of one file that are read per look. Of output that grows faster, the end.
+_MOST_BYTES: Final = 64 * 1024
+_MOST_TAILS: Final = 8
+# Reading a large process tree never takes more than this share of a core.
+_MOST_CPU: Final = 0.01
+# Numbers that fit into a recording.
+_MOST_STEPS: Final = 2**53
+
+_LOG_NAME: Final = re.compile(r"\.(?:log|out|err|txt|jsonl)$")
+_EVENTS_NAME: Final = re.compile(r"(?:^|/)events\.out\.tfevents\.[^/]*$|\.csv$")
+_CHECKPOINT_NAME: Final = re.compile(r"\.(?:ckpt|pt|pth|safetensors|distcp)(?:\.[^/]*)?$|/checkpoint-\d[^/]*/[^/]*$")
+_STANDARD_OUTPUT: Final = (1, 2)
+
+
+class Job(Protocol):
+    """Where the processes of the job come from."""
+
+    def processes(self) -> list[Identity]:
+        """Those that live."""
+
+
+class _Source:
+    """What one source has shown."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.since = 0.0
+        self._increases = 0
+        self._looked: float | None = None
+
+    def advance(self, by: int, at: float, since: float | None = None) -> None:
+        """`at`: the time of the look. `since`: when the last step was made, where that is known."""
+        self.steps = min(self.steps + by, _MOST_STEPS)
+        self.since = at if since is None else min(since, at)
+        self._increases += at != self._looked
+        self._looked = at
+
+    @property
+    def counts(self) -> bool:
+        return self._increases >= _LEAST_INCREASES
+
+
+class ProgressTracker:
+    """Called at every look. It never raises and never waits."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        directory: str | None = None,
+        log: Callable[[], str | None] = lambda: None,
+        every: float = 5.0,
+    ) -> None:
+        """`directory`: that of the run. `log`: the file with the job's output, if Stoker writes it."""
+        self._job = job
+        self._directory = directory
+        self._device = _device(directory)
+        """The file system of the record, which the supervisor uses anyway."""
+        self._log = log
+        self._every = every
+        self._sources: dict[Trust, _Source] = {trust: _Source() for trust in _BEST_FIRST}
+        self._ranks: dict[int, RankSteps] = {}
+        self._tails: dict[str, _StepTail] = {}
+        self._positions: dict[tuple[str, int, int], int] | None = None
+        """Of the files that the job writes; None before the first scan."""
+        self._meter = UsageMeter()
+        self._usage = Usage()
+        self._scan_due = 0.0
+
+    def observe(self, at: float, pids: tuple[int, ...] = ()) -> JobProgress:
+        """`pids`: the job's processes on GPUs."""
+        for read in (self._read_calls, self._read_log, self._scan):
+            try:
+                read(at)
+            except Exception:  # noqa: BLE001, S112 - progress that cannot be seen must not cost the run
+                continue
+        seen = JobProgress(cpu=self._usage.cpu, io=self._usage.io, pids=pids)
+        for trust, source in self._sources.items():
+            if source.counts:
+                return seen._replace(steps=source.steps, since=source.since, trust=trust)
+        return seen
+
+    def ranks(self) -> Sequence[RankSteps]:
+        """The steps of every process that called `stoker.step()`; of each rank, the newest process."""
+        newest: dict[int, RankSteps] = {}
+        for one in sorted(self._ranks.values(), key=lambda one: one.since):
+            newest[-one.pid if one.rank is None else one.rank] = one
+        return [newest[key] for key in sorted(newest)]
+
+    # Sources
+
+    def _read_calls(self, at: float) -> None:
+        if self._directory is None:
+            return
+        increase, newest = 0, 0.0
+        for one in read_steps(self._directory):
+            before = self._ranks.get(one.pid)
+            if one.steps > _MOST_STEPS or (before is not None and before.steps == one.steps):
+                continue
+            self._ranks[one.pid] = one
+            increase += max(one.steps - (before.steps if before else 0), 1)
+            newest = max(newest, one.since)
+        if increase:
+            self._sources["call"].advance(increase, at, newest)
+
+    def _read_log(self, at: float) -> None:
+        path = self._log()
+        if path is None:
+            return
+        tail = self._tails.setdefault("", _StepTail())
+        steps = tail.read(path)
+        if tail.has_grown:
+            self._sources["output"].advance(1, at)
+        if steps:
+            self._sources["log"].advance(steps, at)
+
+    def _scan(self, at: float) -> None:
+        """Processor time, input and output of the processes, and the files that they write."""
+        if at < self._scan_due:
+            return
+        begun = time.thread_time()
+        try:
+            processes = self._job.processes()
+            self._usage = self._meter.measure(at, processes)
+            self._read_files(at, list(written_files(processes, _is_wanted)))
+        finally:
+            self._scan_due = at + max(self._every / 2, (time.thread_time() - begun) / _MOST_CPU)
+
+    def _read_files(self, at: float, files: Sequence[WrittenFile]) -> None:
+        before, self._positions = self._positions, {file[:3]: file.position for file in files}
+        if steps := self._read_tails(files):
+            self._sources["log"].advance(steps, at)
+        if before is None:
+            return
+        grown = [file for file in files if file.position > before.get(file[:3], file.position)]
+        if any(_EVENTS_NAME.search(file.path) for file in grown):
+            self._sources["events"].advance(1, at)
+        began = [file for file in files if file[:3] not in before]
+        if any(_CHECKPOINT_NAME.search(file.path) for file in grown + began):
+            self._sources["checkpoint"].advance(1, at)
+        if any(file.descriptor in _STANDARD_OUTPUT for file in grown):
+            self._sources["output"].advance(1, at)
+
+    def _read_tails(self, files: Sequence[WrittenFile]) -> int:
+        logs = {file.path: file for file in files if _is_log(file)}
+        self._tails = {path: tail for path, tail in self._tails.items() if path in logs or path == ""}
+        steps = 0
+        for path, file in logs.items():
+            if path not in self._tails:
+                # A file server that does not answer must not stop the supervisor.
+                if len(self._tails) >= _MOST_TAILS or not file.is_on(self._device):
+                    continue
+                self._tails[path] = _StepTail()
+            steps += self._tails[path].read(file.opened)
+        return steps
+
+
+_BEST_FIRST: Final[tuple[Trust, ...]] = tuple(trust for trust in get_args(Trust) if trust != "none")
+
+
+def _is_wanted(path: str, descriptor: int) -> bool:
+    return (
+        descriptor in _STANDARD_OUTPUT
+        or _LOG_NAME.search(path) is not None
+        or _EVENTS_NAME.search(path) is not None
+        or _CHECKPOINT_NAME.search(path) is not None
+    )
+
+
+def _is_log(file: WrittenFile) -> bool:
+    return file.descriptor in _STANDARD_OUTPUT or _LOG_NAME.search(file.path) is not None
+
+
+class _StepTail:
+    """The steps in a file that grows."""
+
+    def __init__(self) -> None:
+        self._counter: StepCounter | None = None
+        self._file = (0, 0)
+        self._done = 0
+        """Bytes of finished lines that were read."""
+        self._stamp = (-1, -1)
+        self.has_grown = False
+        """Whether the last read found more than the one before."""
+
+    def read(self, path: str) -> int:
+        """How many new steps it shows."""
+        self.has_grown = False
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        except OSError:
+            return 0
+        try:
+            return self._read(descriptor)
+        except OSError:
+            return 0
+        finally:
+            os.close(descriptor)
+
+    def _read(self, descriptor: int) -> int:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            return 0
+        file, stamp = (found.st_dev, found.st_ino), (found.st_size, found.st_mtime_ns)
+        if (file, stamp) == (self._file, self._stamp):
+            return 0
+        self.has_grown = self._stamp != (-1, -1)
+        if file != self._file or found.st_size < self._done:
+            self._done = 0
+        self._file, self._stamp = file, stamp
+        begin = max(self._done, found.st_size - _MOST_BYTES)
+        data = os.pread(descriptor, _MOST_BYTES, begin)
+        # The last line may be rewritten in place: it is read again.
+        self._done = begin + max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if self._counter is None:
+            # Its patterns take a while to compile, and most commands are short.
+            from stoker.logs.steps import StepCounter
+
+            self._counter = StepCounter()
+        return self._counter.feed(data.decode(errors="replace"))
+
+
+def _device(directory: str | None) -> int | None:
+    try:
+        return None if directory is None else os.stat(directory).st_dev  # noqa: PTH116
+    except OSError:
+        return None

@@ -1,0 +1,90 @@
+"""`stoker.step()` in a training loop, and the files by which the supervisor of the run learns of it.
+
+One small file per process, in the directory of the run: its count, when it was written, and its rank. The process may
+be any training program: nothing here raises, waits, or stays open, and most calls only count.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import SupportsInt
+
+# A loop of thousands of steps a second writes its count twice.
+_EVERY: Final = 0.5
+# After a failure, such as a full disk.
+_PAUSE: Final = 30.0
+_PREFIX: Final = "steps."
+_RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+# More processes than one machine runs ranks.
+_MOST_FILES: Final = 512
+_LONGEST: Final = 128
+
+
+class RankSteps(NamedTuple):
+    """The steps of one process."""
+
+    rank: int | None
+    """Its rank in the whole job, where the launcher said it."""
+    pid: int
+    steps: int
+    since: float
+    """When the last one was written, in monotonic seconds."""
+
+
+_count: "SupportsInt" = 0
+_due = 0.0
+
+
+def step(n: "SupportsInt | None" = None) -> None:
+    """Reports that the training loop made a step: the `n`th, or one more. Does nothing outside of Stoker."""
+    global _count, _due  # noqa: PLW0603 - one count per process
+    try:
+        _count = _count + 1 if n is None else n  # type: ignore[operator]
+        now = time.monotonic()
+        if now < _due:
+            return
+        _due = now + _EVERY
+        _write(now)
+    except Exception:  # noqa: BLE001 - it must not cost the training
+        _due = time.monotonic() + _PAUSE
+
+
+def _write(now: float) -> None:
+    global _due  # noqa: PLW0603
+    directory = os.environ.get("STOKER_RUN_DIR")
+    if not directory:
+        _due = now + _PAUSE
+        return
+    rank = next((int(value) for name in _RANKS if (value := os.environ.get(name, "")).isdecimal()), -1)
+    # Of fixed width, so that it is replaced in one piece. Not kept open: a program may close all its descriptors.
+    line = f"{int(_count):20d} {now:20.3f} {rank:8d}\n".encode()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(f"{directory}/{_PREFIX}{os.getpid()}", flags, 0o600)
+    try:
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)
+
+
+def read_steps(directory: str) -> Sequence[RankSteps]:
+    """What the processes of a run have reported. Raises OSError when the directory cannot be read."""
+    names = [name for name in os.listdir(directory) if name.startswith(_PREFIX)]  # noqa: PTH208 - one call
+    found = (_read(directory, name) for name in names[:_MOST_FILES])
+    return [one for one in found if one is not None]
+
+
+def _read(directory: str, name: str) -> RankSteps | None:
+    try:
+        descriptor = os.open(f"{directory}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            line = os.read(descriptor, _LONGEST)
+        finally:
+            os.close(descriptor)
+        steps, since, rank = line.split()
+        return RankSteps(int(rank) if int(rank) >= 0 else None, int(name[len(_PREFIX) :]), int(steps), float(since))
+    except (OSError, ValueError):
+        return None
