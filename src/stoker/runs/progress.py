@@ -4,6 +4,7 @@ Several sources are read at every look. The most trusted one that has shown at l
 trusted one never replaces it: a heartbeat in the output goes on while the training hangs.
 """
 
+import math
 import os
 import re
 import stat
@@ -24,8 +25,9 @@ _LEAST_INCREASES: Final = 2
 # Bytes of one file that are read per look. Of output that grows faster, the end.
 _MOST_BYTES: Final = 64 * 1024
 _MOST_TAILS: Final = 8
-# Reading a large process tree never takes more than this share of a core.
-_MOST_CPU: Final = 0.01
+# Reading a large process tree takes no more than this share of a core, unless it is older than a minute.
+_MOST_CPU: Final = 0.001
+_OLDEST_SCAN: Final = 60.0
 # Numbers that fit into a recording.
 _MOST_STEPS: Final = 2**53
 
@@ -88,7 +90,9 @@ class ProgressTracker:
         """Of the files that the job writes; None before the first scan."""
         self._meter = UsageMeter()
         self._usage = Usage()
-        self._scan_due = 0.0
+        self._scan_due = -math.inf
+        self._cost = 0.0
+        """Processor seconds of the last scan."""
 
     def observe(self, at: float, pids: tuple[int, ...] = ()) -> JobProgress:
         """`pids`: the job's processes on GPUs."""
@@ -147,7 +151,10 @@ class ProgressTracker:
             self._usage = self._meter.measure(at, processes)
             self._read_files(at, list(written_files(processes, _is_wanted)))
         finally:
-            self._scan_due = at + max(self._every / 2, (time.thread_time() - begun) / _MOST_CPU)
+            before, self._cost = self._cost, time.thread_time() - begun
+            # The lower of two: the first scan loads code, and others meet a busy machine.
+            pause = min(before, self._cost) / _MOST_CPU
+            self._scan_due = at + max(self._every / 2, min(pause, _OLDEST_SCAN))
 
     def _read_files(self, at: float, files: Sequence[WrittenFile]) -> None:
         before, self._positions = self._positions, {file[:3]: file.position for file in files}
