@@ -8,19 +8,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.gpus.model import DeviceHealth, JobProgress, Look, Unknown
+from stoker.gpus.model import DeviceHealth, JobProgress, Look, Unknown, Utilization
 from stoker.rules.rule import Verdict
 from stoker.runs.postmortem.facts import RunFacts
 from stoker.runs.postmortem.hints import hints
 from stoker.runs.postmortem.processes import RankNumber, read_processes
 from stoker.runs.postmortem.ranks import Comparison, Rank, collective_of, compare, ranks_of
-from stoker.runs.postmortem.report import render
+from stoker.runs.postmortem.report import brief, render
 from stoker.runs.postmortem.stacks import Stack
 from tests.support.looks import a_gpu, a_process, a_reading
 from tests.unit.test_postmortem_report import (
     ALL_REDUCE,
     LOADER,
     SITE,
+    STDLIB,
     TRAIN,
     a_process_info,
     a_stack,
@@ -130,6 +131,11 @@ class TestPatterns:
         assert found.suspects == (101,)
         assert found.sentences[0] == "**The GPU of rank 1 (GPU 1) has failed**: the GPU is lost."
 
+    def test_failed_gpu_explains_a_collective_that_all_are_in(self) -> None:
+        found = compared([rank._replace(trouble="XID 79" * (rank.number == 1)) for rank in ranks(*[[ALL_REDUCE]] * 2)])
+        assert found.pattern == "failed"
+        assert not [sentence for sentence in found.sentences if "No rank is missing" in sentence]
+
     def test_rank_with_fewer_steps_is_behind(self) -> None:
         found = compared([rank._replace(steps=1040 - (rank.number == 2)) for rank in ranks((), (), (), ())])
         assert found.pattern == "behind"
@@ -191,7 +197,7 @@ def distributed(
         quiet=True,
         hang=True,
         evidence=(
-            "GPU 0: 100% used, 112 W of 700 W (480 W while steps were made)",
+            "GPU 0: 100% used, 112 W of 700 W (480 W while it worked)",
             "no step for 1h5m; the longest pause before was 12s (seen by step counts in its log)",
         ),
     )
@@ -277,6 +283,11 @@ def test_rank_is_read_from_the_environment() -> None:
     assert "hunter2" not in repr(process)
 
 
+def test_collective_of_user_code_is_named_with_the_line_that_calls_it() -> None:
+    frames = [f"wait_for_peers {HOME}/comm.py:3", f"all_reduce {HOME}/comm.py:9", TRAIN]
+    assert compared(ranks(frames, frames)).sentences[0].endswith("`all_reduce`, called in `main (train.py:30)`.")
+
+
 class TestReport:
     def test_evidence_comes_right_after_the_verdict(self) -> None:
         report = render(distributed(101, 102, gone=[102]))
@@ -286,7 +297,7 @@ class TestReport:
             "What to do next",
         ]
         assert section(report, "Why this is a hang").strip().splitlines() == [
-            "- GPU 0: 100% used, 112 W of 700 W (480 W while steps were made).",
+            "- GPU 0: 100% used, 112 W of 700 W (480 W while it worked).",
             "- No step for 1h5m; the longest pause before was 12s (seen by step counts in its log).",
             "- **Rank 1 (GPU 1) is gone**: its process has ended, and the others wait for it.",
             "- Rank 0 (GPU 0) is in `all_reduce`, called in `main (train.py:30)`.",
@@ -297,6 +308,21 @@ class TestReport:
         assert titles == ["A rank is gone, and the others wait for it for ever", "Was it working all the same?"]
         titles = [hint.title for hint in hints(distributed(101, 102))]
         assert titles == ["A collective does not complete", "Was it working all the same?"]
+
+    def test_launcher_is_not_said_to_wait_for_its_ranks(self) -> None:
+        waits = a_stack(100, f"Popen.wait {STDLIB}/subprocess.py:1264", "launch /home/alice/bert/launch.py:9")
+        facts = distributed(101, 102)
+        facts = msgspec.structs.replace(
+            facts, processes=[a_process_info(100), *facts.processes], stacks=[waits, *facts.stacks]
+        )
+        assert [hint.title for hint in hints(facts)] == [
+            "A collective does not complete",
+            "Was it working all the same?",
+        ]
+        assert section(render(facts), "Stacks").strip().startswith("### 2 processes (`python`): 101 and 102")
+
+    def test_summary_on_a_terminal_names_the_rank(self) -> None:
+        assert "\n  Rank 1 (GPU 1) is gone: its process has ended" in brief(distributed(101, 102, gone=[102]))
 
     def test_stack_of_the_suspect_is_shown_first(self) -> None:
         stacks = [a_stack(101, ALL_REDUCE, TRAIN), a_stack(102, NEXT, TRAIN)]
@@ -316,6 +342,23 @@ class TestReport:
         verdict = Verdict("idle", "GPU 0 stayed below 1% for 30m", "act", quiet=True, evidence=("it used 0.1 cores",))
         report = render(some_facts(verdict=verdict))
         assert section(report, "Why this counts as idle").strip() == "- It used 0.1 cores."
+
+    def test_ranks_of_an_idle_job_are_compared(self) -> None:
+        looks = [
+            msgspec.structs.replace(
+                look,
+                readings=tuple(
+                    msgspec.structs.replace(reading, utilization=Utilization(0.0, 0.0, 6)) for reading in look.readings
+                ),
+            )
+            for look in distributed(101, 102).looks
+        ]
+        verdict = Verdict("idle", "GPU 0 and GPU 1 stayed below 1% for 30m", "act", quiet=True)
+        waits = a_stack(100, f"Popen.wait {STDLIB}/subprocess.py:1264", "launch /home/alice/bert/launch.py:9")
+        stacks = [waits, *(a_stack(pid, LOADER, NEXT, TRAIN) for pid in (101, 102))]
+        facts = distributed(101, 102, looks=looks, verdict=verdict, stacks=stacks)
+        assert section(render(facts), "Its ranks").strip() == "- Both ranks are in `__next__ (data.py:17)`."
+        assert hints(facts)[0].title == "It is waiting for data"
 
     def test_verdict_without_evidence_has_no_such_section(self) -> None:
         assert "Why this" not in render(some_facts())

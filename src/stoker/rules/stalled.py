@@ -215,7 +215,7 @@ class _Board:
         return known(power) and typical is not None and power <= typical * _LOW_POWER_SHARE
 
     def describe(self, reading: Reading) -> str:
-        """`GPU 0: 100 % used at 112 W of 700 W, memory 0 % (38 % while steps were made)`."""
+        """`GPU 0: 100 % used at 112 W of 700 W, memory 0 % (38 % while it worked)`."""
         said = [format_percent(reading.utilization.mean) + " used"] if known(reading.utilization) else []
         if known(reading.power):
             of = f" of {reading.power_limit:.0f} W" if known(reading.power_limit) else ""
@@ -231,7 +231,7 @@ def _while_working(typical: _Work, form: str = "") -> str:
     median = typical.median
     if median is None:
         return ""
-    return f" ({form.format(median) if form else format_percent(median)} while steps were made)"
+    return f" ({form.format(median) if form else format_percent(median)} while it worked)"
 
 
 def _memory_mean(reading: Reading) -> Maybe[float]:

@@ -86,6 +86,12 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
                 return [(gpu, reading) for gpu, reading in pairs if self.judged is None or gpu.uuid in self.judged]
         return []
 
+    def pids_on_gpus(self) -> set[int]:
+        """Its processes on the GPUs that the rule judged, at the last look."""
+        own = {process.pid for process in self.processes}
+        listed = [reading.processes for _, reading in self.last_readings() if known(reading.processes)]
+        return {process.pid for processes in listed for process in processes if process.pid in own}
+
     def has_other_processes(self) -> bool:
         """Whether processes of others are on the GPUs that the rule judged."""
         own = {process.pid for process in self.processes}

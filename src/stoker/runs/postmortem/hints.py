@@ -8,9 +8,11 @@ from stoker.gpus.model import Unknown, known
 from stoker.logs.terminal import plain_line
 from stoker.runs.postmortem.causes import (
     CAUSES,
+    CHILD,
     COLLECTIVE,
     EXIT,
     INPUT,
+    JOIN,
     LOADER,
     OUTPUT_CAUSES,
     cause_of,
@@ -180,15 +182,18 @@ _NEXT_TIME: Final = (
 def _hangs(facts: RunFacts) -> Iterator[Hint]:
     if facts.stopped_as_hung:
         ranks = compare_ranks(facts)
-        hint = _HANG if ranks is None else _HANGS.get(ranks.pattern, _HANG)
-        yield Hint(hint.title, (*hint.steps, _NEXT_TIME))
+        pattern: Pattern = "unclear" if ranks is None else ranks.pattern
+        hint = _HANGS.get(pattern, _HANG)
+        yield hint if pattern in {"gone", "failed"} else Hint(hint.title, (*hint.steps, _NEXT_TIME))
 
 
 def _in_its_code(facts: RunFacts) -> Iterator[Hint]:
     """One hint for each cause found in the stacks, unless the GPUs were busy: a working program may be anywhere."""
     if not facts.did_no_work:
         return
-    working = [(pid, thread) for pid, thread in facts.main_threads() if not waits_for_work(thread)]
+    working = _without_launchers(
+        facts, [(pid, thread) for pid, thread in facts.main_threads() if not waits_for_work(thread)]
+    )
     for cause in CAUSES:
         found = [(pid, thread) for pid, thread in working if cause_of(thread) is cause]
         if not found or cause is INPUT or (cause is COLLECTIVE and facts.stopped_as_hung):
@@ -201,6 +206,14 @@ def _in_its_code(facts: RunFacts) -> Iterator[Hint]:
         if cause is LOADER:
             steps[:0] = _loader_workers(facts, working)
         yield Hint(cause.title, tuple(steps))
+
+
+def _without_launchers(facts: RunFacts, working: Sequence[tuple[int, Thread]]) -> list[tuple[int, Thread]]:
+    """Without processes that only wait for those on the GPUs, which say more."""
+    on_gpus = facts.pids_on_gpus()
+    if not any(cause_of(thread) for pid, thread in working if pid in on_gpus) and not facts.stopped_as_hung:
+        return list(working)
+    return [(pid, thread) for pid, thread in working if pid in on_gpus or cause_of(thread) not in (CHILD, JOIN)]
 
 
 def _by_system_call(facts: RunFacts) -> Iterator[Hint]:

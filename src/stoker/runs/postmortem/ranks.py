@@ -6,10 +6,10 @@ from typing import Final, Literal, NamedTuple
 
 from stoker.gpus.model import Look, Reading, known
 from stoker.rules.stalled import FATAL_XIDS
-from stoker.runs.postmortem.causes import cause_of, library_calls, own_call
+from stoker.runs.postmortem.causes import cause_of, library_calls
 from stoker.runs.postmortem.facts import RunFacts
 from stoker.runs.postmortem.processes import ProcessInfo
-from stoker.runs.postmortem.stacks import Thread
+from stoker.runs.postmortem.stacks import Frame, Thread
 from stoker.runs.postmortem.text import clipped, code, listed, prose, shown_frame
 from stoker.units import capitalized, format_percent
 
@@ -170,8 +170,9 @@ class _Comparing:
             self.sentences.append(f"{_subject(ranks)} {verb} in {place}.")
             return
         both = "Both" if len(ranks) == 2 else f"All {len(ranks)}"
+        is_blamed = self.pattern != "unclear"
         self._note("together", f"{both} ranks are in {place}.")
-        if not place.collective:
+        if is_blamed or not place.collective:
             return
         if self._total is not None and self._total > len(ranks):
             self.sentences.append(
@@ -211,23 +212,28 @@ class _Comparing:
 
 
 def _place(thread: Thread, directory: str) -> _Place:
-    frame = own_call(thread) or (thread.frames[0] if thread.frames else None)
+    found = _collective(thread)
+    outside = thread.frames if found is None else thread.frames[thread.frames.index(found) + 1 :]
+    frame = next((frame for frame in outside if frame.own), None) or next(iter(thread.frames), None)
     line = clipped(shown_frame(frame, directory), _PLACE_WIDTH) if frame is not None else "a call without a name"
     waits = any(_WAITS_FOR_GPU.search(f"{call.function} {call.short_file}") for call in library_calls(thread))
     return _Place(collective_of(thread), waits, line)
 
 
 def collective_of(thread: Thread) -> str:
-    """The innermost collective on a stack; empty if there is none.
+    """The innermost collective on a stack; empty if there is none."""
+    found = _collective(thread)
+    return found.function.rpartition(".")[2] if found is not None else ""
 
-    Libraries around the innermost user code do not count: wrapped models always have them on their stacks.
-    """
+
+def _collective(thread: Thread) -> Frame | None:
+    """Libraries around the innermost user code do not count: wrapped models always have them on their stacks."""
     inner = library_calls(thread)
     for frame in (*inner, *(frame for frame in thread.frames if frame.own)):
         in_library = not frame.own and bool(_LIBRARY.match(frame.short_file))
         if _COLLECTIVE.match(frame.function) or (in_library and _IN_A_LIBRARY.match(frame.function)):
-            return frame.function.rpartition(".")[2]
-    return next((frame.function for frame in inner if _LIBRARY.match(frame.short_file)), "")
+            return frame
+    return next((frame for frame in inner if _LIBRARY.match(frame.short_file)), None)
 
 
 def _grouped(places: Mapping[Rank, _Place]) -> list[tuple[_Place, list[Rank]]]:

@@ -3,6 +3,7 @@
 Imported only at the stop: a supervisor that runs beside a training for days does not need it before.
 """
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -55,6 +56,9 @@ LONGEST_PATIENCE: Final = 10.0
 # The chart also shows what came before the window.
 WINDOWS_SHOWN: Final = 1.5
 
+# Of Markdown.
+_MARKS: Final = re.compile(r"\*\*|`|\\(?=\W)")
+
 _TITLES: Final[dict[Ending, str]] = {
     "time limit": "Stopped: time limit reached",
     "signal": "Stopped by a signal",
@@ -88,7 +92,8 @@ class Postmortem:
         policies = policies_of(spec.policy)
         self._every = min((policy.every for policy in policies), default=DEFAULT_EVERY)
         rule_window = max((policy.window for policy in policies), default=DEFAULT_WINDOW)
-        window = rule_window * WINDOWS_SHOWN
+        lasted = time.monotonic() - verdict.since if verdict is not None and verdict.since is not None else 0.0
+        window = max(rule_window, lasted) * WINDOWS_SHOWN
         self._facts = RunFacts(
             spec=spec,
             status=_ended_now(status),
@@ -166,7 +171,9 @@ def brief(facts: RunFacts, path: str | None = None) -> str:
     """The report in at most eight lines, for a terminal."""
     which = f"run {facts.spec.id}: " if facts.spec.id else ""
     first = f"stoker: {which}{facts.status.reason.rstrip('. ')}; {facts.exit}"
-    rest = [f"it was in {place}" for place in islice(where_it_was(facts), 2)]
+    ranks = compare_ranks(facts) if facts.verdict is not None else None
+    rest = [_MARKS.sub("", sentence) for sentence in ranks.sentences[:1]] if ranks is not None else []
+    rest += [f"it was in {place}" for place in islice(where_it_was(facts), 2)]
     rest += [f"hint: {hint.title}" for hint in hints(facts)[:2]]
     if facts.status.left:
         rest.append(f"left behind: {listed(list(facts.status.left), most=3)}")

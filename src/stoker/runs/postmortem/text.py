@@ -164,13 +164,14 @@ def _short_command(command: str, directory: str) -> str:
 
 
 def _groups(facts: RunFacts) -> list[tuple[tuple[Thread, ...], list[int]]]:
-    """Processes with the same stacks together, the most informative first."""
+    """Processes with the same stacks together: those on GPUs first, then the most informative."""
     groups: dict[object, tuple[tuple[Thread, ...], list[int]]] = {}
     for stack in facts.stacks:
         if known(stack.threads) and stack.threads:
             same = tuple((thread.name, thread.frames) for thread in stack.threads)
             groups.setdefault(same, (stack.threads, []))[1].append(stack.pid)
-    return sorted(groups.values(), key=lambda group: _rank(group[0][0]))
+    on_gpus = facts.pids_on_gpus()
+    return sorted(groups.values(), key=lambda group: (on_gpus.isdisjoint(group[1]), _rank(group[0][0])))
 
 
 def _rank(thread: Thread) -> tuple[bool, bool, bool]:
