@@ -141,9 +141,7 @@ def test_verdict_has_its_evidence() -> None:
     assert verdict.reason.startswith("GPU 0 has been fully used without doing work for 10m")
     assert "the job made no step for 10m" in verdict.reason
     board, steps, rank = verdict.evidence
-    assert board == (
-        "GPU 0: 100% used, 110 W of 700 W (500 W while steps were made), memory 0% (40% while steps were made)"
-    )
+    assert board == ("GPU 0: 100% used, 110 W of 700 W (500 W while it worked), memory 0% (40% while it worked)")
     assert steps.startswith("no step for 10m")
     assert "seen by step counts in its log" in steps
     assert rank == "GPU 1: the job's process on it is gone"

@@ -203,10 +203,8 @@ def _evidence(facts: RunFacts, ranks: Comparison | None) -> Iterator[tuple[str, 
     lines = [f"- {prose(capitalized(line))}." for line in verdict.evidence]
     if ranks is not None:
         lines += [f"- {sentence}" for sentence in ranks.sentences]
-    yield (
-        "## Why this is a hang" if verdict.hang else f"## Why this counts as {prose(verdict.kind)}",
-        "\n".join(lines),
-    )
+    why = "Why this is a hang" if verdict.hang else f"Why this counts as {prose(verdict.kind)}"
+    yield f"## {why if verdict.evidence else 'Its ranks'}", "\n".join(lines)
 
 
 def _advice(facts: RunFacts) -> str:
