@@ -75,6 +75,7 @@ def machine(*gpus: WorkerGpu, **changes: Any) -> Machine:
 
 def running(kind: ReasonKind = "running", **changes: Any) -> RunningJob:
     tried = changes.pop("attempt", None) or attempt()
+    warning = changes.pop("warning", None)
     return RunningJob(
         job=job("running", started=NOW - 600, **changes),
         attempt=tried,
@@ -83,6 +84,7 @@ def running(kind: ReasonKind = "running", **changes: Any) -> RunningJob:
         why=Why(kind, "", "running"),
         progress=None,
         last_line="",
+        warning=warning,
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from stoker.queue.explanation import MOST_AHEAD, Needs, Surroundings, Why, clock_time, explain, spoken
 from stoker.queue.fields import State
 from stoker.queue.model import Attempt, Job, KeptGpus, View, Worker, WorkerGpu
+from stoker.rules.rule import RuleWarning
 
 NOW = 1_800_000_000.0
 GIB = 2**30
@@ -73,6 +74,26 @@ def test_stopping_job_has_the_time_of_the_request() -> None:
     why = explain(asked, around(worker(), running={"0a0a0a0a": attempt()}))
     assert (why.kind, why.word) == ("stopping", "stopping")
     assert "a stop was requested 5 s ago" in why.reason
+
+
+HANG = RuleWarning(rule="stalled", word="may hang", reason="GPU 0 makes no progress", at=NOW - 60, acts_at=NOW + 720)
+
+
+@pytest.mark.parametrize(
+    ("warning", "sentence"),
+    [
+        (HANG, "and may hang: GPU 0 makes no progress; it is stopped in 12 min, unless it works or is snoozed"),
+        (msgspec.structs.replace(HANG, acts_at=None), "and may hang: GPU 0 makes no progress"),
+    ],
+)
+def test_running_job_that_a_rule_warns_of_says_why(warning: RuleWarning, sentence: str) -> None:
+    runs = {"0a0a0a0a": attempt()}
+    why = explain(job("running", started=NOW), around(worker(warnings={attempt().id: warning}), running=runs))
+    assert (why.kind, why.word) == ("warned", "may hang")
+    assert why.reason.endswith(sentence)
+    # A worker that is gone says nothing about now.
+    silent = worker(seen=500.0, warnings={attempt().id: warning})
+    assert explain(job("running", started=NOW), around(silent, running=runs)).kind == "running"
 
 
 def test_worker_with_an_expired_lease_may_be_gone() -> None:

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 
-from stoker.gpus.model import Maybe, Unknown
+from stoker.gpus.model import Maybe, Unknown, Utilization
 from stoker.rules.idle import IdlePolicy
 from stoker.rules.judge import Judge, LogMessage
 from stoker.rules.rule import Activity, Observation
+from stoker.rules.stalled import StalledPolicy
+from tests.support.looks import a_reading
 
 POLICY = IdlePolicy(unused_for=0, window=1800, after=0, every=100, warn_at=0.5)
 LOST = Unknown("the GPU is lost")
@@ -110,3 +112,44 @@ def test_arming_is_logged_once() -> None:
     watching = Watching(IdlePolicy(unused_for=0, window=1800, after=0, every=100, arm_above=0.8))
     assert watching.texts(0.1, LOST, 0.1) == []
     assert watching.texts(0.9, 0.0, 0.9) == ["armed: GPUs have been active"]
+
+
+def spinning(at: float, *, works: bool = False) -> Observation:
+    """One GPU that is fully used; its memory is read and written only while it works."""
+    memory = 0.4 if works else 0.0
+    reading = a_reading(utilization=1.0, span=100.0, memory_activity=Utilization(memory, memory, 6))
+    return Observation(at, [Activity(reading.uuid, "GPU 0", 100.0, 1.0, reading)])
+
+
+def test_warning_of_a_rule_that_never_acts_is_logged_once_with_advice() -> None:
+    judge = Judge([StalledPolicy(window=1000, every=100)], 0.0, "stop the job")
+    for at in range(0, 1000, 100):
+        judge.observe(spinning(at, works=True))
+    judgements = [judge.observe(spinning(at)) for at in range(1000, 9000, 100)]
+    [message] = texts(message for judgement in judgements for message in judgement.messages)
+    assert message == (
+        "GPU 0 has been fully used without doing work for 16m40s; the job may hang, but its steps cannot be seen: "
+        "call stoker.step() in its loop, or stop such jobs with --stalled-unseen-for 2h"
+    )
+    assert judgements[-1].warned is not None
+    assert judgements[-1].warned.hang
+    assert judgements[-1].acts_in is None
+
+
+def test_warning_outlasts_a_pause_of_the_window() -> None:
+    judge = Judge([StalledPolicy(window=1000, unseen_for=10_000, every=100)], 0.0, "stop the job")
+    for at in range(0, 1000, 100):
+        judge.observe(spinning(at, works=True))
+    shown = [judge.observe(spinning(at, works=at == 7000)) for at in range(1000, 9000, 100)]
+    assert len(list(texts(message for judgement in shown for message in judgement.messages))) == 1
+
+
+def test_warning_that_holds_is_part_of_every_judgement() -> None:
+    watching = Watching()
+    judged = [
+        watching.judge.observe(Observation(at, [Activity("GPU-0", "GPU 0", 100.0, peak)]))
+        for at, peak in (*((100.0 * look, 0.0) for look in range(1, 15)), (1500.0, 0.8))
+    ]
+    warned = [judgement.warned.reason if judgement.warned else "" for judgement in judged]
+    assert warned == [""] * 8 + ["GPU 0 stayed below 1% for 15m of 30m"] * 6 + [""]
+    assert [judgement.acts_in for judgement in judged[8:]] == [900, 800, 700, 600, 500, 400, None]

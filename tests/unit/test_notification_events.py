@@ -14,6 +14,7 @@ from stoker.notifications.events import CAUSE_WITHIN, MAX_AGE, Event, EventDetec
 from stoker.notifications.senders import MAX_LENGTH, compose, plain
 from stoker.notifications.throttle import Throttle, release
 from stoker.queue.model import HEARD_WITHIN, AttemptDetails
+from stoker.rules.rule import RuleWarning
 from stoker.settings import EVENTS
 from tests.support.deep import examples
 from tests.support.notification_parts import NOW, MemoryNotes, attempt, event, gpu, job, worker
@@ -100,6 +101,35 @@ def test_idle_stop_of_a_retried_job_is_reported() -> None:
 def test_events_older_than_an_hour_are_not_reported() -> None:
     old = job(ended=NOW - MAX_AGE - 1)
     assert watching().detect(a_look(ended=[old], unfinished=False)) == []
+
+
+def warned(at: float = NOW, **changes: Any) -> dict[str, Any]:
+    """A job that runs and is warned of."""
+    found: dict[str, Any] = {"rule": "stalled", "word": "may hang", "reason": "GPU 0 makes no progress"}
+    found["acts_at"] = NOW + 1500
+    train = job(state="running", ended=None)
+    running = attempt(train, "w1")
+    there = worker("w1", seen=at, warnings={running.id: RuleWarning(at=at, **found | changes)})
+    return {"workers": [there], "running": [(running, train)]}
+
+
+def test_warning_is_reported_once_and_again_when_it_comes_back() -> None:
+    detector = watching(kinds=("warned",))
+    assert said(detector.detect(a_look(**warned()))) == [
+        "Job train may hang: GPU 0 makes no progress. It is stopped in 25 min, unless it works or is snoozed."
+    ]
+    assert detector.detect(a_look(5, **warned())) == []
+    assert len(detector.detect(a_look(120, **warned(at=NOW + 120)))) == 1
+
+
+def test_warning_of_a_rule_that_never_acts_is_reported_once_per_attempt() -> None:
+    detector = watching(kinds=("warned",))
+    assert said(detector.detect(a_look(**warned(acts_at=None)))) == ["Job train may hang: GPU 0 makes no progress."]
+    assert detector.detect(a_look(3000, **warned(at=NOW + 3000, acts_at=None))) == []
+
+
+def test_warning_of_a_worker_that_is_gone_is_not_reported() -> None:
+    assert watching(kinds=("warned",)).detect(a_look(HEARD_WITHIN + 60, **warned())) == []
 
 
 # The queue

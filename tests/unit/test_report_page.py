@@ -148,7 +148,7 @@ def detail(*details: AttemptDetails) -> JobDetail:
     )  # fmt: skip
     return JobDetail(
         now=4.0, job=job, why=Why("ended", "", "it failed"), needs={}, attempts=attempts, progress=None, last_line="",
-        snoozed_until=None,
+        snoozed_until=None, warning=None,
     )  # fmt: skip
 
 

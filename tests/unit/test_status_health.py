@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from stoker.rules.rule import RuleWarning
 from stoker.status.health import HealthInputs, assess, without_queue
 from stoker.status.model import Health
 from tests.support.status_parts import GIB, NOW, attempt, card, ended, machine, running, waiting
@@ -236,3 +237,10 @@ def test_long_name_is_cut_and_cannot_break_the_line() -> None:
     (sentence,) = sentences(failed=ended(name="a\nb" + "x" * 100).job, failures=1)
     assert len(sentence) < 60
     assert "\n" not in sentence
+
+
+def test_job_that_a_rule_warns_of_needs_attention() -> None:
+    hang = RuleWarning(rule="stalled", word="may hang", reason="GPU 0 makes no progress", at=NOW)
+    health = judged(running=(running("warned", name="bert", warning=hang),))
+    assert (health.level, health.headline) == ("attention", "bert may hang: GPU 0 makes no progress")
+    assert health.points[0].job is not None

@@ -12,6 +12,7 @@ import stoker.web
 from stoker.queue.explanation import ReasonKind, Why
 from stoker.queue.fields import State
 from stoker.queue.model import Attempt, AttemptDetails, GpuUse, Job, WorkerGpu
+from stoker.rules.rule import RuleWarning
 from stoker.status.detail import AttemptDetail, JobDetail
 from stoker.status.model import (
     EndedJob,
@@ -152,6 +153,11 @@ def full_overview(text: str = "vit") -> Snapshot:
                 last_line=text,
             ),
             make_running(make_job("", id="00000002", command=text), last_line=text),
+            make_running(
+                make_job(text, id="00000006"),
+                why=Why("warned", text, text),
+                warning=RuleWarning(rule=text, word=text, reason=text, at=NOW, acts_at=NOW),
+            ),
         ),
         waiting=(
             WaitingJob(job=make_job(text, "queued", id="00000003"), why=Why("waits", "", text)),
@@ -199,6 +205,7 @@ def full_detail(text: str = "vit") -> JobDetail:
         progress=Progress(fraction=None, text=text),
         last_line=text,
         snoozed_until=None,
+        warning=RuleWarning(rule=text, word=text, reason=text, at=NOW),
     )
 
 
@@ -523,3 +530,17 @@ def test_values_of_variables_are_not_shown() -> None:
     told = render_job(detail, "viewer")["spec"]
     assert "API_KEY" in told
     assert "s3cret" not in told
+
+
+@pytest.mark.parametrize("acts_at", [NOW + 600, None])
+def test_job_that_a_rule_warns_of_says_why_and_when_it_is_stopped(acts_at: float | None) -> None:
+    hang = RuleWarning(rule="stalled", word="may hang", reason="GPU 0 spins", at=NOW - 60, acts_at=acts_at)
+    why = Why("warned", "may hang", "running, and may hang")
+    runs = make_running(make_job(), why=why, warning=hang)
+    overview = render(make_overview(running=(runs,)), "viewer")["running"]
+    page = render_job(msgspec.structs.replace(full_detail(), why=why, warning=hang), "viewer")["summary"]
+    for shown in (overview, page):
+        assert '<span class="pill attention">may hang</span>' in shown
+        assert re.search(r"Warned [-0-9: ]+ UTC: GPU 0 spins\.", read(shown))
+        stop = re.search(r"It is stopped [-0-9: ]+ UTC, unless it works or is snoozed\.", read(shown))
+        assert (stop is not None) == (acts_at is not None)

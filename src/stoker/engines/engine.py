@@ -27,6 +27,7 @@ from stoker.engines.identity import WorkerIdentity
 from stoker.errors import BadInputError
 from stoker.queue import Attempt, Job
 from stoker.queue.model import Snoozed, Usage, View
+from stoker.rules.rule import RuleWarning
 from stoker.runs.plan import DEFAULT_GRACE
 from stoker.runs.record import Snooze
 from stoker.units import format_duration
@@ -98,6 +99,8 @@ class RunningAttempt(ABC):
         self.snooze_failed = False
         """Whether the last snooze could not be written, which is logged once."""
         self._applied = self._applied_on_disk = record.applied_snooze()
+        self._status_version = 0
+        self._warning: RuleWarning | None = None
 
     @property
     def id(self) -> str:
@@ -123,6 +126,13 @@ class RunningAttempt(ABC):
     @abstractmethod
     def acknowledge(self) -> None:
         """The queue has the result: it need not be kept any longer."""
+
+    def warning(self) -> RuleWarning | None:
+        """What its supervisor warns of now, by the status that it wrote last."""
+        version = self.record.status_version()
+        if version != self._status_version:
+            self._status_version, self._warning = version, self.record.status().warning
+        return self._warning if self.result is None and not self.stopping else None
 
     def apply_snooze(self, snooze: Snoozed) -> bool:
         """Writes a snooze where the supervisor reads it. False when it is not new. Raises StokerError.

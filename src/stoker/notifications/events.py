@@ -7,11 +7,12 @@ import msgspec
 
 from stoker.queue.explanation import spoken
 from stoker.queue.model import HEARD_WITHIN, Attempt, AttemptDetails, Job, Worker, WorkerGpu
+from stoker.rules.rule import RuleWarning
 from stoker.status.job_text import one_line, quoted_label, short_label
 from stoker.status.machines import worker_home
 from stoker.units import capitalized
 
-EventKind = Literal["failed", "stopped", "queue-empty", "gpu-unknown", "worker-gone"]
+EventKind = Literal["failed", "stopped", "warned", "queue-empty", "gpu-unknown", "worker-gone"]
 Turn = Literal["happened", "began", "over"]
 
 # Older events are not reported, for example after a long outage.
@@ -82,7 +83,13 @@ class EventDetector:
         if self._polled is None or state.now - self._polled > MAX_GAP:
             self._watching_since = state.now
         self._polled = state.now
-        found = [*self._jobs(state), *self._queue_empty(state), *self._gpus(state), *self._workers(state)]
+        found = [
+            *self._jobs(state),
+            *_warnings(state),
+            *self._queue_empty(state),
+            *self._gpus(state),
+            *self._workers(state),
+        ]
         fresh = [event for event in found if event.kind in self._kinds and event.key not in self._seen]
         self._seen |= {event.key: state.now for event in fresh if event.turn == "happened"}
         # Twice as long as an event can be found in the queue.
@@ -164,6 +171,14 @@ class EventDetector:
         return True
 
 
+def _warnings(state: QueueState) -> Iterator[Event]:
+    views = {worker.id: worker.view for worker in live_workers(state)}
+    for attempt, job in state.running:
+        warning = views[attempt.worker].warnings.get(attempt.id) if attempt.worker in views else None
+        if warning is not None:
+            yield _warned(job, attempt, warning, state.now)
+
+
 def _is_by_rule(state: QueueState, attempt: str) -> bool:
     cause = state.causes.get(attempt)
     return cause is not None and bool(cause.rule)
@@ -216,6 +231,23 @@ def _failed(job: Job) -> Event:
 def _stopped(job: Job, attempt: str) -> Event:
     again = "" if job.state == "failed" else " It will be tried again."
     return _ended("stopped", job, attempt, f"Job {_name(job)} was stopped{_reason(job.reason)}.{again}")
+
+
+def _warned(job: Job, attempt: Attempt, warning: RuleWarning, now: float) -> Event:
+    ahead = ""
+    # A rule that never acts may warn of the same job again and again: once is enough.
+    key = f"warned:{attempt.id}:{warning.rule}"
+    if warning.acts_at is not None:
+        ahead = f" It is stopped in {spoken(warning.acts_at - now)}, unless it works or is snoozed."
+        key = f"{key}:{warning.at:.0f}"
+    return Event(
+        kind="warned",
+        key=key,
+        name=short_label(job, _MAX_NAME),
+        message=f"Job {_name(job)} {warning.word}{_reason(warning.reason)}.{ahead}",
+        path=f"/jobs/{job.id}",
+        hint=f"stoker show {job.id}",
+    )
 
 
 def _ended(kind: EventKind, job: Job, attempt: str, message: str) -> Event:

@@ -22,6 +22,7 @@ _MAX_NAMES: Final = 3
 _TITLES: Final[dict[tuple[EventKind, Turn], tuple[str, str, Tone]]] = {
     ("failed", "happened"): ("job failed", "jobs failed", "failure"),
     ("stopped", "happened"): ("job was stopped by a rule", "jobs were stopped by a rule", "warning"),
+    ("warned", "happened"): ("job may have to be stopped", "jobs may have to be stopped", "warning"),
     ("queue-empty", "happened"): ("the queue is empty", "times the queue became empty", "info"),
     ("gpu-unknown", "began"): ("GPU cannot be read", "GPUs cannot be read", "warning"),
     ("gpu-unknown", "over"): ("GPU can be read again", "GPUs can be read again", "success"),

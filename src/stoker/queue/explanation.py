@@ -9,6 +9,7 @@ import msgspec
 
 from stoker.queue.fields import State
 from stoker.queue.model import ENDED, Attempt, Job, Worker
+from stoker.rules.rule import RuleWarning
 from stoker.units import format_memory, list_all, memory_formatter, name_some
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ ReasonKind = Literal[
     "running",
     "stopping",
     "silent",
+    "warned",
     "ended",
     "held",
     "never",
@@ -60,6 +62,13 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     def there(self) -> list[Worker]:
         """The workers whose last heartbeat is recent."""
         return [worker for worker in self.workers if worker.is_there(self.now)]
+
+    def warning_of(self, job: str) -> RuleWarning | None:
+        """What a rule warns of while this job runs, if its worker is there."""
+        attempt = self.running.get(job)
+        if attempt is None:
+            return None
+        return next((w.view.warnings.get(attempt.id) for w in self.there() if w.id == attempt.worker), None)
 
     def host_of(self, worker: str) -> str | None:
         return next((known.host for known in self.workers if known.id == worker), None)
@@ -141,7 +150,17 @@ def _running(job: Job, around: Surroundings) -> Why:
     if job.cancel_requested is not None:
         ago = spoken(around.now - job.cancel_requested)
         return Why("stopping", "stopping", f"{running}, and a stop was requested {ago} ago")
+    if (warning := around.warning_of(job.id)) is not None:
+        return Why("warned", warning.word, f"{running}, and {_warned(warning, around.now)}")
     return Why("running", "", running)
+
+
+def _warned(warning: RuleWarning, now: float) -> str:
+    """`may hang: GPU 0 …; it is stopped in 12 min, unless that changes`."""
+    if warning.acts_at is None:
+        return f"{warning.word}: {warning.reason}"
+    ahead = f"it is stopped in {spoken(warning.acts_at - now)}, unless it works or is snoozed"
+    return f"{warning.word}: {warning.reason}; {ahead}"
 
 
 def _where(attempt: Attempt, around: Surroundings) -> str:

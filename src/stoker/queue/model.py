@@ -7,6 +7,7 @@ import msgspec
 
 from stoker.errors import BadInputError
 from stoker.queue.fields import JobSpec, State
+from stoker.rules.rule import RuleWarning
 
 Outcome = Literal["succeeded", "failed", "cancelled", "preempted", "requeued", "lost"]
 Place = Literal["first", "last", "up", "down"]
@@ -125,6 +126,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[WorkerGpu, ...] = ()
     waiting: dict[str, str] = {}
     """Why jobs do not start there, by their ids; each is part of a sentence."""
+    warnings: dict[str, RuleWarning] = {}
+    """What rules warn of now, by the ids of the attempts that run there. Times are by the worker's clock."""
     problem: str | None = None
     """Why the machine cannot be read; None when it can."""
     simulated: bool = False

@@ -428,7 +428,12 @@ class IdleRule(Rule):
             reason = unknown[0][1]
             names = [label for label, why in unknown if why == reason]
             verb = "is" if len(names) == 1 else "are"
-            return Verdict("unknown", f"{_listed(names, len(activities))} {verb} unknown: {reason}")
+            is_paused = any(
+                clock.paused_at is not None and clock.idle_since is not None for clock in self._clocks.values()
+            )
+            return Verdict(
+                "unknown", f"{_listed(names, len(activities))} {verb} unknown: {reason}", is_paused=is_paused
+            )
         peak, label = max((a.peak, a.label) for a in activities if not isinstance(a.peak, Unknown))
         return Verdict("busy", f"{label} was at {format_percent(peak)}")
 

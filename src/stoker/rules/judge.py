@@ -28,6 +28,10 @@ class Judgement(NamedTuple):
     verdict: Verdict
     """The one that matters most."""
     messages: tuple[LogMessage, ...]
+    warned: Verdict | None = None
+    """The verdict by which the warning began that is not over; None: there is none."""
+    acts_in: float | None = None
+    """Seconds until the rule of that warning acts if nothing changes; None: it only warns."""
 
     @property
     def fired(self) -> bool:
@@ -75,7 +79,11 @@ class Judge:
         for one, verdict in zip(self._rules, verdicts, strict=True):
             messages += one.news(verdict, self._intention, self._unless, dry_run=self._dry_run)
         messages += self._unknown_news(observation)
-        return Judgement(_foremost(verdicts), tuple(messages))
+        warned = [(verdict, one) for verdict, one in zip(verdicts, self._rules, strict=True) if one.warned]
+        if not warned:
+            return Judgement(_foremost(verdicts), tuple(messages))
+        verdict, one = max(warned, key=lambda each: _urgency(each[0]))
+        return Judgement(_foremost(verdicts), tuple(messages), one.warned, one.acts_in)
 
     def due(self) -> float | None:
         """When to look at the latest."""
@@ -119,8 +127,11 @@ class _Judged:
         self.rule = rule
         self._policy = policy
         self._name = type_of(policy).name
+        self.warned: Verdict | None = None
+        """The verdict by which the warning began that is not over."""
+        self.acts_in: float | None = None
+        """Seconds until the rule acts on it, by the last look."""
         self._arming = False
-        self._warned = False
         self._fired = False
 
     def observe(self, observation: Observation) -> Verdict:
@@ -132,7 +143,7 @@ class _Judged:
     def rearm(self, at: float) -> None:
         self.rule.rearm(at)
         self._arming = True
-        self._warned = self._fired = False
+        self.warned, self._fired = None, False
 
     def news(self, verdict: Verdict, intention: str, unless: str, *, dry_run: bool) -> Iterable[LogMessage]:
         if self._is_armed_now(verdict):
@@ -144,12 +155,17 @@ class _Judged:
             return
         share = self._policy.warn_at
         late = verdict.effect == "warn" or (share is not None and verdict.progress >= share)
-        if late and not self._warned:
-            ahead = f"; in {format_duration(max(verdict.left, 0.0))}, unless {unless}: {intention}"
-            yield LogMessage(verdict.reason + (ahead if verdict.progress else ""), urgent=True, is_warning=True)
-        elif self._warned and not late:
+        if late:
+            self.acts_in = max(verdict.left, 0.0) if verdict.effect == "none" else None
+        if late and self.warned is None:
+            self.warned = verdict
+            ahead = (
+                "" if self.acts_in is None else f"; in {format_duration(self.acts_in)}, unless {unless}: {intention}"
+            )
+            yield LogMessage(verdict.reason + ahead, urgent=True, is_warning=True)
+        elif self.warned is not None and not late and not verdict.is_paused:
+            self.warned = None
             yield LogMessage(f"the warning is over: {verdict.reason}")
-        self._warned = late
         self._fired = self._fired and verdict.progress > 0
 
     def _is_armed_now(self, verdict: Verdict) -> bool:
@@ -160,5 +176,8 @@ class _Judged:
 
 def _foremost(verdicts: Sequence[Verdict]) -> Verdict:
     """One that acts, else one that warns, else the one nearest to its end, else the first."""
-    rank = {"act": 2, "warn": 1, "none": 0}
-    return max(verdicts, key=lambda verdict: (rank[verdict.effect], verdict.progress), default=_NO_RULE)
+    return max(verdicts, key=_urgency, default=_NO_RULE)
+
+
+def _urgency(verdict: Verdict) -> tuple[int, float]:
+    return {"act": 2, "warn": 1, "none": 0}[verdict.effect], verdict.progress

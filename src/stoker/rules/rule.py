@@ -78,12 +78,29 @@ class Verdict(NamedTuple):
     """The share of the window that is over, 0 to 1."""
     left: float = 0.0
     """Seconds until the rule acts if nothing changes; meaningful while `progress` is above 0."""
+    is_paused: bool = False
+    """Whether the window only pauses, and goes on where it was when this is over."""
     gpus: tuple[str, ...] = ()
     """The uuids of the GPUs for which the whole window has passed."""
     evidence: tuple[str, ...] = ()
     """What speaks for the verdict, line by line, for the report."""
     rule: str = ""
     """The registered name of the rule; the judge fills it in."""
+
+
+class RuleWarning(msgspec.Struct, frozen=True, kw_only=True):
+    """What people are warned of while a job runs."""
+
+    rule: str
+    """The registered name of the rule."""
+    word: str
+    """For a badge, after the job's name: `may hang`."""
+    reason: str
+    """As the rule said it at that moment."""
+    at: float
+    """When the warning began, in seconds since the epoch."""
+    acts_at: float | None = None
+    """When the job is stopped if nothing changes; None: the rule only warns."""
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):

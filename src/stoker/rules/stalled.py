@@ -434,7 +434,7 @@ class StalledRule(Rule):
         if self._spent:
             return Verdict("arming", "it has fired: not armed until the job makes a step again")
         if self._since is None or self._interrupted_at is not None:
-            return self._not_stalled(look)
+            return self._not_stalled(look)._replace(is_paused=self._since is not None)
         window, certain = self._window(look, progress)
         ends = self._since + window
         if self._steps.are_seen:
@@ -444,13 +444,13 @@ class StalledRule(Rule):
         labels = [activity.label for activity in look.hollow]
         return Verdict(
             "stalled" if acts else "waiting",
-            self._in_words(at, labels, certain=certain),
+            self._in_words(at, labels, certain=certain, over=over),
             "act" if acts else "warn" if over else "none",
             cause="it hangs: its GPUs are fully used without doing work",
             quiet=True,
             hang=True,
             since=self._since,
-            progress=1.0 if over else min(max(at - self._since, 0.0) / (ends - self._since), 1.0) if certain else 0.0,
+            progress=0.0 if not certain else 1.0 if over else max(at - self._since, 0.0) / (ends - self._since),
             left=max(ends - at, 0.0),
             gpus=tuple(activity.uuid for activity in look.hollow),
             evidence=self._evidence(at, look),
@@ -481,7 +481,7 @@ class StalledRule(Rule):
             return Verdict("busy", f"{look.working[0].label} works")
         return Verdict("waiting", "no GPU spins without doing work")
 
-    def _in_words(self, at: float, labels: Sequence[str], *, certain: bool) -> str:
+    def _in_words(self, at: float, labels: Sequence[str], *, certain: bool, over: bool) -> str:
         since = self._since if self._since is not None else at
         spin = "has" if len(labels) == 1 else "have"
         said = f"{list_all(labels)} {spin} been fully used without doing work for {format_duration(at - since)}"
@@ -489,6 +489,7 @@ class StalledRule(Rule):
             said += f" and the job made no step for {format_duration(at - self._steps.last_at)}"
         elif not certain:
             said += "; the job may hang, but its steps cannot be seen"
+            said += ": call stoker.step() in its loop, or stop such jobs with --stalled-unseen-for 2h" if over else ""
         lost = [board.label for board in self._boards.values() if board.lost_process]
         broken = [board.label for board in self._boards.values() if board.is_broken]
         said += f"; the process on {list_all(lost)} is gone" if lost else ""

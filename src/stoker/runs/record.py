@@ -25,6 +25,7 @@ from stoker.gpus.recording import RecordingReader, RecordingWriter
 from stoker.paths import private_directory, write_atomically
 from stoker.procfs import Identity, boot_id, is_gone
 from stoker.rules.registry import Stored
+from stoker.rules.rule import RuleWarning
 
 # Enough to look back over weeks of experiments; a record is mostly its readings, a few MiB at the most.
 MOST_RECORDS: Final = 200
@@ -83,6 +84,8 @@ class Status(msgspec.Struct, kw_only=True):
     verdict: str = "waiting"
     verdict_reason: str = ""
     progress: float = 0.0
+    warning: RuleWarning | None = None
+    """What people are warned of now."""
     used: tuple[str, ...] = ()
     """The uuids of the GPUs on which it was seen."""
     ending: Ending | None = None
@@ -138,6 +141,13 @@ class Record:
             return _read(self.directory / "status.json", Status)
         except StokerError:
             return Status()
+
+    def status_version(self) -> int:
+        """Another number after each change of the status; 0 when there is none."""
+        try:
+            return os.stat(self.directory / "status.json").st_mtime_ns  # noqa: PTH116 - one call
+        except OSError:
+            return 0
 
     def snooze(self) -> Snooze | None:
         try:
@@ -325,6 +335,7 @@ class Summary(msgspec.Struct, kw_only=True):
     verdict: str
     verdict_reason: str
     progress: float
+    warning: RuleWarning | None
     snoozed_until: float | None
     policy: dict[str, Any]
     rule: str
@@ -357,6 +368,8 @@ def summary_of(record: Record) -> Summary:
         "report": readable(str(record.report)) if record.report.exists() else None,
         "record": readable(str(record.directory)),
     }
+    if not is_alive:
+        fields["warning"] = None
     if is_lost:
         fields |= {"state": "lost", "reason": _LOST}
     return msgspec.convert(fields, Summary)
@@ -371,6 +384,8 @@ def in_a_word(summary: Summary) -> str:
         return f"stopped, {ending}" if summary.stopped_by else _ENDED.get(ending, ending)
     if summary.snoozed_until is not None:
         return "snoozed"
+    if summary.warning is not None:
+        return summary.warning.word
     return summary.verdict if summary.state == "running" else summary.state
 
 

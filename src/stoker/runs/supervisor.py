@@ -17,8 +17,8 @@ from stoker.gpus.prober import Prober, Sampler
 from stoker.gpus.report import describe
 from stoker.gpus.source import AbsentError
 from stoker.procfs import user_name
-from stoker.rules.judge import Judge
-from stoker.rules.rule import Verdict
+from stoker.rules.judge import Judge, Judgement
+from stoker.rules.rule import RuleWarning, Verdict
 from stoker.rules.scope import JobScope, MachineScope, Scope
 from stoker.runs.loop import CommandHandler, CommandLoop
 from stoker.runs.plan import OF_THE_JOB, Plan
@@ -227,7 +227,7 @@ class Supervisor(CommandHandler[int]):
         self._judged_gpus = frozenset(activity.uuid for activity in observation.activities) or None
         judgement = self._judge.observe(observation)
         self._sampler.no_later_than(self._judge.due())
-        self._write_verdict(judgement.verdict)
+        self._write_verdict(judgement)
         stops = judgement.fired and not self._plan.dry_run
         for message in judgement.messages if not stops else ():
             log(message.text)
@@ -403,14 +403,40 @@ class Supervisor(CommandHandler[int]):
             self.unwritten = True
             self._log_once("record", f"{error}; the job goes on")
 
-    def _write_verdict(self, verdict: Verdict) -> None:
+    def _write_verdict(self, judgement: Judgement) -> None:
+        verdict, warning = judgement.verdict, self._warning(judgement)
         used = tuple(sorted(self._scope.used)) if isinstance(self._scope, JobScope) else self._status.used
         now = time.monotonic()
-        changed = (verdict.kind, used) != (self._status.verdict, self._status.used)
+        before = self._status
+        changed = (verdict.kind, used, warning) != (before.verdict, before.used, before.warning)
         if changed or now - self._written_at > STATUS_EVERY or verdict.effect == "act":
             self._write_status(
-                verdict=verdict.kind, verdict_reason=verdict.reason, progress=round(verdict.progress, 3), used=used
+                verdict=verdict.kind,
+                verdict_reason=verdict.reason,
+                progress=round(verdict.progress, 3),
+                warning=warning,
+                used=used,
             )
+
+    def _warning(self, judgement: Judgement) -> RuleWarning | None:
+        """The warning that holds now. It stays the same while it lasts, unless the moment of the stop has moved."""
+        verdict, acts_in = judgement.warned, judgement.acts_in
+        if verdict is None or judgement.fired:
+            return None
+        now = time.time()
+        acts_at = None if acts_in is None or self._plan.dry_run else now + acts_in
+        found = RuleWarning(
+            rule=verdict.rule,
+            word="may hang" if verdict.hang else f"may be {verdict.rule}",
+            reason=verdict.reason,
+            at=now,
+            acts_at=acts_at,
+        )
+        before = self._status.warning
+        if before is None or (before.rule, before.reason) != (found.rule, found.reason):
+            return found
+        moved = before.acts_at is None or acts_at is None or abs(acts_at - before.acts_at) > STATUS_EVERY
+        return msgspec.structs.replace(before, acts_at=acts_at) if moved else before
 
     def _log_once(self, what: str, message: str) -> None:
         if what not in self._logged:

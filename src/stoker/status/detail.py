@@ -10,6 +10,7 @@ from stoker.logs.reader import attempt_directory, has_log
 from stoker.queue.explanation import Surroundings, Why, ahead_of, explain, gpu_names, look_around, needs_of
 from stoker.queue.fields import State
 from stoker.queue.model import Attempt, AttemptDetails, Job
+from stoker.rules.rule import RuleWarning
 from stoker.status.model import Progress
 from stoker.status.progress import NO_OUTPUT, last_outputs
 
@@ -52,6 +53,8 @@ class JobDetail(msgspec.Struct, frozen=True, kw_only=True):
     last_line: str
     """The last line of its log, while it runs."""
     snoozed_until: float | None
+    warning: RuleWarning | None
+    """What a rule warns of now."""
 
     @property
     def last(self) -> AttemptDetail | None:
@@ -77,6 +80,7 @@ def read_detail(store: "Store", job_id: str, home: Path) -> JobDetail:
         progress=output.progress,
         last_line=output.line,
         snoozed_until=store.attempts.snoozes().get(current) if running else None,
+        warning=around.warning_of(job.id),
     )
 
 

@@ -159,6 +159,7 @@ def _is_orphaned(card: WorkerGpu) -> bool:
 
 def _attention(facts: HealthInputs) -> Iterator[HealthIssue]:
     yield from _failures(facts)
+    yield from _warned(facts)
     if not facts.counts.get("queued", 0):
         yield from _orphaned(facts, "attention")
     yield from _stuck(facts)
@@ -181,6 +182,13 @@ def _failure(kind: Failure, last: Job, count: int, one: str, several: str) -> He
     """One failure links to its job, several to the list."""
     message, job = (several, None) if count > 1 else (one, last.id)
     return HealthIssue(level="attention", message=message, job=job, failure=kind, until=last.ended)
+
+
+def _warned(facts: HealthInputs) -> Iterator[HealthIssue]:
+    for item in facts.running:
+        if item.why.kind == "warned" and item.warning is not None:
+            message = f"{_name(item.job)} {item.warning.word}: {item.warning.reason}"
+            yield HealthIssue(level="attention", message=message, job=item.job.id, host=item.host)
 
 
 def _stuck(facts: HealthInputs) -> Iterator[HealthIssue]:

@@ -7,6 +7,7 @@ import msgspec
 from stoker.queue.explanation import Why
 from stoker.queue.fields import State
 from stoker.queue.model import Attempt, Failure, Job, WorkerGpu
+from stoker.rules.rule import RuleWarning
 
 Level = Literal["good", "attention", "bad"]
 
@@ -58,6 +59,8 @@ class RunningJob(msgspec.Struct, frozen=True, kw_only=True):
     last_line: str
     """The last line of its log, without escapes."""
     snoozed_until: float | None = None
+    warning: RuleWarning | None = None
+    """What a rule warns of now."""
 
 
 class WaitingJob(msgspec.Struct, frozen=True, kw_only=True):

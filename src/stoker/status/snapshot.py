@@ -116,6 +116,7 @@ class SnapshotBuilder:
                     progress=output.progress,
                     last_line=output.line,
                     snoozed_until=snoozes.get(name),
+                    warning=around.warning_of(job.id),
                 )
             )
         return tuple(found)

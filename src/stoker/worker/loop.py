@@ -397,6 +397,9 @@ class WorkerLoop:
         view = self._engine.report()
         if (paused := self._scheduler.why_paused()) is not None:
             view = msgspec.structs.replace(view, waiting=paused)
+        warnings = {attempt.id: warning for attempt in self._running() if (warning := attempt.warning()) is not None}
+        if warnings:
+            view = msgspec.structs.replace(view, warnings=warnings)
         if _gist(view) == self._sent_gist and moment < self._sent_at + _HEARTBEATS:
             return
         store.workers.heartbeat(self._identity.worker, self._identity.host, view)
@@ -433,7 +436,7 @@ class WorkerLoop:
 def _gist(view: View) -> tuple[object, ...]:
     """What is sent at once when it changes; utilization changes all the time."""
     gpus = [(gpu.uuid, gpu.jobs, gpu.note, gpu.state, gpu.user, gpu.unread_since, gpu.kept_for) for gpu in view.gpus]
-    return view.waiting, view.problem, view.absent, gpus
+    return view.waiting, view.warnings, view.problem, view.absent, gpus
 
 
 def _jobs(count: int) -> str:
