@@ -93,7 +93,10 @@ def test_steps_of_two_ranks_are_added_and_kept_apart(start: Callable[..., Progra
         ranks[1].run("stoker.step(); stoker.step()")
         last = next(seen)
     assert (last.steps, last.trust) == (9, "call")
-    assert [(one.rank, one.steps, one.pid) for one in tracker.ranks()] == [(0, 6, ranks[1].pid), (1, 3, ranks[0].pid)]
+    shown = tracker.progress(1e9)
+    assert shown is not None
+    assert (shown.steps, shown.trust, shown.since > 1e9) == (9, "call", True)
+    assert [(one.rank, one.steps, one.pid) for one in shown.ranks] == [(0, 6, ranks[1].pid), (1, 3, ranks[0].pid)]
     assert next(seen) == last._replace(cpu=next(seen).cpu, io=next(seen).io)
 
 
@@ -106,7 +109,9 @@ def test_number_given_to_step_may_begin_anew(start: Callable[..., Program], tmp_
         program.run(f"stoker.step({number})")
         found.append(tracker.observe(APART * len(found)).steps)
     assert found == [None, 2, 3, 4]
-    assert [(one.rank, one.steps) for one in tracker.ranks()] == [(None, 2)]
+    shown = tracker.progress(0.0)
+    assert shown is not None
+    assert [(one.rank, one.steps) for one in shown.ranks] == [(None, 2)]
 
 
 @pytest.mark.parametrize("mode", ["redirected", "logging"])
@@ -135,12 +140,14 @@ def test_heartbeat_in_a_redirected_file_is_output(start: Callable[..., Program])
 
 def test_output_that_goes_nowhere_shows_nothing(start: Callable[..., Program]) -> None:
     program = start()
-    seen = looks(ProgressTracker(TreeOf(program.pid)))
+    tracker = ProgressTracker(TreeOf(program.pid))
+    seen = looks(tracker)
     last = next(seen)
     for step in range(4):
         program.run(f"print('step {step}')")
         last = next(seen)
     assert (last.trust, last.steps, last.since) == ("none", None, None)
+    assert tracker.progress(0.0) is None
 
 
 @pytest.mark.parametrize(

@@ -504,7 +504,7 @@ class StalledRule(Rule):
         steps = self._steps
         if steps.are_seen and steps.last_at is not None:
             gap = f"; the longest pause before was {format_duration(steps.longest_gap)}" if steps.longest_gap else ""
-            seen_by = _SEEN_BY.get(steps.trust, steps.trust)
+            seen_by = SEEN_BY.get(steps.trust, steps.trust)
             lines.append(f"no step for {format_duration(at - steps.last_at)}{gap} (seen by {seen_by})")
         else:
             lines.append("steps of the job cannot be seen, or it has made none")
@@ -516,7 +516,7 @@ class StalledRule(Rule):
         return tuple(lines)
 
 
-_SEEN_BY: Final = {
+SEEN_BY: Final = {
     "call": "calls of stoker.step()",
     "log": "step counts in its log",
     "events": "the event files of its tracker",

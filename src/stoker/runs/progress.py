@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol, get_args
 from stoker.gpus.model import JobProgress, Trust
 from stoker.procfs import Identity
 from stoker.runs.processes.usage import Usage, UsageMeter, WrittenFile, written_files
+from stoker.runs.record import Progress, RankProgress
 from stoker.step_file import RankSteps, read_steps
 
 if TYPE_CHECKING:
@@ -107,12 +108,23 @@ class ProgressTracker:
                 return seen._replace(steps=source.steps, since=source.since, trust=trust)
         return seen
 
-    def ranks(self) -> Sequence[RankSteps]:
-        """The steps of every process that called `stoker.step()`; of each rank, the newest process."""
+    def progress(self, wall: float) -> Progress | None:
+        """For the record of the run. `wall`: what turns monotonic seconds into seconds since the epoch."""
+        for trust, source in self._sources.items():
+            if source.counts:
+                since = round(source.since + wall, 3)
+                return Progress(steps=source.steps, since=since, trust=trust, ranks=self._all_ranks(wall))
+        return None
+
+    def _all_ranks(self, wall: float) -> tuple[RankProgress, ...]:
+        """Every process that called `stoker.step()`; of each rank, the newest."""
         newest: dict[int, RankSteps] = {}
         for one in sorted(self._ranks.values(), key=lambda one: one.since):
             newest[-one.pid if one.rank is None else one.rank] = one
-        return [newest[key] for key in sorted(newest)]
+        return tuple(
+            RankProgress(rank=one.rank, pid=one.pid, steps=one.steps, since=round(one.since + wall, 3))
+            for _, one in sorted(newest.items())
+        )
 
     # Sources
 

@@ -5,6 +5,7 @@ One directory per run, below `runs/` in the state directory:
     spec.json      what was asked for; written once, before anything is started
     status.json    the current state; replaced atomically at every change
     readings       every look, in the format of `stoker record`; one older part of it as `readings.1`
+    steps.PID      the steps that this process of the command reported by `stoker.step()`
     snooze.json    until when no rule may stop it, if it is snoozed
     report.md      why it was stopped
 """
@@ -20,7 +21,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
-from stoker.gpus.model import Look
+from stoker.gpus.model import Look, Trust
 from stoker.gpus.recording import RecordingReader, RecordingWriter
 from stoker.paths import private_directory, write_atomically
 from stoker.procfs import Identity, boot_id, is_gone
@@ -75,6 +76,29 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool
 
 
+class RankProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps of one process that calls `stoker.step()`."""
+
+    rank: int | None
+    """None where its launcher has not set one."""
+    pid: int
+    steps: int
+    since: float
+    """When it reported the last one, in seconds since the epoch."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps of the job."""
+
+    steps: int
+    since: float
+    """When the last one was seen, in seconds since the epoch."""
+    trust: Trust
+    """Where they are seen."""
+    ranks: tuple[RankProgress, ...] = ()
+    """Of each process that reports its own."""
+
+
 class Status(msgspec.Struct, kw_only=True):
     """The current state."""
 
@@ -83,7 +107,10 @@ class Status(msgspec.Struct, kw_only=True):
     containment: str = ""
     verdict: str = "waiting"
     verdict_reason: str = ""
-    progress: float = 0.0
+    verdict_progress: float = 0.0
+    """The share of the rule's window that has passed."""
+    progress: Progress | None = None
+    """Its own steps; None while they cannot be seen."""
     warning: RuleWarning | None = None
     """What people are warned of now."""
     used: tuple[str, ...] = ()
@@ -334,7 +361,8 @@ class Summary(msgspec.Struct, kw_only=True):
     pid: int | None
     verdict: str
     verdict_reason: str
-    progress: float
+    verdict_progress: float
+    progress: Progress | None
     warning: RuleWarning | None
     snoozed_until: float | None
     policy: dict[str, Any]

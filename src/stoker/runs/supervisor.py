@@ -219,6 +219,7 @@ class Supervisor(CommandHandler[int]):
 
     def on_look(self, look: Look) -> int | None:
         look = msgspec.structs.replace(look, job=self._progress(look))
+        self._status = msgspec.structs.replace(self._status, progress=self._tracker.progress(look.wall - look.at))
         self._journal.append(look)
         if self._journal.failure is not None:
             self._log_once("readings", f"{self._journal.failure}; the job goes on without a record of its readings")
@@ -413,7 +414,7 @@ class Supervisor(CommandHandler[int]):
             self._write_status(
                 verdict=verdict.kind,
                 verdict_reason=verdict.reason,
-                progress=round(verdict.progress, 3),
+                verdict_progress=round(verdict.progress, 3),
                 warning=warning,
                 used=used,
             )

@@ -18,7 +18,7 @@ from stoker.units import format_duration, format_memory
 
 if TYPE_CHECKING:
     from stoker.fit.model import ProbeOutcome
-    from stoker.runs.record import Record, Summary
+    from stoker.runs.record import Progress, Record, Summary
     from stoker.status.detail import AttemptDetail, JobDetail
 
 # In the order of the table.
@@ -258,6 +258,7 @@ def run_text(record: "Record") -> str:
         "rule": summary.rule,
         "pid": str(summary.pid) if is_running else "",
         "verdict": f"{summary.verdict}: {summary.verdict_reason}" if is_running else "",
+        "progress": "" if summary.progress is None else _progress_text(summary.progress),
         "snoozed": "" if summary.snoozed_until is None else f"until {_clock(summary.snoozed_until)}",
         "ended": "" if summary.ended is None else f"{_clock(summary.ended)} with code {summary.exit_code}",
         "why": summary.reason,
@@ -267,3 +268,13 @@ def run_text(record: "Record") -> str:
     }
     report = "" if summary.report is None else "\n" + record.report.read_text(encoding="utf-8")
     return "".join(f"{name:13}{value}\n" for name, value in lines.items() if value) + report
+
+
+def _progress_text(progress: "Progress") -> str:
+    """`120 steps, the last one at 14:02:11, seen by step counts in its log; rank 0: 60, rank 1: 60`."""
+    from stoker.rules.stalled import SEEN_BY
+
+    steps = "1 step" if progress.steps == 1 else f"{progress.steps:,} steps"
+    text = f"{steps}, the last one at {_clock(progress.since)}, seen by {SEEN_BY[progress.trust]}"
+    ranks = [f"rank {one.rank}: {one.steps:,}" for one in progress.ranks if one.rank is not None]
+    return f"{text}; {', '.join(ranks)}" if len(ranks) > 1 else text
