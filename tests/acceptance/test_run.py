@@ -75,6 +75,48 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+# Progress
+
+# Makes steps until the record of the run says that they are seen, or a minute is over.
+STEPS = """
+import json, os, time
+import stoker
+def seen():
+    with open(os.environ["STOKER_RUN_DIR"] + "/status.json") as file:
+        return json.load(file)["progress"]
+number, ends = 0, time.monotonic() + 60
+while time.monotonic() < ends and (seen() or {{}}).get("trust") != {wanted!r}:
+    {step}
+    number += 1
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize(
+    ("trust", "step", "words"),
+    [
+        ("call", "stoker.step()", "seen by calls of stoker.step()"),
+        ("log", "print('step', number, flush=True)", "seen by step counts in its log"),
+        ("output", "print('alive', flush=True)", "seen by its output"),
+    ],
+)
+def test_steps_are_seen_where_output_goes_to_a_file(trust: str, step: str, words: str) -> None:
+    program = STEPS.format(wanted=trust, step=step)
+    with Path("out").open("wb") as out:
+        command = [stoker_command(), "run", "--every", "100ms", "--", sys.executable, "-c", program]
+        assert subprocess.run(command, stdout=out, stderr=out, timeout=120, check=False).returncode == 0
+    found = newest_run()["progress"]
+    assert isinstance(found, dict)
+    assert (found["trust"], found["steps"] >= 2, len(found["ranks"])) == (trust, True, trust == "call")
+    assert words in stoker("show").out
+
+
+def test_output_to_a_pipe_is_not_touched_and_shows_no_steps() -> None:
+    program = "import time\nfor n in range(40): print('step', n, flush=True); time.sleep(0.1)"
+    assert run("--every", "100ms", "--", sys.executable, "-c", program).out.count("step") == 40
+    assert newest_run()["progress"] is None
+
+
 # Passing through
 
 

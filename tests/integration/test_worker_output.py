@@ -2,6 +2,7 @@
 
 import pytest
 
+from stoker.runs.record import Record
 from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite
 
@@ -84,3 +85,15 @@ def test_logs_follow_a_job_to_its_end(site: WorkSite) -> None:
     site.work()
     job = site.submit("echo one; sleep 0.5; echo two")
     assert site.stoker("logs", "-f", job).out == "one\ntwo\n"
+
+
+def test_steps_in_the_log_of_a_job_are_in_its_record(site: WorkSite) -> None:
+    job = site.submit(
+        "for n in $(seq 3000); do echo step $n; [ -e flag ] && exit; sleep 0.05; done", gpus=1, policy={"every": 0.1}
+    )
+    site.work()
+    site.wait_until(job, "running")
+    record = Record(site.output(job).parent)
+    wait_for(lambda: (found := record.status().progress) is not None and found.trust == "log", named="steps")
+    site.create_flag("flag")
+    site.wait_until(job, "succeeded")

@@ -219,7 +219,10 @@ class Supervisor(CommandHandler[int]):
 
     def on_look(self, look: Look) -> int | None:
         look = msgspec.structs.replace(look, job=self._progress(look))
+        trust_before = self._status.progress and self._status.progress.trust
         self._status = msgspec.structs.replace(self._status, progress=self._tracker.progress(look.wall - look.at))
+        if self._status.progress and self._status.progress.trust != trust_before:
+            self._write_status()
         self._journal.append(look)
         if self._journal.failure is not None:
             self._log_once("readings", f"{self._journal.failure}; the job goes on without a record of its readings")
