@@ -1,8 +1,6 @@
 """How often Stoker's rules and those of its peers are right, on the labelled traces of tests/corpus.
 
-A stop of a healthy job, or of one of which too little is known, is a false kill at any time. A stop of an idle or a
-stalled job is right from the moment at which it will not go on by itself; before that it is a false kill too, and the
-job counts as missed.
+What counts as right is in `stoker.rules.score`.
 """
 
 import argparse
@@ -10,11 +8,10 @@ import itertools
 import math
 import os
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -24,13 +21,13 @@ from stoker.actions.watcher import Watched
 from stoker.actions.whose import CpuAndIo, judged_processes
 from stoker.gpus.model import Reading, known
 from stoker.procfs import Identity
-from stoker.rules.judge import Judge
 from stoker.rules.registry import policies_of
 from stoker.rules.rule import Policy
 from stoker.rules.samples import SamplesPolicy
 from stoker.rules.scope import JobScope, MachineScope, Scope
+from stoker.rules.score import TraceOutcome, class_in_words, first_stop, hours_after, score
 from stoker.rules.sentinel import SentinelPolicy
-from tests.corpus import HALVES, SEED, Half, Label, Trace, corpus, trace_classes
+from tests.corpus import HALVES, SEED, Half, Trace, corpus, trace_classes
 from tests.corpus.player import Moment
 
 RUN: Final = "stoker run, defaults"
@@ -41,47 +38,7 @@ MOST_IDLE_MISSED: Final = 10 / 124
 MOST_STALLED_MISSED: Final = 15 / 82
 
 
-class Outcome(NamedTuple):
-    """What one rule did with one trace."""
-
-    rule: str
-    trace: str
-    of: str
-    label: Label
-    half: Half
-    stopped: float | None
-    """Hours after the start of the job."""
-    right_from: float | None
-    """The first such hour at which a stop is right."""
-    warned: bool = False
-    by: str = ""
-    """The rule of Stoker that asked for the stop."""
-
-    @property
-    def is_false_kill(self) -> bool:
-        return self.stopped is not None and (self.right_from is None or self.stopped < self.right_from)
-
-    @property
-    def is_missed(self) -> bool:
-        return self.right_from is not None and (self.stopped is None or self.stopped < self.right_from)
-
-
-class Score(NamedTuple):
-    """How a rule did on many traces."""
-
-    healthy: int = 0
-    healthy_killed: int = 0
-    unknown: int = 0
-    unknown_killed: int = 0
-    idle: int = 0
-    idle_missed: int = 0
-    stalled: int = 0
-    stalled_missed: int = 0
-    killed_early: int = 0
-    """Idle and stalled jobs that were stopped while they still worked; they count as missed as well."""
-
-
-def judge_trace(trace: Trace) -> list[Outcome]:
+def judge_trace(trace: Trace) -> list[TraceOutcome]:
     """What Stoker and its peers do with one trace."""
     moments = list(trace.moments())
     job = job_of(trace, moments)
@@ -91,13 +48,13 @@ def judge_trace(trace: Trace) -> list[Outcome]:
     return found
 
 
-def stoker_run(trace: Trace, moments: Sequence[Moment]) -> Outcome:
+def stoker_run(trace: Trace, moments: Sequence[Moment]) -> TraceOutcome:
     """As the supervisor of the job judges: its own processes, with what it sees of their progress."""
     scope = JobScope({}, trace.user)
     return _judged(trace, moments, RUN, policies_of({"every": trace.setting.every}), scope)
 
 
-def stoker_watch(trace: Trace, moments: Sequence[Moment]) -> Outcome:
+def stoker_watch(trace: Trace, moments: Sequence[Moment]) -> TraceOutcome:
     """As the job's user watches the machine: the GPUs, the CPU time and I/O of listed processes, and no steps."""
     policies = policies_of({"every": trace.setting.every})
     measured = {moment.look.at: moment.look.job for moment in moments}
@@ -109,16 +66,6 @@ def stoker_watch(trace: Trace, moments: Sequence[Moment]) -> Outcome:
 
     watched = Watched("all", policies, {}, judged_processes(None, (), trace.user), meter)
     return _judged(trace, moments, WATCH, policies, watched)
-
-
-def score(outcomes: Sequence[Outcome]) -> Score:
-    total = Counter(outcome.label for outcome in outcomes)
-    killed = Counter(outcome.label for outcome in outcomes if outcome.is_false_kill)
-    missed = Counter(outcome.label for outcome in outcomes if outcome.is_missed)
-    return Score(
-        total["healthy"], killed["healthy"], total["unknown"], killed["unknown"], total["idle"], missed["idle"],
-        total["stalled"], missed["stalled"], killed["idle"] + killed["stalled"],
-    )  # fmt: skip
 
 
 def job_of(trace: Trace, moments: Sequence[Moment]) -> Job:
@@ -146,15 +93,11 @@ def _device(reading: Reading) -> Device:
     )
 
 
-def _judged(trace: Trace, moments: Sequence[Moment], name: str, policies: Sequence[Policy], scope: Scope) -> Outcome:
-    judge = Judge(policies, trace.begun, "stop the job")
-    warned = False
-    for moment in moments:
-        judgement = judge.observe(scope.observe(moment.look))
-        warned = warned or any(message.is_warning for message in judgement.messages)
-        if judgement.fired:
-            return _outcome(trace, name, moment.look.at, warned=warned, by=judgement.verdict.rule)
-    return _outcome(trace, name, None, warned=warned)
+def _judged(
+    trace: Trace, moments: Sequence[Moment], name: str, policies: Sequence[Policy], scope: Scope
+) -> TraceOutcome:
+    stop = first_stop((moment.look for moment in moments), policies, scope, trace.begun)
+    return _outcome(trace, name, stop.at, warned=stop.warned, by=stop.rule)
 
 
 def _dropins(trace: Trace) -> dict[str, tuple[Policy, ...]]:
@@ -175,20 +118,16 @@ def _machine(trace: Trace) -> MachineScope:
     return MachineScope(",".join(str(index) for index in range(trace.setting.used)), {})
 
 
-def _outcome(trace: Trace, name: str, stopped: float | None, *, warned: bool = False, by: str = "") -> Outcome:
-    def hours(at: float | None) -> float | None:
-        return None if at is None else (at - trace.begun) / 3600
-
-    return Outcome(
-        name, trace.id, trace.of.name, trace.label, trace.half, hours(stopped), hours(trace.from_when), warned, by
-    )
+def _outcome(trace: Trace, name: str, stopped: float | None, *, warned: bool = False, by: str = "") -> TraceOutcome:
+    stopped_after, right_from = (hours_after(trace.begun, at) for at in (stopped, trace.from_when))
+    return TraceOutcome(name, trace.id, trace.of.name, trace.label, trace.half, stopped_after, right_from, warned, by)
 
 
-def _judge_part(seed: int, part: int, parts: int) -> list[Outcome]:
+def _judge_part(seed: int, part: int, parts: int) -> list[TraceOutcome]:
     return [outcome for trace in corpus(seed)[part::parts] for outcome in judge_trace(trace)]
 
 
-def judge_corpus(seed: int = SEED, processes: int | None = None) -> list[Outcome]:
+def judge_corpus(seed: int = SEED, processes: int | None = None) -> list[TraceOutcome]:
     """All outcomes, with as many processes as there are cores."""
     parts = processes or os.cpu_count() or 1
     if parts == 1:
@@ -230,11 +169,11 @@ def _options() -> argparse.Namespace:
     return parser.parse_args(list(itertools.dropwhile(lambda word: not word.startswith("-"), sys.argv[1:])))
 
 
-def _rules(outcomes: Sequence[Outcome]) -> list[str]:
+def _rules(outcomes: Sequence[TraceOutcome]) -> list[str]:
     return list(dict.fromkeys(outcome.rule for outcome in outcomes))
 
 
-def _print_table(half: Half, outcomes: Sequence[Outcome]) -> None:
+def _print_table(half: Half, outcomes: Sequence[TraceOutcome]) -> None:
     rules = _rules(outcomes)
     whole = score([outcome for outcome in outcomes if outcome.rule == rules[0]])
     print(
@@ -251,32 +190,19 @@ def _print_table(half: Half, outcomes: Sequence[Outcome]) -> None:
         )
 
 
-def _print_classes(rule: str, outcomes: Sequence[Outcome]) -> None:
+def _print_classes(rule: str, outcomes: Sequence[TraceOutcome]) -> None:
     print(f"\n{rule}: every class of the corpus")
     for of in trace_classes():
         mine = [outcome for outcome in outcomes if outcome.of == of.name]
         print(f"  {of.label:8} {of.name}: {_class_in_words(mine)}\n           {of.words} ({of.source})")
 
 
-def _class_in_words(outcomes: Sequence[Outcome]) -> str:
-    parts = []
-    for half in HALVES:
-        mine = [outcome for outcome in outcomes if outcome.half == half]
-        wrong = _count(mine, lambda one: one.is_false_kill)
-        missed = _count(mine, lambda one: one.is_missed)
-        warned = _count(mine, lambda one: one.is_missed and one.warned)
-        words = f"{half} {len(mine)} traces, {wrong} killed wrongly"
-        if mine and mine[0].right_from is not None:
-            words += f", {missed} missed ({warned} of them warned about)"
-        parts.append(words)
-    return "; ".join(parts)
+def _class_in_words(outcomes: Sequence[TraceOutcome]) -> str:
+    halves = {half: [outcome for outcome in outcomes if outcome.half == half] for half in HALVES}
+    return "; ".join(f"{half} {class_in_words(mine)}" for half, mine in halves.items())
 
 
-def _count(outcomes: Sequence[Outcome], condition: Callable[[Outcome], bool]) -> int:
-    return sum(map(condition, outcomes))
-
-
-def _as_data(outcomes: Sequence[Outcome], seed: int) -> dict[str, Any]:
+def _as_data(outcomes: Sequence[TraceOutcome], seed: int) -> dict[str, Any]:
     return {
         "seed": seed,
         "rules": {

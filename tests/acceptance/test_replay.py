@@ -9,6 +9,8 @@ import pytest
 
 from stoker.gpus.model import Maybe, Unknown
 from stoker.gpus.recording import RecordingWriter
+from tests.corpus import Trace, corpus
+from tests.corpus.__main__ import file_name, write_corpus
 from tests.support.command import stoker, stoker_command
 from tests.support.looks import a_look
 from tests.support.mock_nvml import MockMachine
@@ -49,10 +51,10 @@ def test_replay_shows_when_the_rule_would_have_fired_and_the_time_saved(night: P
         "Tue 2026-11-10 00:00:00 to Tue 2026-11-10 06:59:00 UTC (6h59m)\n"
         "Rule: all GPUs below 1% for 30m; or hung at full utilization for 1h\n"
         "\n"
-        "  1. Tue 2026-11-10 01:29:00  GPU 0 and GPU 1 stayed below 1% for 30m\n"
-        "     idle for another 4h30m, then used again; 9 GPU-hours saved\n"
+        "  1. Tue 2026-11-10 01:29:00  idle: GPU 0 and GPU 1 stayed below 1% for 30m\n"
+        "     warned 15m before; idle for another 4h30m, then used again; 9 GPU-hours saved\n"
         "\n"
-        "The rule would have fired once and saved 9 of the 10.0 idle GPU-hours, out of 14.0 recorded.\n"
+        "The rules would have fired once and saved 9 of the 10.0 idle GPU-hours, out of 14.0 recorded.\n"
         "No stop would have hit work that came back: never did the same process go on, and never were the GPUs used "
         "again within 10m.\n"
     )
@@ -60,16 +62,16 @@ def test_replay_shows_when_the_rule_would_have_fired_and_the_time_saved(night: P
 
 def test_times_are_in_the_local_time_zone(night: Path) -> None:
     done = stoker("replay", str(night), environment={"TZ": "Asia/Tokyo"})
-    assert "  1. Tue 2026-11-10 10:29:00  GPU 0" in done.out
+    assert "  1. Tue 2026-11-10 10:29:00  idle: GPU 0" in done.out
     assert "15:59:00 JST (6h59m)" in done.out
 
 
 def test_different_rule_gives_a_different_result(night: Path) -> None:
     assert "would not have fired; 10.0 of 14.0 GPU-hours were idle" in stoker("replay", str(night), "--for", "6h").out
     late = stoker("replay", str(night), "--after", "4h", environment={"TZ": "UTC"})
-    assert "04:30:00  GPU 0 and GPU 1" in late.out
+    assert "04:30:00  idle: GPU 0 and GPU 1" in late.out
     often = stoker("replay", str(night), "--below", "85%", "--gpus", "1", "--for", "1h", environment={"TZ": "UTC"})
-    assert "01:00:00  GPU 1 stayed below 85% for 1h" in often.out
+    assert "01:00:00  idle: GPU 1 stayed below 85% for 1h" in often.out
     armed = stoker("replay", str(night), "--arm-above", "95%")
     assert "would not have fired" in armed.out
     assert "armed once a GPU was at 95% or more" in armed.out
@@ -86,6 +88,7 @@ def test_json_has_the_whole_result(night: Path) -> None:
     assert answer["firings"] == [
         {
             "time": MIDNIGHT + 89 * MINUTE,
+            "rule": "idle",
             "verdict": "idle",
             "reason": "GPU 0 and GPU 1 stayed below 1% for 30m",
             "gpus": [gpu["uuid"] for gpu in answer["gpus"]],
@@ -101,9 +104,14 @@ def test_json_has_the_whole_result(night: Path) -> None:
     ]
     assert answer["firings_that_hit_work"] == 0
     assert answer["warnings"] == [
-        {"time": MIDNIGHT + 74 * MINUTE, "reason": "GPU 0 and GPU 1 stayed below 1% for 15m of 30m", "fired": True}
+        {
+            "time": MIDNIGHT + 74 * MINUTE,
+            "rule": "idle",
+            "reason": "GPU 0 and GPU 1 stayed below 1% for 15m of 30m",
+            "fired": True,
+        }
     ]
-    assert answer["gpu_hours"] == {"recorded": 13.9667, "idle": 10.0, "unknown": 0.0, "saved": 9.0}
+    assert answer["gpu_hours"] == {"recorded": 13.9667, "idle": 10.0, "unknown": 0.0, "saved": 9.0, "hung": 0.0}
     assert (answer["unknown"], answer["gaps"]) == ([], [])
 
 
@@ -172,7 +180,7 @@ def test_new_recording_can_be_replayed(nvidia: MockMachine, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "Missing argument 'TRACE'"),
+        ((), "which recording?"),
         (("missing",), "the recording missing cannot be read: No such file"),
         ((".",), "the recording . cannot be read: Is a directory"),
         (("notes.txt",), "notes.txt is not a recording of readings"),
@@ -205,6 +213,106 @@ def test_invalid_input_is_reported(
     assert sentence in done.err
     assert done.out == ""
     assert night.read_bytes() == before
+
+
+def a_trace_of(name: str) -> Trace:
+    """One that lists the processes of the job and shows its steps."""
+    return next(
+        trace
+        for trace in corpus()
+        if trace.of.name == name and trace.setting.listing == "shares" and trace.setting.trust in {"call", "log"}
+    )
+
+
+def test_hang_of_a_recorded_run_is_found_by_the_stalled_rule(tmp_path: Path) -> None:
+    trace = a_trace_of("hang-on-hopper")
+    write_corpus(tmp_path, (trace,))
+    path = tmp_path / file_name(trace)
+    done = stoker("replay", str(path))
+    assert "  stalled: GPU 0" in done.out
+    assert "and the job made no step for" in done.out
+    assert "it hung for another" in done.out
+    (firing,) = stoker("replay", str(path), "--json").json()["firings"]
+    assert (firing["rule"], firing["verdict"], firing["used_again"], firing["working"]) == (
+        "stalled",
+        "stalled",
+        False,
+        [],
+    )
+    assert firing["saved_gpu_hours"] > 1
+    quiet = stoker("replay", str(path), "--stalled", "off").out
+    assert "The rule would not have fired" in quiet
+    page = tmp_path / "page.html"
+    assert stoker("replay", str(path), "--html", str(page)).code == 0
+    assert '"hung":true' in page.read_text()
+    assert "Stalled: GPU 0" in page.read_text()
+
+
+def test_healthy_run_is_left_alone(tmp_path: Path) -> None:
+    trace = a_trace_of("cpu-evaluation")
+    write_corpus(tmp_path, (trace,))
+    answer = stoker("replay", str(tmp_path / file_name(trace)), "--json").json()
+    assert answer["firings"] == []
+    # Without what the job showed of its progress it looks idle.
+    assert stoker("replay", str(tmp_path / file_name(trace)), "--json", "--cpu-for", "30m").json()["firings"]
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> Path:
+    """One recording each of a healthy, an idle and two stalled jobs."""
+    names = ("steady-training", "forgotten-notebook", "hang-on-hopper", "hang-unseen")
+    found = tuple(next(trace for trace in corpus() if trace.of.name == name) for name in names)
+    write_corpus(tmp_path / "corpus", found)
+    return tmp_path / "corpus"
+
+
+def test_corpus_is_scored(labelled: Path) -> None:
+    done = stoker("replay", "--corpus", str(labelled), "--by-class")
+    assert (done.code, done.err) == (0, "")
+    assert f"{labelled}: 4 recordings" in done.out
+    assert "healthy killed" in done.out
+    assert "healthy  steady-training     1 traces, 0 killed wrongly" in done.out
+    answer = stoker("replay", "--corpus", str(labelled), "--json").json()
+    assert answer["score"]["healthy_killed"] == 0
+    assert (answer["score"]["stalled"], answer["score"]["stalled_missed"]) == (2, 1)
+    assert len(answer["outcomes"]) == 4
+    assert {one["class"]: one["score"]["stalled_missed"] for one in answer["classes"]} == {
+        "steady-training": 0,
+        "forgotten-notebook": 0,
+        "hang-on-hopper": 0,
+        "hang-unseen": 1,
+    }
+    harsh = stoker("replay", "--corpus", str(labelled), "--json", "--stalled-unseen-for", "30m").json()
+    assert harsh["score"]["stalled_missed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "cannot read corpus/corpus.json"),
+        ("[", "corpus/corpus.json is not a list of labelled recordings"),
+        ('[{"id": "a", "file": "a", "label": "odd", "begun": 0, "every": 1}]', "Invalid enum value 'odd'"),
+        ("[]", "corpus/corpus.json names no recording"),
+        ('[{"id": "a", "file": "a", "label": "idle", "begun": 0, "every": 1}]', "corpus/a"),
+    ],
+)
+def test_invalid_corpus_is_reported(
+    content: str | None, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("corpus").mkdir()
+    if content is not None:
+        Path("corpus/corpus.json").write_text(content)
+    done = stoker("replay", "--corpus", "corpus")
+    assert done.code != 0
+    assert sentence in done.err
+    assert (done.out, done.err.count("\n")) == ("", 1)
+
+
+def test_corpus_and_a_single_recording_exclude_each_other(night: Path) -> None:
+    done = stoker("replay", str(night), "--corpus", str(night.parent))
+    assert (done.code, "leave out TRACE" in done.err) == (2, True)
+    assert stoker("replay").code == 2
 
 
 def test_unwritable_page_is_reported(night: Path, tmp_path: Path) -> None:

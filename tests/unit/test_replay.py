@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from stoker.cli.tables import replay as text
 from stoker.cli.tables.replay_page import Timeline, page_of
-from stoker.gpus.model import Look, Maybe, Process, Unknown, Utilization
+from stoker.gpus.model import JobProgress, Look, Maybe, Process, Unknown, Utilization
 from stoker.rules.idle import IdlePolicy, IdleRule
 from stoker.rules.replay import Firing, Replay, replay, rhythm_of
-from stoker.rules.scope import MachineScope
+from stoker.rules.scope import JobScope, MachineScope
+from stoker.rules.stalled import StalledPolicy
 from tests.support.looks import a_gpu, a_look, a_process
 
 MINUTE, HOUR = 60.0, 3600.0
@@ -213,6 +214,55 @@ def test_idle_period_until_the_end_of_the_recording_hits_no_work() -> None:
     assert text.what_came_after(found.firings[0]) == "idle for another 19m, to the end of the recording"
 
 
+# Hangs
+
+
+def hanging(*stretches: tuple[int, bool, float]) -> Replay:
+    """One look a minute at a GPU at 100 %: minutes, whether steps are made, and watts. Its memory works in steps."""
+    looks, steps = [], 0
+    for minute, (stepping, watts) in enumerate(
+        (stepping, watts) for count, stepping, watts in stretches for _ in range(count)
+    ):
+        steps += stepping
+        level = 1.0 if watts > 0 else 0.0
+        look = look_at(float(minute), [level], (a_process(),))
+        memory = Utilization(0.5, 0.5, 6) if stepping else Utilization(0.0, 0.0, 6)
+        readings = tuple(msgspec.structs.replace(one, power=watts, memory_activity=memory) for one in look.readings)
+        since = look.at if stepping else (looks[-1].job.since if looks and looks[-1].job else None)
+        job = JobProgress(steps, since, "log", 1.0, 0.0, (a_process().pid,))
+        looks.append(msgspec.structs.replace(look, readings=readings, job=job))
+    policies = [a_policy(), StalledPolicy(every=MINUTE, window=30 * MINUTE)]
+    return replay(looks, policies, JobScope({}, "alice"))
+
+
+def test_hang_is_saved_until_the_end_of_the_recording() -> None:
+    found = hanging((60, True, 400.0), (100, False, 120.0))
+    (firing,) = found.firings
+    assert (firing.rule, firing.hung, firing.resumed, firing.hit_work, firing.working) == (
+        "stalled", True, False, False, (),
+    )  # fmt: skip
+    assert firing.saved == firing.idle_after > 60 * MINUTE
+    assert found.totals.hung == firing.saved + (firing.moment.at - firing.window_from.at)
+    assert found.totals.idle == 0
+    assert text.what_came_after(firing).startswith("it hung for another 1h")
+    assert "idle or hung GPU-hours" in text.outcome(found)
+
+
+def test_step_after_a_hang_is_work_that_came_back() -> None:
+    (firing,) = hanging((60, True, 400.0), (50, False, 120.0), (20, True, 400.0)).firings
+    assert (firing.resumed, firing.hit_work) == (True, True)
+    assert text.what_came_after(firing).startswith("the job made a step after another")
+
+
+def test_hang_is_over_when_its_gpus_are_idle() -> None:
+    found = hanging((60, True, 400.0), (50, False, 120.0), (60, False, 0.0))
+    hang, idle = found.firings
+    assert (hang.rule, idle.rule) == ("stalled", "idle")
+    assert not hang.resumed
+    assert hang.until.at <= 110 * MINUTE
+    assert [warned.rule for warned in found.warnings if warned.fired] == ["stalled", "idle"]
+
+
 # Other results
 
 
@@ -223,7 +273,7 @@ def test_warnings_without_a_firing_are_marked() -> None:
         (12.0, True),
         (33.0, False),
     ]
-    assert text.warnings(found) == "It would also have warned twice in vain: the window was never full."
+    assert text.warnings(found) == "It would also have warned twice without acting."
     assert played(minutes((30, 0.0)), warn_at=None).warnings == ()
 
 
@@ -449,7 +499,8 @@ def test_page_shows_each_gpu_the_window_and_the_firing_point() -> None:
     assert "idle is below 10%" in text
     assert "GPU 0 and GPU 1 stayed below 10% for 10m." in text
     # Both GPUs, and the closer view.
-    firing = {"number": 1, "from": WALL + 39 * MINUTE, "at": WALL + 49 * MINUTE, "until": WALL + 99 * MINUTE}
+    at, until = WALL + 49 * MINUTE, WALL + 99 * MINUTE
+    firing = {"number": 1, "from": WALL + 39 * MINUTE, "at": at, "until": until, "hung": False}
     assert [chart["firings"] for chart in page.charts] == [[firing]] * 3
     assert [attrs["data-chart"] for attrs in page.classed("plot")] == ["0", "1", "2"]
     assert len(page.classed("firing")) == 1

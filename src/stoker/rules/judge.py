@@ -32,6 +32,8 @@ class Judgement(NamedTuple):
     """The verdict by which the warning began that is not over; None: there is none."""
     acts_in: float | None = None
     """Seconds until the rule of that warning acts if nothing changes; None: it only warns."""
+    new_warnings: tuple[Verdict, ...] = ()
+    """The verdicts by which a warning begins with this observation."""
 
     @property
     def fired(self) -> bool:
@@ -76,14 +78,18 @@ class Judge:
     def observe(self, observation: Observation) -> Judgement:
         messages: list[LogMessage] = []
         verdicts = [one.observe(observation) for one in self._rules]
+        new_warnings: list[Verdict] = []
         for one, verdict in zip(self._rules, verdicts, strict=True):
-            messages += one.news(verdict, self._intention, self._unless, dry_run=self._dry_run)
+            news = list(one.news(verdict, self._intention, self._unless, dry_run=self._dry_run))
+            messages += news
+            new_warnings += [verdict] * any(message.is_warning for message in news)
         messages += self._unknown_news(observation)
+        judgement = Judgement(_foremost(verdicts), tuple(messages), new_warnings=tuple(new_warnings))
         warned = [(verdict, one) for verdict, one in zip(verdicts, self._rules, strict=True) if one.warned]
         if not warned:
-            return Judgement(_foremost(verdicts), tuple(messages))
+            return judgement
         verdict, one = max(warned, key=lambda each: _urgency(each[0]))
-        return Judgement(_foremost(verdicts), tuple(messages), one.warned, one.acts_in)
+        return judgement._replace(warned=one.warned, acts_in=one.acts_in)
 
     def due(self) -> float | None:
         """When to look at the latest."""

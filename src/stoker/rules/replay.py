@@ -11,7 +11,7 @@ from stoker.gpus.model import Gpu, Look, Process, Unknown, known
 from stoker.gpus.report import describe
 from stoker.rules.judge import Judge, Judgement
 from stoker.rules.rule import DEFAULT_EVERY, Activity, Policy, Verdict
-from stoker.rules.scope import MachineScope
+from stoker.rules.scope import Scope
 
 # Work that resumes this soon was not over: a person took a break, a script went to its next stage.
 SOON: Final = 600.0
@@ -33,20 +33,25 @@ class Firing(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     kind: str
     """The kind of the verdict: `idle`."""
+    rule: str
+    """The name of the rule."""
+    hung: bool = False
+    """Whether these GPUs were used at that moment: a job comes back by its next step, not by their use."""
     gpus: tuple[str, ...]
     """The uuids of the GPUs that the verdict is about, without those of an earlier firing that still holds."""
     working: tuple[str, ...]
     """The labels of the GPUs that were busy, where not all had to be idle."""
     until: Moment
-    """When one of these GPUs was used again, or the recording ended."""
+    """When one of these GPUs was used again, or the recording ended. After a hang: when the job made a step, or the
+    GPUs were used no more."""
     resumed: bool
-    """Whether it was used again."""
+    """Whether it was used again, or a step made."""
     resumed_by: str | None = None
     """The process that used it, if the recording has it."""
     same_process: bool | None = None
     """Whether that process was on these GPUs when the rule fired; None if the recording does not have it."""
     saved: float
-    """GPU-seconds in which these GPUs were idle from the firing until then."""
+    """GPU-seconds in which these GPUs were idle, or the job hung, from the firing until then."""
 
     @property
     def idle_after(self) -> float:
@@ -65,6 +70,7 @@ class Warned(NamedTuple):
     reason: str
     fired: bool
     """Whether the rule fired in the end."""
+    rule: str = ""
 
 
 class Stretch(NamedTuple):
@@ -86,6 +92,8 @@ class GpuSeconds(NamedTuple):
     idle: float = 0.0
     unknown: float = 0.0
     saved: float = 0.0
+    hung: float = 0.0
+    """In full use without work: the windows of such firings, and the time until the job went on."""
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,8 +133,8 @@ def rhythm_of(looks: Sequence[Look]) -> float:
     return statistics.median(forward) if forward else DEFAULT_EVERY
 
 
-def replay(looks: Iterable[Look], policies: Sequence[Policy], scope: MachineScope) -> Replay:
-    """Judges the looks as `stoker watch --repeat` would."""
+def replay(looks: Iterable[Look], policies: Sequence[Policy], scope: Scope) -> Replay:
+    """Judges the looks as a rule would that starts over after each firing."""
     player: _Player | None = None
     for look in looks:
         player = player or _Player(policies, scope, look)
@@ -137,7 +145,7 @@ def replay(looks: Iterable[Look], policies: Sequence[Policy], scope: MachineScop
 
 
 class _Player:
-    def __init__(self, policies: Sequence[Policy], scope: MachineScope, first: Look) -> None:
+    def __init__(self, policies: Sequence[Policy], scope: Scope, first: Look) -> None:
         self._policies = tuple(policies)
         self._scope = scope
         self._judge = Judge(policies, first.at, "act")
@@ -181,6 +189,8 @@ class _Player:
         firings = [*self._firings, *(aftermath.ended(self._last) for aftermath in self._aftermaths)]
         firings.sort(key=lambda firing: firing.moment.at)
         saved = sum(firing.saved for firing in firings)
+        hung = [firing for firing in firings if firing.hung]
+        hung_time = sum((one.moment.at - one.window_from.at) * len(one.gpus) + one.saved for one in hung)
         return Replay(
             policies=self._policies,
             gpus=tuple(self._gpus.values()),
@@ -191,7 +201,7 @@ class _Player:
             warnings=tuple(self._warnings),
             unknown=self._unknown.all(),
             gaps=tuple(self._gaps),
-            totals=GpuSeconds(self._recorded, self._idle, self._unknown_time, saved),
+            totals=GpuSeconds(self._recorded, self._idle, self._unknown_time, saved, hung_time),
         )
 
     def _passed(self, now: Moment) -> float:
@@ -203,8 +213,7 @@ class _Player:
         return 0.0
 
     def _note_warning(self, now: Moment, judgement: Judgement) -> None:
-        if any(message.is_warning for message in judgement.messages):
-            self._warnings.append(Warned(now, judgement.verdict.reason, fired=False))
+        self._warnings += [Warned(now, one.reason, fired=False, rule=one.rule) for one in judgement.new_warnings]
 
     def _fire(self, now: Moment, verdict: Verdict, states: "_States", look: Look) -> None:
         held = now.at - verdict.since if verdict.since is not None else 0.0
@@ -218,21 +227,28 @@ class _Player:
                     window_from=begun,
                     reason=verdict.reason,
                     kind=verdict.kind,
+                    rule=verdict.rule,
+                    hung=not states.busy.keys().isdisjoint(gpus),
                     gpus=gpus,
-                    working=tuple(states.busy.values()),
+                    working=tuple(label for uuid, label in states.busy.items() if uuid not in gpus),
                     until=now,
                     resumed=False,
                     saved=0.0,
                 ),
                 present=_identities(look, gpus),
+                steps=_steps(look),
             )
         )
         self._judge.rearm(now.at)
-        if self._warnings and self._warnings[-1].moment.at >= begun.at:
-            self._warnings[-1] = self._warnings[-1]._replace(fired=True)
+        for place, warned in enumerate(self._warnings):
+            if warned.rule == verdict.rule and warned.moment.at >= begun.at:
+                self._warnings[place] = warned._replace(fired=True)
 
     def _follow(self, passed: float, states: "_States", look: Look) -> None:
         for aftermath in list(self._aftermaths):
+            if aftermath.hung:
+                self._follow_hang(aftermath, passed, states, look)
+                continue
             used = aftermath.gpus & states.busy.keys()
             if used:
                 # It was idle up to some moment between the two looks: the earlier one is certain.
@@ -240,6 +256,16 @@ class _Player:
                 self._aftermaths.remove(aftermath)
             else:
                 aftermath.saved += passed * len(aftermath.gpus & states.idle)
+
+    def _follow_hang(self, aftermath: "_Aftermath", passed: float, states: "_States", look: Look) -> None:
+        if aftermath.made_step(look):
+            self._firings.append(aftermath.stepped(self._last))
+        elif aftermath.gpus & states.idle:
+            self._firings.append(aftermath.ended(self._last))
+        else:
+            aftermath.saved += passed * len(aftermath.gpus & states.busy.keys())
+            return
+        self._aftermaths.remove(aftermath)
 
 
 class _States:
@@ -262,16 +288,26 @@ class _States:
 class _Aftermath:
     """A firing whose end is not known yet."""
 
-    def __init__(self, firing: Firing, present: frozenset[tuple[int, int]] | None) -> None:
-        """`present` are the processes on its GPUs when it fired; None: unknown."""
+    def __init__(self, firing: Firing, present: frozenset[tuple[int, int]] | None, steps: int | None) -> None:
+        """`present` are the processes on its GPUs when it fired; None: unknown. `steps`: those made so far."""
         self._firing = firing
         self._present = present
+        self._steps = steps
+        self.hung = firing.hung
         self.gpus = frozenset(firing.gpus)
         self.saved = 0.0
 
     def ended(self, at: Moment) -> Firing:
-        """The recording ended."""
+        """The recording ended, or the hang did."""
         return msgspec.structs.replace(self._firing, until=at, saved=self.saved)
+
+    def made_step(self, look: Look) -> bool:
+        steps = _steps(look)
+        return steps is not None and steps != self._steps
+
+    def stepped(self, at: Moment) -> Firing:
+        """The job went on by itself."""
+        return msgspec.structs.replace(self._firing, until=at, resumed=True, same_process=True, saved=self.saved)
 
     def resumed(self, at: Moment, workers: Sequence[Process]) -> Firing:
         """A GPU was used again, by one of these processes if they are known."""
@@ -303,6 +339,10 @@ class _Stretches:
 
     def all(self) -> tuple[Stretch, ...]:
         return (*self._done, self._current) if self._current else tuple(self._done)
+
+
+def _steps(look: Look) -> int | None:
+    return look.job.steps if look.job is not None else None
 
 
 def _below(policies: Iterable[Policy]) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from stoker.rules.registry import conditions, in_words
-from stoker.rules.replay import SOON, Firing, Replay, Stretch
+from stoker.rules.replay import SOON, Firing, Replay, Stretch, Warned
 from stoker.rules.rule import Policy
 from stoker.units import format_duration
 
@@ -43,6 +43,8 @@ def rule(policies: Sequence[Policy]) -> str:
 def what_came_after(firing: Firing) -> str:
     """What the GPUs did after a firing."""
     after = format_duration(firing.idle_after)
+    if firing.hung:
+        return _after_a_hang(firing, after)
     if not firing.resumed:
         return f"idle for another {after}, to the end of the recording"
     who = f" by {firing.resumed_by}" if firing.resumed_by else ""
@@ -51,6 +53,10 @@ def what_came_after(firing: Firing) -> str:
     if firing.idle_after <= SOON:
         return f"used again after only {after}{who}"
     return f"idle for another {after}, then used again{who}"
+
+
+def _after_a_hang(firing: Firing, after: str) -> str:
+    return f"the job made a step after another {after}" if firing.resumed else f"it hung for another {after}"
 
 
 def also_working(firing: Firing) -> str | None:
@@ -67,13 +73,20 @@ def times(number: int) -> str:
 
 def outcome(replay: Replay) -> str:
     """The result in one sentence."""
-    recorded, idle = gpu_hours(replay.totals.recorded), gpu_hours(replay.totals.idle)
+    totals = replay.totals
+    recorded = gpu_hours(totals.recorded)
+    who = _rules(replay)
     if not replay.firings:
-        return f"The rule would not have fired; {idle} of {recorded} GPU-hours were idle."
+        return f"{who} would not have fired; {gpu_hours(totals.idle)} of {recorded} GPU-hours were idle."
+    unused = f"{gpu_hours(totals.idle + totals.hung)} {'idle or hung' if totals.hung else 'idle'}"
     return (
-        f"The rule would have fired {times(len(replay.firings))} and saved {gpu_hours(replay.totals.saved)} of the "
-        f"{idle} idle GPU-hours, out of {recorded} recorded."
+        f"{who} would have fired {times(len(replay.firings))} and saved {gpu_hours(totals.saved)} of the "
+        f"{unused} GPU-hours, out of {recorded} recorded."
     )
+
+
+def _rules(replay: Replay) -> str:
+    return "The rule" if len(replay.policies) == 1 else "The rules"
 
 
 def cost(replay: Replay) -> str | None:
@@ -97,11 +110,27 @@ def cost(replay: Replay) -> str | None:
 
 
 def warnings(replay: Replay) -> str | None:
-    in_vain = sum(not warned.fired for warned in replay.warnings)
+    in_vain = len(warnings_in_vain(replay))
     if not in_vain:
         return None
     also = "also " if replay.firings else ""
-    return f"It would {also}have warned {times(in_vain)} in vain: the window was never full."
+    it = "It" if len(replay.policies) == 1 else "They"
+    return f"{it} would {also}have warned {times(in_vain)} without acting."
+
+
+def warnings_in_vain(replay: Replay) -> list[Warned]:
+    """Those after which the rule did not fire."""
+    return [warned for warned in replay.warnings if not warned.fired]
+
+
+def warned_before(replay: Replay, firing: Firing) -> str | None:
+    """When people would have been warned of a firing."""
+    since = [
+        warned.moment.at
+        for warned in replay.warnings
+        if warned.rule == firing.rule and firing.window_from.at <= warned.moment.at <= firing.moment.at
+    ]
+    return f"warned {format_duration(firing.moment.at - since[0])} before" if since else None
 
 
 def blind_spots(replay: Replay) -> list[str]:

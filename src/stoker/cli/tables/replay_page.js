@@ -14,8 +14,8 @@
   // Behind the curve: windows, what was saved, and what is not known.
   function background(plot, chart, times) {
     const step = times[1] - times[0];
-    for (const { from, at, until } of chart.firings) {
-      stretch(plot, from, at, colour("--window"));
+    for (const { from, at, until, hung } of chart.firings) {
+      stretch(plot, from, at, colour(hung ? "--hung" : "--window"));
       stretch(plot, at, until, colour("--saved"));
     }
     times.forEach((time, place) => {

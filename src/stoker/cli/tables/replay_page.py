@@ -147,8 +147,8 @@ def _shares(replay: Replay) -> str:
     totals = replay.totals
     recorded = totals.recorded or 1.0
     parts = [
-        ("is-busy", "busy", totals.recorded - totals.idle - totals.unknown),
-        ("is-idle", "idle, not saved", totals.idle - totals.saved),
+        ("is-busy", "busy", totals.recorded - totals.idle - totals.unknown - totals.hung),
+        ("is-idle", "idle or hung, not saved", totals.idle + totals.hung - totals.saved),
         ("is-saved", "saved", totals.saved),
         ("is-unknown", "unknown", totals.unknown),
     ]
@@ -198,6 +198,7 @@ def _chart(
                 "from": one.window_from.at + wall,
                 "at": one.moment.at + wall,
                 "until": one.until.at + wall,
+                "hung": one.hung,
             }
             for number, one in firings
         ],
@@ -228,7 +229,7 @@ def _card(number: int, firing: Firing, detail: str) -> str:
     return (
         f'<li class="firing{" hit" if firing.hit_work else ""}">'
         f"<h3><b>{number}</b>{escape(text.local_time(firing.moment.wall))}{badge}</h3>"
-        f"<p>{escape(capitalized(firing.reason))}. {escape(capitalized(after))}. "
+        f"<p>{escape(capitalized(firing.rule))}: {escape(firing.reason)}. {escape(capitalized(after))}. "
         f'<span class="saved">{text.gpu_hours(firing.saved)} GPU-hours saved</span></p>{extra}{detail}</li>'
     )
 
@@ -241,7 +242,7 @@ def _detail(number: int, firing: Firing, replay: Replay, timeline: Timeline, cha
     ended = firing.until.at + window / 4 if firing.idle_after <= 4 * window else firing.moment.at + window
     ended = max(min(ended, replay.ended.at), begun + 1.0)
     curve = timeline.drawn(firing.gpus, begun, ended, _DETAIL_POINTS)
-    label = "Utilization around this firing, the highest of the GPUs that were idle"
+    label = "Utilization around this firing, the highest of its GPUs"
     return _placed(_chart(replay, curve, begun, ended, [(number, firing)]), charts, label)
 
 
