@@ -18,7 +18,7 @@ import msgspec
 from bench.judgement_peers import PEERS, Device, Job, Sample
 from bench.table import Figure, print_figures
 from stoker.actions.watcher import Watched
-from stoker.actions.whose import CpuAndIo, judged_processes
+from stoker.actions.whose import judged_processes
 from stoker.gpus.model import Reading, known
 from stoker.procfs import Identity
 from stoker.rules.registry import policies_of
@@ -27,6 +27,7 @@ from stoker.rules.samples import SamplesPolicy
 from stoker.rules.scope import JobScope, MachineScope, Scope
 from stoker.rules.score import TraceOutcome, class_in_words, first_stop, hours_after, score
 from stoker.rules.sentinel import SentinelPolicy
+from stoker.runs.processes.usage import Usage
 from tests.corpus import HALVES, SEED, Half, Trace, corpus, trace_classes
 from tests.corpus.player import Moment
 
@@ -59,10 +60,10 @@ def stoker_watch(trace: Trace, moments: Sequence[Moment]) -> TraceOutcome:
     policies = policies_of({"every": trace.setting.every})
     measured = {moment.look.at: moment.look.job for moment in moments}
 
-    def meter(at: float, _listed: Set[Identity]) -> CpuAndIo:
+    def meter(at: float, _listed: Set[Identity]) -> Usage:
         # It sees the sessions of the job's processes, and before the first is listed, all processes of its user.
         job = measured[at]
-        return (job.cpu, job.io) if job else (None, None)
+        return Usage(job.cpu, job.io) if job else Usage()
 
     watched = Watched("all", policies, {}, judged_processes(None, (), trace.user), meter)
     return _judged(trace, moments, WATCH, policies, watched)

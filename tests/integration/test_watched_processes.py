@@ -11,6 +11,7 @@ import pytest
 
 from stoker.actions.whose import ProcessMeter, judged_processes
 from stoker.procfs import Identity, identify
+from stoker.runs.processes.usage import Usage
 from tests.support.waiting import wait_for
 
 SPIN = "while True: pass"
@@ -40,9 +41,7 @@ def start(started: list[subprocess.Popen[str]], program: str) -> Identity:
 def cores(meter: ProcessMeter, listed: set[Identity]) -> float:
     meter(time.monotonic(), listed)
     time.sleep(0.5)
-    cpu, _ = meter(time.monotonic(), listed)
-    assert cpu is not None
-    return cpu
+    return meter(time.monotonic(), listed).cpu or 0.0
 
 
 def everyone() -> ProcessMeter:
@@ -56,7 +55,7 @@ def not_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_known_at_the_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
     not_own(monkeypatch)
-    assert everyone()(time.monotonic(), set()) == (None, None)
+    assert everyone()(time.monotonic(), set()) == Usage()
 
 
 def test_cpu_time_of_a_child_of_a_listed_process_counts(
@@ -107,6 +106,19 @@ def test_all_processes_of_the_user_count_while_none_is_listed(
     wait_for(lambda: cores(everyone(), set()) > 0.1, named="the work")
     nobody = ProcessMeter(judged_processes("4711", (), "root"))
     assert cores(nobody, set()) == 0.0
+
+
+def test_others_do_not_count_any_more_once_one_is_listed(
+    started: list[subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    not_own(monkeypatch)
+    sleeper = start(started, "print(flush=True); import time; time.sleep(60)")
+    start(started, SPIN)
+    assert started[0].stdout is not None
+    started[0].stdout.readline()
+    meter = everyone()
+    wait_for(lambda: cores(meter, set()) > 0.1, named="the work of all")
+    assert cores(meter, {sleeper}) < 0.05
 
 
 def test_own_children_of_the_watcher_do_not_count(started: list[subprocess.Popen[str]]) -> None:

@@ -219,7 +219,8 @@ def test_idle_period_until_the_end_of_the_recording_hits_no_work() -> None:
 
 def hanging(*stretches: tuple[int, bool, float]) -> Replay:
     """One look a minute at a GPU at 100 %: minutes, whether steps are made, and watts. Its memory works in steps."""
-    looks, steps = [], 0
+    looks: list[Look] = []
+    steps = 0
     for minute, (stepping, watts) in enumerate(
         (stepping, watts) for count, stepping, watts in stretches for _ in range(count)
     ):

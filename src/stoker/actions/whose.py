@@ -1,8 +1,7 @@
 """Whose processes a watch judges: those that its actions would end, a user's, or everyone's."""
 
-import os
 import pwd
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -11,17 +10,15 @@ from stoker.actions.stop import SeenProcess, own_processes, scan_machine
 from stoker.errors import BadInputError
 from stoker.gpus.model import JobProgress, Look, Process, known
 from stoker.presence.ignoring import SHIPPED, is_ignored
-from stoker.procfs import Identity, stat, user_name
+from stoker.procfs import Identity, is_alive, user_name
+from stoker.runs.processes.usage import Usage, UsageMeter
 
 MINE: Final = "mine"
 ALL: Final = "all"
 _ROOT: Final = "root"
 _KTHREADD: Final = 2
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
-CpuAndIo = tuple[float | None, float | None]
-"""Cores that processes kept busy since the look before, and the bytes they read and wrote in a second, where known."""
-Meter = Callable[[float, Set[Identity]], CpuAndIo]
+Meter = Callable[[float, Set[Identity]], Usage]
 """Measures what counts on the CPU, given the moment and the processes that the driver lists on GPUs."""
 
 
@@ -163,43 +160,21 @@ def progress_of(judged: JudgedProcesses, look: Look, meter: Meter) -> JobProgres
         for process in reading.processes
         if known(process.started) and judged.counts(process)
     }
-    cpu, io = meter(look.at, listed)
-    return JobProgress(cpu=cpu, io=io, pids=tuple(sorted(process.pid for process in listed)))
+    usage = meter(look.at, listed)
+    return JobProgress(cpu=usage.cpu, io=usage.io, pids=tuple(sorted(process.pid for process in listed)))
 
 
 class ProcessMeter:
-    """What the processes that count do on the CPU and read and write, between two looks."""
+    """What the processes that count do on the CPU, between two looks."""
 
     def __init__(self, judged: JudgedProcesses) -> None:
         self._judged = judged
-        self._at: float | None = None
-        self._before: dict[Identity, tuple[int, int]] = {}
+        self._meter = UsageMeter()
+        self._measured: Set[Identity] = frozenset()
 
-    def __call__(self, at: float, listed: Set[Identity]) -> CpuAndIo:
-        passed = None if self._at is None else at - self._at
-        before, self._before = self._before, dict(self._counters(self._judged.on_cpu(listed)))
-        self._at = at
-        if passed is None or passed <= 0:
-            return None, None
-        ticks = moved = 0
-        for who, (now_ticks, now_moved) in self._before.items():
-            # What a process did before it belonged to the set is left out.
-            ticks_before, moved_before = before.get(who, (now_ticks, now_moved))
-            ticks += now_ticks - ticks_before
-            moved += now_moved - moved_before
-        return ticks / _TICKS / passed, moved / passed
-
-    def _counters(self, processes: Set[Identity]) -> Iterator[tuple[Identity, tuple[int, int]]]:
-        for who in processes:
-            found = stat(who.pid)
-            if found is not None and found.identity == who:
-                yield who, (found.cpu_ticks, _moved(who.pid))
-
-
-def _moved(pid: int) -> int:
-    """Bytes read and written so far; 0 where that may not be read."""
-    try:
-        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-        return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar:", "wchar:")))
-    except (OSError, ValueError, IndexError):
-        return 0
+    def __call__(self, at: float, listed: Set[Identity]) -> Usage:
+        before, self._measured = self._measured, self._judged.on_cpu(listed)
+        if any(is_alive(who) for who in before - self._measured):
+            # The meter goes on with what it has measured once: here, processes that count no more.
+            self._meter = UsageMeter()
+        return self._meter.measure(at, self._measured)
