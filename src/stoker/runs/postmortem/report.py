@@ -40,6 +40,7 @@ from stoker.runs.postmortem.text import (
 )
 from stoker.runs.processes.signals import SignalStream
 from stoker.runs.record import Ending, Journal, Record, Status
+from stoker.step_file import RankSteps
 from stoker.streams import ERROR, emit
 from stoker.units import capitalized, format_duration, format_memory
 from stoker.version import __version__
@@ -81,6 +82,7 @@ class Postmortem:
         verdict: Verdict | None,
         job: str | None,
         log: Path | None,
+        steps: Sequence[RankSteps] = (),
     ) -> None:
         """`judged`: the uuids of the GPUs that the rule judged if the run was seen on none; None: all.
 
@@ -105,6 +107,7 @@ class Postmortem:
             idle_window=rule_window,
             below=next((policy.below for policy in policies), None),
             judged=status.used or judged,
+            steps=steps,
             driver=_driver(),
         )
 
