@@ -326,7 +326,6 @@ class Supervisor(CommandHandler[int]):
                 # Only queued jobs have a log. A command that a job starts inherits the variable.
                 job=None if log_path is None else self._environment["STOKER_JOB_ID"],
                 log=None if log_path is None else Path(log_path),
-                steps=self._tracker.ranks(),
             )
             postmortem.collect([process.pid for process in self._reaper.processes()], hurry=self._signals)
         if verdict is not None and self._record.snooze() is not None:
