@@ -22,7 +22,7 @@ OptionTable = dict[str, Any]
 DEFAULT_PORT: Final = 7865
 LOOPBACK: Final = "127.0.0.1"
 # The events that can be notified.
-EVENTS: Final = ("failed", "stopped", "warned", "queue-empty", "gpu-unknown", "worker-gone")
+EVENTS: Final = ("failed", "stopped", "warned", "queue-empty", "gpu-unknown", "gpu-quarantined", "worker-gone")
 
 
 class Notifications(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):

@@ -2,6 +2,7 @@
 
 import math
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from stoker.errors import BadInputError
@@ -114,6 +115,12 @@ def format_percent(fraction: float) -> str:
     """`37%`, and `0.5%` below ten percent."""
     percent = fraction * 100
     return f"{percent:.1f}".removesuffix(".0") + "%" if percent < 10 else f"{percent:.0f}%"
+
+
+def clock_time(wall: float, now: float) -> str:
+    """`14:02` today, and with its date on another day."""
+    then, today = time.localtime(wall), time.localtime(now)
+    return time.strftime("%H:%M" if then[:3] == today[:3] else "%Y-%m-%d %H:%M", then)
 
 
 def capitalized(text: str) -> str:

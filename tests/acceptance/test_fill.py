@@ -89,6 +89,17 @@ class TestTheProgram:
         filling.wait_for_start(2)
         assert sorted(filling.started().values()) == sorted(filling.uuids)
 
+    def test_gpu_out_of_rotation_is_left_and_filled_again_after_its_release(self, filling: FillSite) -> None:
+        filling.fill("--config", filling.config(on_both("each = yes")))
+        filling.wait_for_start(2)
+        (on_first,) = [pid for pid, given in filling.started().items() if given == filling.uuids[0]]
+        assert filling.stoker("gpus", "--quarantine", "0", "--reason", "its fan rattles").code == 0
+        filling.wait_for_end(on_first)
+        filling.wait_for_why("out of rotation .its fan rattles.")
+        assert len(filling.started()) == 2
+        assert filling.stoker("gpus", "--release", "0").code == 0
+        filling.wait_for_start(3)
+
     def test_program_that_exits_at_once_is_reported_and_restarted_later(self, filling: FillSite) -> None:
         filling.program("miner-run", 'echo "start $$ x" >> "$JOURNAL"; exit 3')
         filler = filling.fill("--config", filling.config(on_both(), defaults="backoff = 2m"))

@@ -132,6 +132,16 @@ def test_background_program_stops_for_any_job(filled: FilledSite, preemptible: b
     site.wait_until(job, "succeeded")
 
 
+def test_background_program_leaves_a_gpu_that_fails(filled: FilledSite) -> None:
+    site = filled.site
+    filled.work()
+    miners = filled.miners(2)
+    assert site.stoker("sim", "fault", "xid", "79", "--gpu", "0").code == 0
+    filled.wait_for_end(miners[site.uuid(0)])
+    assert alive(miners[site.uuid(1)])
+    assert "out of rotation (XID 79" in filled.slots()[0]["why"]
+
+
 def test_two_gpu_job_gets_both_gpus(filled: FilledSite) -> None:
     site = filled.site
     filled.configure("gpus = all")

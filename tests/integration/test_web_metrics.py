@@ -96,6 +96,7 @@ def test_gpus_are_told_with_what_they_do(site: ApiSite) -> None:
 
 def test_activity_clock_and_errors_of_gpus_are_exported(site: ApiSite) -> None:
     told = scraped(site, snapshot(machine(card(0, memory_activity=0.0, sm_clock=1410.0, xids=(31, 79, 31)))))
+    assert told["stoker_gpu_quarantined"] == [(GPU, 0)]
     assert told["stoker_gpu_memory_activity_ratio"] == [(GPU, 0.0)]
     assert told["stoker_gpu_sm_clock_hertz"] == [(GPU, 1.41e9)]
     assert told["stoker_gpu_xid_errors"] == [({**GPU, "xid": "31"}, 2), ({**GPU, "xid": "79"}, 1)]

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.queue.explanation import MOST_AHEAD, Needs, Surroundings, Why, clock_time, explain, spoken
+from stoker.queue.explanation import MOST_AHEAD, Needs, Surroundings, Why, explain, spoken
 from stoker.queue.fields import State
 from stoker.queue.model import Attempt, Job, KeptGpus, View, Worker, WorkerGpu
 from stoker.rules.rule import RuleWarning
+from stoker.units import clock_time
 
 NOW = 1_800_000_000.0
 GIB = 2**30

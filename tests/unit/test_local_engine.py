@@ -29,7 +29,7 @@ class Harness:
         self.prober.answer.return_value = None
         self.engine = LocalEngine(WorkerOptions(), LocalOptions(), Mock())
         self.engine._prober = self.prober
-        self.engine.open(Mock(spec=WorkerIdentity, host="here", worker="w", directory=directory))
+        self.engine.open(Mock(spec=WorkerIdentity, host="here", boot="b", worker="w", directory=directory))
 
     def report_after(self, look: Look | Exception) -> View:
         self.prober.answer.side_effect = [look]

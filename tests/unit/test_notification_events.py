@@ -223,13 +223,23 @@ def test_machine_without_gpus_is_not_reported() -> None:
     "of_gpu", [{"state": "unknown", "since": NOW - 900}, {"state": "job", "unread_since": NOW - 900}]
 )
 def test_time_of_an_unknown_gpu_is_measured_by_the_database_clock(of_gpu: dict[str, Any]) -> None:
-    detector = watching(unknown_after=60.0)
+    detector = watching(unknown_after=60.0, kinds=("gpu-unknown",))
     looks = {
         at: said(detector.detect(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(3, **of_gpu),))])))
         for at in (0, 30, 60)
     }
     assert [any("GPU 3" in sentence for sentence in looks[at]) for at in (0, 30, 60)] == [False, False, True]
     assert looks[60] == ["GPU 3 of node7 could not be read for 60 s."]
+
+
+def test_gpu_out_of_rotation_is_reported_once_and_not_as_unreadable() -> None:
+    detector, reported = watching(unknown_after=60.0), list[Event]()
+    for at in range(0, 200, 10):
+        bad = {"state": "unknown", "unread_since": NOW + 20, "quarantine": "XID 79: x"} if 20 <= at < 150 else {}
+        events = detector.detect(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(3, **bad),))]))
+        reported += events if at else []
+    assert said(reported) == ["GPU 3 of node7 is out of rotation: XID 79: x.", "GPU 3 of node7 is in rotation again."]
+    assert {one.key for one in reported} == {f"gpu-quarantined:node7:{gpu(3).uuid}"}
 
 
 # Workers

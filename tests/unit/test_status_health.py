@@ -87,6 +87,17 @@ def test_gpus_unreadable_for_minutes_are_bad() -> None:
     assert unknown(600, 300).headline == "2 GPUs of gpu-box have been unreadable for 5 min"
 
 
+def test_gpu_out_of_rotation_is_named_once() -> None:
+    bad = card(0, state="unknown", unread_since=NOW - 600, quarantine="XID 79: x", quarantined_since=NOW - 600)
+    health = judged(machines=(machine(bad, card(1)),))
+    assert health == Health(
+        level="attention",
+        headline="GPU 0 of gpu-box is out of rotation (XID 79: x)",
+        points=health.points,
+    )
+    assert len(health.points) == 1
+
+
 def test_unreadable_gpu_with_a_job_is_bad_and_not_counted_as_used() -> None:
     def unread(ago: float, *others: Any, **of_machine: Any) -> Health:
         return judged(machines=(machine(card(0, unread_since=NOW - ago), *others, **of_machine),))

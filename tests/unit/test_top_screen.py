@@ -9,7 +9,9 @@ from rich.cells import cell_len
 from stoker.cli.top.screen import UNCUT, TopView, chosen, frame, selected, share, whole
 from stoker.cli.top.session import help_frame
 from stoker.status.model import Snapshot
+from stoker.units import clock_time
 from tests.support.deep import examples
+from tests.support.notification_parts import NOW
 from tests.support.snapshots import card, ended, machine, running, snapshot, waiting
 
 
@@ -70,6 +72,17 @@ def test_a_gpu_that_cannot_be_read_looks_unlike_an_idle_one() -> None:
     assert any("0%" in line and "0 B of 40 GiB" in line and "free" in line for line in lines)
     short = snapshot(machines=tuple(machine(f"n{i}", cards=(unknown, idle)) for i in range(9)))
     assert "0 ?  1 0%" in shown(short)
+
+
+def test_a_gpu_out_of_rotation_says_why_and_since_when() -> None:
+    quarantine = {"quarantine": "XID 79: x", "quarantined_since": NOW - 60, "note": "is out of rotation (XID 79: x)"}
+    cards = (card(0, state="unknown", user="", **quarantine), card(1, state="job", user="", **quarantine))
+    lines = shown(snapshot(machines=(machine(cards=cards),)), width=160).splitlines()
+    since = clock_time(NOW - 60, NOW)
+    assert [line.rpartition("GiB ")[2].strip() for line in lines if "XID" in line] == [
+        f"quarantined: XID 79: x since {since}",
+        f"job, quarantined: XID 79: x since {since}",
+    ]
 
 
 @pytest.mark.parametrize(

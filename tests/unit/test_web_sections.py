@@ -351,6 +351,11 @@ def test_one_thing_to_know_is_told_once() -> None:
             "reserved Reserved for vit (2 GPUs, has 1)",
         ),
         (make_gpu(state="unknown", note="the driver hangs"), "unknown the driver hangs"),
+        (
+            make_gpu(state="unknown", quarantine="XID 79: x", quarantined_since=0.0),
+            "quarantined XID 79: x · since 1970",
+        ),
+        (make_gpu(state="job", jobs=("0badcafe",), quarantine="XID 79: x", quarantined_since=0.0), "quarantined vit"),
     ],
 )
 def test_a_gpu_says_in_words_what_it_does_and_for_whom(gpu: WorkerGpu, told: str) -> None:

@@ -93,6 +93,10 @@ class RunningAttempt(ABC):
         self.stopping = False
         self.result: AttemptResult | None = None
         """How it ended, once the engine has proof of that."""
+        self.provisional = False
+        """Whether the result may still change, and is not delivered yet."""
+        self.gpu_failed = False
+        """Whether it is requeued because of its GPU: others can start here."""
         self.log_tail = LogTail(record, attempt_spec)
         self.recorded = False
         """Whether the queue has the outcome. The last of the log may still be missing."""

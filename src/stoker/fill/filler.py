@@ -27,6 +27,7 @@ from stoker.fill.slot import Slot, SlotView
 from stoker.fill.status import FillStatus, SlotStatus, StatusFile
 from stoker.gpus.model import Gpu, Look
 from stoker.gpus.prober import Prober, Sampler
+from stoker.gpus.quarantine import QuarantineFile
 from stoker.gpus.source import AbsentError
 from stoker.gpus.visible import device_nodes, select_gpus
 from stoker.paths import is_there
@@ -78,6 +79,7 @@ class Filler:
         self._host = socket.gethostname()
         self._status_file = StatusFile(home, self._host)
         self._before = self._status_file.read()
+        self._quarantine_file = QuarantineFile(home, self._host)
         self._sampler = Sampler(prober, config.interval)
         self._terminals = Terminals(root) if config.terminals.enabled else None
         self._runners: list[SlotRunner] = []
@@ -329,6 +331,8 @@ class Filler:
         if self._granted is not None:
             for uuid in seen.keys() - self._granted:
                 seen[uuid] = SlotView(False, "needed by the queue")
+        for uuid, quarantined in self._quarantine_file.out_of_rotation().items():
+            seen[uuid] = SlotView(False, f"out of rotation ({quarantined.reason})")
         veto = self._veto()
         # Stops come before starts, and starts one at a time: another user may come meanwhile.
         self._undecided = False

@@ -1,11 +1,13 @@
 """A look in words, and as JSON for other programs (docs/reference/json.md): null where a value is unknown."""
 
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import msgspec
 
 from stoker.gpus.model import Gpu, Look, Process, Reading, Unknown, known
 from stoker.gpus.nvidia import RESET_XIDS, describe_xid
+from stoker.gpus.quarantine import QuarantinedGpu
 from stoker.units import format_duration, format_memory, format_percent
 
 GpuActivity = Literal["busy", "idle", "unknown"]
@@ -61,30 +63,33 @@ def title(gpu: Gpu) -> str:
     return gpu.name if known(gpu.name) else gpu.uuid
 
 
-def look_as_json(look: Look) -> bytes:
+def look_as_json(look: Look, quarantined: Mapping[str, QuarantinedGpu] = {}) -> bytes:
     """A list of objects, one per GPU, indented for people."""
-    return msgspec.json.format(msgspec.json.encode(gpus_of(look)), indent=2)
+    return msgspec.json.format(msgspec.json.encode(gpus_of(look, quarantined)), indent=2)
 
 
-def look_as_line(look: Look) -> bytes:
+def look_as_line(look: Look, quarantined: Mapping[str, QuarantinedGpu] = {}) -> bytes:
     """One line: the time, the source, and the same list."""
-    return msgspec.json.encode({"time": round(look.wall, 3), "source": look.source, "gpus": gpus_of(look)})
+    gpus = gpus_of(look, quarantined)
+    return msgspec.json.encode({"time": round(look.wall, 3), "source": look.source, "gpus": gpus})
 
 
-def gpus_of(look: Look) -> list[dict[str, Any]]:
+def gpus_of(look: Look, quarantined: Mapping[str, QuarantinedGpu] = {}) -> list[dict[str, Any]]:
     """One object per GPU. A machine that could not be read is one unknown entry, never an empty list.
 
-    An empty list would make "all GPUs are idle" true.
+    An empty list would make "all GPUs are idle" true. `quarantined`: the GPUs out of rotation, by uuid.
     """
     if look.problem and not look.gpus:
         why = look.problem
         nothing = Gpu(uuid="", index=-1, name=why, vendor="", minor=why, memory=why, bus=why)
-        entry = _entry(nothing, Reading.unknown("", why.reason))
+        entry = _entry(nothing, Reading.unknown("", why.reason), None)
         return [{**entry, "index": None, "uuid": None, "vendor": None}]
-    return [_entry(gpu, reading) for gpu, reading in zip(look.gpus, look.readings, strict=True)]
+    return [
+        _entry(gpu, reading, quarantined.get(gpu.uuid)) for gpu, reading in zip(look.gpus, look.readings, strict=True)
+    ]
 
 
-def _entry(gpu: Gpu, reading: Reading) -> dict[str, Any]:
+def _entry(gpu: Gpu, reading: Reading, quarantine: QuarantinedGpu | None) -> dict[str, Any]:
     state, reason = state_of(reading)
     utilization = reading.utilization
     activity = reading.memory_activity
@@ -112,6 +117,7 @@ def _entry(gpu: Gpu, reading: Reading) -> dict[str, Any]:
         "sm_clock_mhz": _or_null(reading.sm_clock),
         "throttling": _or_null(reading.throttling),
         "faults": faults_of(reading),
+        "quarantine": None if quarantine is None else {"reason": quarantine.reason, "since": quarantine.since},
         "health": _health(reading),
         "processes": [_process(p) for p in reading.processes] if known(reading.processes) else None,
         "pipes": _pipes(reading),

@@ -12,7 +12,7 @@ from stoker.status.job_text import one_line, quoted_label, short_label
 from stoker.status.machines import worker_home
 from stoker.units import capitalized
 
-EventKind = Literal["failed", "stopped", "warned", "queue-empty", "gpu-unknown", "worker-gone"]
+EventKind = Literal["failed", "stopped", "warned", "queue-empty", "gpu-unknown", "gpu-quarantined", "worker-gone"]
 Turn = Literal["happened", "began", "over"]
 
 # Older events are not reported, for example after a long outage.
@@ -88,6 +88,7 @@ class EventDetector:
             *_warnings(state),
             *self._queue_empty(state),
             *self._gpus(state),
+            *self._quarantines(state),
             *self._workers(state),
         ]
         fresh = [event for event in found if event.kind in self._kinds and event.key not in self._seen]
@@ -136,6 +137,8 @@ class EventDetector:
             if worker.view.absent and (worker.host, _ALL_GPUS) not in found:
                 self._unknown.pop((worker.host, _ALL_GPUS), None)
         for subject, (worker, gpu) in found.items():
+            if gpu is not None and gpu.quarantine:
+                continue  # reported as such
             if _is_unknown(worker, gpu):
                 self._ok.discard(subject)
                 since = self._unknown.setdefault(subject, state.now)
@@ -146,6 +149,20 @@ class EventDetector:
                 self._unknown.pop(subject, None)
                 if self._recovered(subject):
                     yield _gpu_event(subject, "over", worker, gpu, "can be read again")
+
+    def _quarantines(self, state: QueueState) -> Iterator[Event]:
+        for (host, uuid), (worker, gpu) in _gpus_of(live_workers(state)).items():
+            if gpu is None:
+                continue
+            subject = (host, f"quarantine of {uuid}")
+            if not gpu.quarantine:
+                if self._recovered(subject):
+                    yield _quarantine_event(worker, gpu, "over", "is in rotation again")
+                continue
+            self._ok.discard(subject)
+            if subject not in self._reported:
+                self._reported.add(subject)
+                yield _quarantine_event(worker, gpu, "began", f"is out of rotation{_reason(gpu.quarantine)}")
 
     def _workers(self, state: QueueState) -> Iterator[Event]:
         for worker in state.workers:
@@ -271,6 +288,12 @@ def _gpu_event(subject: _Subject, turn: Turn, worker: Worker, gpu: WorkerGpu | N
 def _unreadable(subject: _Subject, worker: Worker, gpu: WorkerGpu | None, seconds: float) -> Event:
     reason = _reason(gpu.note if gpu is not None and gpu.note else worker.view.problem or "")
     return _gpu_event(subject, "began", worker, gpu, f"could not be read for {spoken(seconds)}{reason}")
+
+
+def _quarantine_event(worker: Worker, gpu: WorkerGpu, turn: Turn, what: str) -> Event:
+    name = f"GPU {gpu.index} of {one_line(worker.host)}"
+    key = f"gpu-quarantined:{worker.host}:{gpu.uuid}"
+    return Event(kind="gpu-quarantined", key=key, name=name, message=f"{name} {what}.", turn=turn, hint="stoker gpus")
 
 
 def _worker_event(worker: Worker, turn: Turn, what: str) -> Event:

@@ -26,6 +26,8 @@ _TITLES: Final[dict[tuple[EventKind, Turn], tuple[str, str, Tone]]] = {
     ("queue-empty", "happened"): ("the queue is empty", "times the queue became empty", "info"),
     ("gpu-unknown", "began"): ("GPU cannot be read", "GPUs cannot be read", "warning"),
     ("gpu-unknown", "over"): ("GPU can be read again", "GPUs can be read again", "success"),
+    ("gpu-quarantined", "began"): ("GPU is out of rotation", "GPUs are out of rotation", "warning"),
+    ("gpu-quarantined", "over"): ("GPU is in rotation again", "GPUs are in rotation again", "success"),
     ("worker-gone", "began"): ("worker is gone", "workers are gone", "failure"),
     ("worker-gone", "over"): ("worker is back", "workers are back", "success"),
 }

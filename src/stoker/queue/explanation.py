@@ -1,6 +1,5 @@
 """Why a job is in its state, above all why it does not run: for `why`, `list`, `show` and the page."""
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -10,7 +9,7 @@ import msgspec
 from stoker.queue.fields import State
 from stoker.queue.model import ENDED, Attempt, Job, Worker
 from stoker.rules.rule import RuleWarning
-from stoker.units import format_memory, list_all, memory_formatter, name_some
+from stoker.units import clock_time, format_memory, list_all, memory_formatter, name_some
 
 if TYPE_CHECKING:
     from stoker.queue.store import Store
@@ -328,12 +327,6 @@ def spoken(seconds: float, *, up: bool = False) -> str:
     if minutes < 48 * 60:
         return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
     return f"{round(minutes / (24 * 60))} days"
-
-
-def clock_time(wall: float, now: float) -> str:
-    """`14:02` today, and with its date on another day."""
-    then, today = time.localtime(wall), time.localtime(now)
-    return time.strftime("%H:%M" if then[:3] == today[:3] else "%Y-%m-%d %H:%M", then)
 
 
 def _count(gpus: int) -> str:

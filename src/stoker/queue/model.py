@@ -109,7 +109,7 @@ class WorkerGpu(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     """Why nothing else may have it, for people."""
     state: GpuUse = "unknown"
-    """`unknown` when it cannot be read; never `free` then."""
+    """`unknown` when it cannot be read or is out of rotation; never `free` then."""
     user: str = ""
     """Who uses it if no job does: the name of a background program, or `alice's python (pid 4242)`."""
     since: float | None = None
@@ -118,6 +118,10 @@ class WorkerGpu(msgspec.Struct, frozen=True, kw_only=True):
     """Since when it cannot be read; None when it can."""
     kept_for: str = ""
     """The id of the job that it is reserved for; the note says how many GPUs that needs."""
+    quarantine: str = ""
+    """Why it is out of rotation: nothing is started there; empty when it is not."""
+    quarantined_since: float | None = None
+    """In seconds since the epoch."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):

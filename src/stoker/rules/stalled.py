@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from stoker.errors import BadInputError
 from stoker.gpus.model import JobProgress, Maybe, Process, Reading, known
+from stoker.gpus.nvidia import RESET_XIDS
 from stoker.rules.rule import (
     LOOK_TAKES,
     Activity,
@@ -58,9 +59,6 @@ _LONGEST_PAUSE: Final = 300.0
 _PAUSE_SHARE: Final = 1 / 4
 # The same for a driver that is reset.
 _LONGEST_UNKNOWN: Final = 60.0
-# XID errors after which a board does nothing more until it is reset or replaced: double-bit errors, a halted
-# controller, failed row remapping, fallen off the bus, an uncontained error, a GSP that does not answer.
-FATAL_XIDS: Final = frozenset({48, 62, 64, 79, 95, 119, 120})
 # CPU cores that a rank needs to wait: its main thread and the collective's own may spin.
 _SPINNING_CORES: Final = 1.3
 _CPU_WINDOWS: Final = 3.0
@@ -526,7 +524,7 @@ SEEN_BY: Final = {
 
 
 def _is_broken(reading: Reading | None) -> bool:
-    return reading is not None and known(reading.health) and not FATAL_XIDS.isdisjoint(reading.health.xids)
+    return reading is not None and known(reading.health) and not RESET_XIDS.isdisjoint(reading.health.xids)
 
 
 def _foreign_share(reading: Reading, own: Sequence[Process]) -> float:

@@ -121,7 +121,9 @@ def _runs_on(job: RunningJob, machine: Machine) -> bool:
 def _unreadable(machine: Machine, now: float) -> Iterator[HealthIssue]:
     if not machine.there or machine.absent:
         return
-    unread = [(card, now - _unread_since(card, machine)) for card in machine.gpus if _is_unread(card)]
+    unread = [
+        (card, now - _unread_since(card, machine)) for card in machine.gpus if _is_unread(card) and not card.quarantine
+    ]
     unknown = [(card, lasted) for card, lasted in unread if lasted >= _UNKNOWN_FOR]
     if machine.problem is not None and now - machine.started >= _UNKNOWN_FOR and (unknown or not machine.gpus):
         message = f"{machine.host} cannot read its GPUs: {machine.problem}"
@@ -158,6 +160,7 @@ def _is_orphaned(card: WorkerGpu) -> bool:
 
 
 def _attention(facts: HealthInputs) -> Iterator[HealthIssue]:
+    yield from _quarantined(facts)
     yield from _failures(facts)
     yield from _warned(facts)
     if not facts.counts.get("queued", 0):
@@ -165,6 +168,14 @@ def _attention(facts: HealthInputs) -> Iterator[HealthIssue]:
     yield from _stuck(facts)
     yield from _pauses(facts)
     yield from _free(facts)
+
+
+def _quarantined(facts: HealthInputs) -> Iterator[HealthIssue]:
+    for machine in facts.machines:
+        for card in machine.gpus if machine.there else ():
+            if card.quarantine:
+                message = f"GPU {card.index} of {machine.host} is out of rotation ({card.quarantine})"
+                yield HealthIssue(level="attention", message=message, host=machine.host)
 
 
 def _failures(facts: HealthInputs) -> Iterator[HealthIssue]:

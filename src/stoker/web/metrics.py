@@ -137,6 +137,7 @@ def _of_gpus(machines: Iterable[Machine]) -> Iterator[Metric]:
     yield gauge("stoker_gpu_memory_used_bytes", "The memory of a GPU that is in use.", lambda gpu: gpu.memory_used)
     yield gauge("stoker_gpu_memory_total_bytes", "The memory of a GPU.", lambda gpu: gpu.memory_total)
     yield gauge("stoker_gpu_state_since_timestamp_seconds", "Since when a GPU is in its state.", lambda gpu: gpu.since)
+    yield gauge("stoker_gpu_quarantined", "Whether a GPU is out of rotation.", lambda gpu: bool(gpu.quarantine))
     states = (([*labels(host, gpu), use], float(gpu.state == use)) for host, gpu in gpus for use in get_args(GpuUse))
     yield _gauge("stoker_gpu_state", "The state of a GPU: 1 for the current one.", [*_GPU, "state"], states)
     filled = Counter((host, gpu.user) for host, gpu in gpus if gpu.state == "background")

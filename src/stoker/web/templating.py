@@ -35,11 +35,12 @@ _CODE: Final = re.compile(r"`([^`]{1,200})`")
 _NOT_IN_AN_ID: Final = re.compile(r"[^A-Za-z0-9_-]")
 _LINE_ENDS: Final = "\n\t"
 # How the GPUs of a machine are counted, in this order.
-_STATES: Final[dict[GpuUse | Literal["kept"], str]] = {
+_STATES: Final[dict[GpuUse | Literal["kept", "quarantined"], str]] = {
     "job": "with jobs",
     "background": "background",
     "somebody": "others",
     "kept": "reserved",
+    "quarantined": "quarantined",
     "free": "free",
     "unknown": "unknown",
 }
@@ -225,10 +226,16 @@ def in_use(gpu: WorkerGpu) -> str:
     return f"{amount:.{0 if whole else 1}f} of {format_memory(gpu.memory_total)}"
 
 
+def _counted_as(gpu: WorkerGpu) -> GpuUse | Literal["kept", "quarantined"]:
+    if gpu.kept_for:
+        return "kept"
+    return "quarantined" if gpu.quarantine and gpu.state == "unknown" else gpu.state
+
+
 def tally(machine: Machine) -> str:
     """`8 GPUs: 6 with jobs, 2 free`."""
     if not machine.gpus:
         return "no GPUs"
-    counts = Counter("kept" if gpu.kept_for else gpu.state for gpu in machine.gpus)
+    counts = Counter(_counted_as(gpu) for gpu in machine.gpus)
     parts = ", ".join(f"{counts[doing]} {label}" for doing, label in _STATES.items() if counts[doing])
     return f"{len(machine.gpus)} {'GPU' if len(machine.gpus) == 1 else 'GPUs'}: {parts}"

@@ -181,7 +181,7 @@ class WorkerLoop:
             time.sleep(_TROUBLE_PAUSE)
             return
         for attempt in step.ended:
-            if attempt.result is not None and attempt.result.outcome == "requeued":
+            if attempt.result is not None and attempt.result.outcome == "requeued" and not attempt.gpu_failed:
                 self._scheduler.start_failed(attempt.job, attempt.result.reason)
             else:
                 self._scheduler.start_succeeded(attempt.since)
@@ -301,7 +301,7 @@ class WorkerLoop:
     def _deliver(self, store: Store) -> None:
         for attempt in list(self._engine.attempts.values()):
             result = attempt.result
-            if result is None or attempt.recorded:
+            if result is None or attempt.provisional or attempt.recorded:
                 continue
             accepted = store.attempts.finish(attempt.id, result.outcome, result.exit_code, result.reason)
             if not accepted:
@@ -312,7 +312,7 @@ class WorkerLoop:
             self._scheduler.stale = True
             attempt.acknowledge()
             # One that could not be started is logged as trouble of the machine, once.
-            if result.outcome != "requeued":
+            if result.outcome != "requeued" or attempt.gpu_failed:
                 lasted = format_duration(round(time.monotonic() - attempt.since))
                 how = f" with code {result.exit_code}" if result.exit_code else ""
                 how += f": {result.reason}" if result.reason else ""
@@ -435,7 +435,10 @@ class WorkerLoop:
 
 def _gist(view: View) -> tuple[object, ...]:
     """What is sent at once when it changes; utilization changes all the time."""
-    gpus = [(gpu.uuid, gpu.jobs, gpu.note, gpu.state, gpu.user, gpu.unread_since, gpu.kept_for) for gpu in view.gpus]
+    gpus = [
+        (gpu.uuid, gpu.jobs, gpu.note, gpu.state, gpu.user, gpu.unread_since, gpu.kept_for, gpu.quarantine)
+        for gpu in view.gpus
+    ]
     return view.waiting, view.warnings, view.problem, view.absent, gpus
 
 

@@ -11,9 +11,10 @@ from rich.text import Text
 
 from stoker.cli.tables.table import CellText, Column, bar, console, fits, print_lines, table_lines, width_of
 from stoker.gpus.model import Gpu, Look, Reading, known
+from stoker.gpus.quarantine import QuarantinedGpu, QuarantineFile
 from stoker.gpus.report import GpuActivity, describe, faults_of, state_of, title
 from stoker.paths import state_home
-from stoker.units import format_memory, format_percent
+from stoker.units import clock_time, format_memory, format_percent
 
 _COLOURS: Final[dict[GpuActivity, str]] = {"busy": "green", "idle": "yellow", "unknown": "red"}
 
@@ -67,7 +68,8 @@ def table_of(look: Look, width: int | None) -> list[Text]:
     from stoker.engines.local.reserved_gpus import reserved_gpus
 
     reserved = reserved_gpus(state_home(), gethostname())
-    faults = [Text("; ".join(faults_of(reading)), style="red") for reading in look.readings]
+    quarantined = QuarantineFile(state_home(), gethostname()).out_of_rotation()
+    faults = [_fault(reading, quarantined.get(reading.uuid), look.wall) for reading in look.readings]
     columns = (*_COLUMNS, _FAULT) if any(faults) else _COLUMNS
     rows = [
         [
@@ -96,6 +98,14 @@ def _row(gpu: Gpu, reading: Reading, kept: str, *, bars: bool) -> list[CellText]
         _power(reading),
         Text(reason, style="red") if state == "unknown" else _who(reading, kept),
     ]
+
+
+def _fault(reading: Reading, quarantine: QuarantinedGpu | None, now: float) -> Text:
+    faults = faults_of(reading)
+    if quarantine is not None:
+        others = [fault for fault in faults if fault not in quarantine.reason]
+        faults = [f"quarantined since {clock_time(quarantine.since, now)}: {quarantine.reason}", *others]
+    return Text("; ".join(faults), style="red")
 
 
 def _memory(reading: Reading, bars: bool) -> Text:

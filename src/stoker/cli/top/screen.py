@@ -14,7 +14,7 @@ from stoker.queue.model import GpuUse, WorkerGpu
 from stoker.status.job_columns import JobRow, columns_of
 from stoker.status.job_text import job_label, one_line
 from stoker.status.model import EndedJob, Level, Machine, Progress, RunningJob, Snapshot, WaitingJob
-from stoker.units import format_duration, format_memory, format_percent
+from stoker.units import clock_time, format_duration, format_memory, format_percent
 
 AnyJob = RunningJob | WaitingJob | EndedJob
 
@@ -182,8 +182,12 @@ def _condition(machine: Machine, now: float) -> list[tuple[str, str]]:
 
 def _gpu(gpu: WorkerGpu, now: float, width: int) -> Text:
     word, colour = (one_line(gpu.note.removeprefix("is ")), "cyan") if gpu.kept_for else _GPU_STATES[gpu.state]
+    if gpu.quarantine:
+        when = "" if gpu.quarantined_since is None else f" since {clock_time(gpu.quarantined_since, now)}"
+        job = "job, " if gpu.state == "job" else ""
+        word, colour = f"{job}quarantined: {one_line(gpu.quarantine)}{when}", "red"
     for_user = f" for {one_line(gpu.user)}" if gpu.user else ""
-    since = f", {spoken(now - gpu.since)}" if gpu.since is not None else ""
+    since = f", {spoken(now - gpu.since)}" if gpu.since is not None and not gpu.quarantine else ""
     memory = "?" if gpu.memory_used is None else format_memory(gpu.memory_used)
     of = f" of {format_memory(gpu.memory_total)}" if gpu.memory_total is not None else ""
     text = Text.assemble(
@@ -193,7 +197,7 @@ def _gpu(gpu: WorkerGpu, now: float, width: int) -> Text:
         (word, colour),
         f"{for_user}{since}",
     )
-    if gpu.note and gpu.state != "job" and not gpu.kept_for:
+    if gpu.note and gpu.state != "job" and not gpu.kept_for and not gpu.quarantine:
         text.append(f": {one_line(gpu.note)}", "dim")
     return cut(text, width)
 

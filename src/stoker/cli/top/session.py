@@ -17,7 +17,7 @@ from stoker.cli.top.terminal import HELP, TopTerminal
 from stoker.errors import BadInputError, StokerError
 from stoker.logs.reader import local_tail
 from stoker.logs.terminal import plain_text
-from stoker.queue.explanation import clock_time, spoken
+from stoker.queue.explanation import spoken
 from stoker.queue.model import Attempt, Job
 from stoker.queue.provenance import login_name
 from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb, label, moving, why_not_any_more
@@ -27,7 +27,7 @@ from stoker.status.health import without_queue
 from stoker.status.job_text import command_text, job_label, one_line
 from stoker.status.model import Health, Snapshot
 from stoker.status.snapshot import SnapshotBuilder
-from stoker.units import format_duration
+from stoker.units import clock_time, format_duration
 
 if TYPE_CHECKING:
     from stoker.queue import Store

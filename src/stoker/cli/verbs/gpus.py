@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from socket import gethostname
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,7 +18,11 @@ from stoker.gpus.model import Look, SourceChoice
 from stoker.gpus.prober import Prober
 from stoker.gpus.recording import RecordingWriter
 from stoker.gpus.spawn import forked
+from stoker.paths import state_home
 from stoker.units import format_duration
+
+if TYPE_CHECKING:
+    from stoker.gpus.quarantine import QuarantineFile
 
 
 @click.command("gpus")
@@ -26,6 +32,9 @@ from stoker.units import format_duration
 @click.option("--every", type=DURATION, metavar="DURATION", help="Time between looks with --watch or --follow [1s].")
 @click.option("--gpus", "chosen", metavar="GPUS", default="all", help="Only these: 0,2 or 0-3 or uuids [all].")
 @click.option("--explain", is_flag=True, help="Say why each source of readings was used or not.")
+@click.option("--release", metavar="GPU", help="Put a GPU back into rotation: its index or uuid, or all.")
+@click.option("--quarantine", metavar="GPU", help="Take a GPU out of rotation until it is released.")
+@click.option("--reason", metavar="TEXT", help="With --quarantine: why, for other people.")
 @source_options
 def gpus_command(
     as_json: bool,
@@ -34,6 +43,9 @@ def gpus_command(
     every: float | None,
     chosen: str,
     explain: bool,
+    release: str | None,
+    quarantine: str | None,
+    reason: str | None,
     source: str | None,
     deadline: float | None,
 ) -> int:
@@ -42,9 +54,19 @@ def gpus_command(
         raise BadInputError("--json, --watch and --follow exclude each other: choose one")
     if every is not None and not (watch or follow):
         raise BadInputError("--every goes with --watch or --follow")
+    if reason is not None and quarantine is None:
+        raise BadInputError("--reason goes with --quarantine")
+    if release is not None and quarantine is not None:
+        raise BadInputError("--release and --quarantine exclude each other: choose one")
+    if (release is not None or quarantine is not None) and (as_json or watch or follow or explain):
+        raise BadInputError("--release and --quarantine go with no option that shows GPUs")
+    if release is not None:
+        return _release(release)
     prober = open_prober(source, deadline, start=forked)
     with contextlib.ExitStack() as goodbye:
         goodbye.callback(prober.leave)
+        if quarantine is not None:
+            return _quarantine(prober.look(), quarantine, reason)
         look = _narrowed(prober.look(), chosen)
         if explain:
             _explain(prober.choices)
@@ -86,16 +108,17 @@ def _narrowed(look: Look, chosen: str) -> Look:
 def _show_json(look: Look) -> int:
     from stoker.gpus.report import look_as_json
 
-    sys.stdout.write(look_as_json(look).decode() + "\n")
+    sys.stdout.write(look_as_json(look, _quarantine_file().out_of_rotation()).decode() + "\n")
     return _code(look)
 
 
 def _follow(looks: Iterator[Look]) -> int:
     from stoker.gpus.report import look_as_line
 
+    file = _quarantine_file()
     with contextlib.suppress(KeyboardInterrupt):  # the documented way to end it
         for look in looks:
-            sys.stdout.write(look_as_line(look).decode() + "\n")
+            sys.stdout.write(look_as_line(look, file.out_of_rotation()).decode() + "\n")
             sys.stdout.flush()
     return 0
 
@@ -106,6 +129,39 @@ def _show_table(look: Look) -> int:
     if look.gpus:
         print_look(look)
     return _code(look)
+
+
+def _quarantine_file() -> "QuarantineFile":
+    from stoker.gpus.quarantine import QuarantineFile
+
+    return QuarantineFile(state_home(), gethostname())
+
+
+def _release(chosen: str) -> int:
+    from stoker.gpus.quarantine import release
+
+    released = release(_quarantine_file(), chosen)
+    for entry in released:
+        click.echo(f"GPU {entry.index} is in rotation again; it was out of it because of: {entry.reason}")
+    if not released:
+        click.echo("no GPU was out of rotation")
+    return 0
+
+
+def _quarantine(look: Look, chosen: str, reason: str | None) -> int:
+    from stoker.gpus.quarantine import take_out
+    from stoker.gpus.visible import select_gpus
+
+    if look.problem and not look.gpus:
+        _code(look)
+    text = " ".join((reason or "taken out by an administrator").split())
+    if not text:
+        raise BadInputError("--reason must not be empty")
+    file = _quarantine_file()
+    for gpu in select_gpus(look.gpus, chosen):
+        take_out(file, gpu.uuid, gpu.index, text, time.time())
+        click.echo(f"GPU {gpu.index} is out of rotation: 'stoker gpus --release {gpu.index}' brings it back")
+    return 0
 
 
 def _code(look: Look) -> int:

@@ -61,6 +61,8 @@ class LocalAttempt(RunningAttempt):
         """A pidfd that becomes readable when the reaper of a job without a shim ends."""
         self.retry_at = math.inf
         """When to look again what became of the shim, in monotonic seconds."""
+        self.ended_at = math.inf
+        """When its result became known, in monotonic seconds."""
         self._backoff = Backoff(_FIRST_PAUSE, _LAST_PAUSE)
         self._stop: StopAttempt | None = None
         self._stopped_at = math.inf

@@ -77,6 +77,8 @@ class GpuState(msgspec.Struct, frozen=True):
     """Why the GPU or its processes could not be read."""
     obstructed_since: float | None = None
     """Since when something other than our jobs keeps it from being free; None when nothing does."""
+    quarantine: str | None = None
+    """Why it is out of rotation; None when it is not."""
 
 
 class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +93,10 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def takes_whole_gpus(self, request: ResourceRequest) -> bool:
         return self.slots_per_gpu == 1 and not (request.shares and request.memory is not None)
+
+
+class OutOfRotation(msgspec.Struct, frozen=True):
+    reason: str
 
 
 class UnreadableGpu(msgspec.Struct, frozen=True):
@@ -134,7 +140,9 @@ class Free(msgspec.Struct, frozen=True):
     """Nothing keeps the job from this GPU: it needs more of them."""
 
 
-Obstacle = UnreadableGpu | UsedByOthers | TooSmall | Busy | MemoryTaken | Held | Stopping | Reservation | Free
+Obstacle = (
+    OutOfRotation | UnreadableGpu | UsedByOthers | TooSmall | Busy | MemoryTaken | Held | Stopping | Reservation | Free
+)
 """What keeps a job from a GPU. A reservation: the GPU is free, but for a job that comes first."""
 
 
@@ -213,7 +221,7 @@ class GpuCapacity:
     def is_lost(self, request: ResourceRequest) -> bool:
         """Whether others use it, with no sign that this will change."""
         if self.outside is not None:
-            return self._stays
+            return self._stays or isinstance(self.outside, OutOfRotation)
         return not self.holders and not self.settles_soon and self._unsettled(request) is not None
 
     def has_room(self, request: ResourceRequest) -> bool:
@@ -300,8 +308,10 @@ class GpuCapacity:
         return Held(jobs, frees_at - now if math.isfinite(frees_at) else None, left)
 
 
-def _outside(gpu: GpuState) -> UnreadableGpu | UsedByOthers | None:
+def _outside(gpu: GpuState) -> OutOfRotation | UnreadableGpu | UsedByOthers | None:
     """What only others can change. Unknown is never free."""
+    if gpu.quarantine is not None:
+        return OutOfRotation(gpu.quarantine)
     if gpu.problem is not None:
         return UnreadableGpu(gpu.problem)
     for value in (gpu.memory_total, gpu.memory_used, gpu.peak):

@@ -39,6 +39,8 @@ from stoker.runs.processes.cgroup import NoCgroupError, remove_abandoned
 
 # Shims that were stopped by a signal are continued.
 _CHECK_SHIMS_EVERY: Final = 2.0
+# Beyond its deadline, a look that should tell why a job failed is not waited for.
+_LATE: Final = 5.0
 # Reasons in a heartbeat: more than anybody reads.
 _MOST_REASONS: Final = 200
 
@@ -78,7 +80,7 @@ class LocalEngine:
         self._identity = identity
         self._reserved_file = ReservedGpusFile(identity.directory, identity.host)
         self._machine = MachineView(
-            self._own.gpus, self._own, identity.host, self._shims, self._prober, self._fill, self._log
+            self._own.gpus, self._own, identity, self._shims, self._prober, self._fill, self._log
         )
         self._shims.replenish()
 
@@ -89,6 +91,9 @@ class LocalEngine:
     def find(self) -> Found[LocalAttempt]:
         found = find_attempts(self._identity, self._options.queue, self._shims.attempts)
         self._shims.attempts |= {attempt.id: attempt for attempt in found.attempts}
+        for attempt in found.attempts:
+            if attempt.result is not None:
+                self._note_end(attempt)
         return found
 
     def is_started(self, attempt: Attempt) -> bool:
@@ -179,6 +184,7 @@ class LocalEngine:
             log_limit=self._options.log_limit,
             fitting=fit,
             commit=job.commit if job.pin else None,
+            submitter=job.submitter,
             started=time.time(),
         )
         try:
@@ -219,9 +225,34 @@ class LocalEngine:
         ended: list[RunningAttempt] = []
         for attempt in self._shims.receive(readable):
             self._machine.freed(attempt.spec.gpus)
-            ended.append(attempt)
+            self._note_end(attempt)
+            if not attempt.provisional:
+                self._machine.judge(attempt)
+                ended.append(attempt)
         changed = self._machine.step(wanted=bool(self._waiting_for_gpus))
-        return Step(ended, changed)
+        return Step([*ended, *self._judge_failures()], changed)
+
+    def _note_end(self, attempt: LocalAttempt) -> None:
+        """The result of a job that failed on GPUs is provisional until a look has shown whether one of them is bad."""
+        attempt.ended_at = time.monotonic()
+        attempt.provisional = bool(
+            attempt.spec.gpus and attempt.result is not None and attempt.result.outcome == "failed"
+        )
+
+    def _judge_failures(self) -> list[LocalAttempt]:
+        """Those whose result is final now. A bad GPU is not the job's failure: it is requeued."""
+        judged = []
+        for attempt in self._shims.attempts.values():
+            if not attempt.provisional:
+                continue
+            too_late = time.monotonic() > attempt.ended_at + self._own.deadline + _LATE
+            if self._machine.has_looked_since(attempt.ended_at) or too_late:
+                attempt.provisional = False
+                if (result := self._machine.judge(attempt)) is not None:
+                    attempt.result, attempt.gpu_failed = result, True
+                self._machine.freed(attempt.spec.gpus)
+                judged.append(attempt)
+        return judged
 
     # Reports
 

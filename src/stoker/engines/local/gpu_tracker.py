@@ -26,6 +26,7 @@ from stoker.engines.local.capacity import (
 )
 from stoker.engines.local.waiting_reasons import describe_obstacle
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, known
+from stoker.gpus.quarantine import Entries, QuarantinedGpu
 from stoker.gpus.report import describe, title
 from stoker.gpus.source import is_simulated_source
 from stoker.gpus.visible import select_gpus
@@ -60,6 +61,7 @@ class GpuTracker:
         self._chosen = chosen
         self._rules = rules or PlacementOptions()
         self._watched: dict[str, _Watched] = {}
+        self._quarantined: Entries = {}
         self.present: tuple[Gpu, ...] = ()
         """All GPUs of the machine, chosen or not."""
         self.problem: str | None = "it has not been looked at yet"
@@ -95,10 +97,17 @@ class GpuTracker:
         readings = {reading.uuid: reading for reading in look.readings}
         for uuid, watched in self._watched.items():
             watched.gpu = listed.get(uuid, watched.gpu)
+            watched.take_out(self._quarantined.get(uuid))
             reading = readings.get(uuid) or Reading.unknown(uuid, self.problem or _NOT_LISTED)
             watched.observe(look, reading, owner, holders.get(uuid, ()))
             watched.judge(self._rules, look.at)
         self._add_up(holders)
+
+    def take_out(self, quarantined: Entries) -> None:
+        """These GPUs, by their uuids, and no others are out of rotation."""
+        self._quarantined = quarantined
+        for uuid, watched in self._watched.items():
+            watched.take_out(quarantined.get(uuid))
 
     def ended(self, uuid: str, at: float) -> None:
         """A job of ours on this GPU has ended: activity before that says nothing about others."""
@@ -153,12 +162,18 @@ class _Watched:
         self._obstacle: Obstacle = UnreadableGpu(_NOT_SEEN.reason)
         """What keeps others from it, besides its holders."""
         self._note = ""
+        self._quarantine: QuarantinedGpu | None = None
         self._unread_since: float | None = None
         """Seconds since the epoch."""
         self._reported: tuple[GpuUse, str, tuple[str, ...]] | None = None
         """The state, user and jobs of the last report."""
         self._since = 0.0
         """Since when it is in that state, in seconds since the epoch."""
+
+    def take_out(self, quarantine: QuarantinedGpu | None) -> None:
+        """From now on; None puts it back into rotation."""
+        self._quarantine = quarantine
+        self.seen = msgspec.structs.replace(self.seen, quarantine=None if quarantine is None else quarantine.reason)
 
     def observe(self, look: Look, reading: Reading, owner: Owner, holders: Collection[str]) -> None:
         """Takes in one look; `judge` says since when."""
@@ -187,6 +202,7 @@ class _Watched:
             peak=1.0 if is_left_over and known(peak) else peak,
             other_processes=other_processes,
             problem=problem,
+            quarantine=self.seen.quarantine,
             obstructed_since=self.seen.obstructed_since,
         )
 
@@ -296,6 +312,8 @@ class _Watched:
             since=self._since,
             unread_since=self._unread_since,
             kept_for="" if reservation is None else reservation.job,
+            quarantine="" if self._quarantine is None else self._quarantine.reason,
+            quarantined_since=None if self._quarantine is None else self._quarantine.since,
         )
 
 

@@ -5,16 +5,25 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+from stoker.engines.attempt import AttemptResult
 from stoker.engines.engine import Log, Reservation
+from stoker.engines.identity import WorkerIdentity
+from stoker.engines.local.attempts import LocalAttempt
 from stoker.engines.local.background_fill import BackgroundFill
 from stoker.engines.local.capacity import BACKGROUND, Allocation, PlacementOptions
 from stoker.engines.local.gpu_tracker import GpuTracker
 from stoker.engines.local.gpu_usage import UsagePerMinute
+from stoker.engines.local.quarantine import JobEnd, Quarantine, changed, program_of
 from stoker.engines.local.shims import ShimPool
+from stoker.errors import StokerError
 from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import Prober, Sampler
+from stoker.gpus.quarantine import Entries, QuarantineFile
 from stoker.gpus.source import AbsentError, is_simulated_source
+from stoker.logs.reader import read_tail
 from stoker.queue.model import GpuUse, WorkerGpu
+from stoker.runs.plan import IDLE_EXIT_CODE
+from stoker.runs.processes.spawn import OWN_FAILURE
 
 # Looks while no job waits: for people who watch the machine, and for charts. A look costs a driver a few milliseconds.
 _QUIET_LOOKS: Final = 5.0
@@ -26,6 +35,10 @@ _SETTLING_LOOKS: Final = 0.25
 _SETTLES_WITHIN: Final = 5.0
 # No GPU is given away on a look that is older than this.
 _FRESH: Final = 0.5
+# The error that ends a program is in its last lines.
+_LAST_OUTPUT: Final = 16 * 1024
+# The exit codes of a job that was stopped, or that could not be started.
+_NOT_ITS_OWN: Final = frozenset({IDLE_EXIT_CODE, OWN_FAILURE})
 
 
 class MachineView:
@@ -35,7 +48,7 @@ class MachineView:
         self,
         gpus: str,
         placement: PlacementOptions,
-        host: str,
+        identity: WorkerIdentity,
         shims: ShimPool,
         prober: Prober,
         fill: BackgroundFill | None,
@@ -46,13 +59,22 @@ class MachineView:
         self.tracker.simulated = is_simulated_source(prober.spec)
         self.no_gpus = False
         """Whether there is nothing to look at."""
-        self.usage = UsagePerMinute(host)
+        self._host = identity.host
+        self.usage = UsagePerMinute(identity.host)
+        self._quarantine = Quarantine(identity.boot)
+        self._quarantine_file = QuarantineFile(identity.directory, identity.host)
+        self._out_of_rotation: Entries = {}
+        """As the operator knows it."""
+        self._quarantine_problem = ""
+        """Why its file could not be written, as it was last logged."""
         self._fill = fill
         self._shims = shims
         self._log = log
         self._absence_logged = False
         self._sampler = Sampler(prober, _QUIET_LOOKS)
         self._looked_at = -math.inf
+        self._last_look = -math.inf
+        """The time of the last look itself."""
         self._freed_at = -math.inf
 
     def descriptors(self) -> list[int]:
@@ -132,7 +154,63 @@ class MachineView:
         wanted = {uuid for uuid in self._fill.reach if self._fill.name_on(uuid) in preempted}
         # A revoked GPU is not granted again before the program on it is gone.
         wanted |= {allocation.gpus[0] for allocation in self._fill.allocations({}) if allocation.stopping}
+        wanted |= self._quarantine.out_of_rotation.keys()
         self._fill.grant(uuid for uuid in self.tracker.known if uuid not in held | wanted)
+
+    # GPUs out of rotation
+
+    def has_looked_since(self, moment: float) -> bool:
+        return self._last_look >= moment
+
+    def judge(self, attempt: LocalAttempt) -> AttemptResult | None:
+        """The result of an attempt that failed because of its GPU; None when it keeps its own."""
+        spec, result = attempt.spec, attempt.result
+        if not spec.gpus or result is None:
+            return None
+        has_failed = result.outcome == "failed" and result.exit_code not in _NOT_ITS_OWN
+        end = JobEnd(
+            job=attempt.job,
+            program=f"{spec.submitter}: {program_of(' '.join(spec.plan.command))}",
+            gpus=spec.gpus,
+            at=attempt.ended_at,
+            lasted=attempt.ended_at - attempt.since,
+            failed=has_failed,
+            exit_code=result.exit_code,
+            output=read_tail(attempt.record.output, _LAST_OUTPUT) if has_failed else "",
+        )
+        self._quarantine.job_ended(end, time.time())
+        self._apply_quarantine()
+        uuid = self._quarantine.failed_during(spec.gpus, attempt.since)
+        if uuid is None or result.outcome != "failed":
+            return None
+        entry = self._quarantine.out_of_rotation[uuid]
+        return AttemptResult("requeued", None, f"GPU {entry.index} of {self._host} failed ({entry.reason})")
+
+    def _apply_quarantine(self) -> None:
+        """Writes what has changed, and tells the tracker and the operator."""
+        changes = dict(self._quarantine.unwritten)
+        if changes:
+            try:
+                self._quarantine_file.update(lambda entries: changed(entries, changes))
+                self._quarantine.unwritten.clear()
+                self._quarantine_problem = ""
+            except StokerError as error:
+                if self._quarantine_problem != str(error):
+                    self._quarantine_problem = str(error)
+                    self._log(f"{error}; GPUs stay out of rotation only while this worker runs")
+        before, out = self._out_of_rotation, self._quarantine.out_of_rotation
+        for uuid, entry in out.items():
+            if uuid not in before:
+                self._log(
+                    f"GPU {entry.index} is out of rotation ({entry.reason}): "
+                    f"`stoker gpus --release {entry.index}` brings it back"
+                )
+        for uuid, entry in before.items():
+            if uuid not in out:
+                self._log(f"GPU {entry.index} is in rotation again")
+        if out != before:
+            self._out_of_rotation = out
+            self.tracker.take_out(out)
 
     def _receive_from_fill(self) -> bool:
         if self._fill is None:
@@ -152,6 +230,10 @@ class MachineView:
         self._observe(Look("", self._looked_at, time.time(), (), (), Unknown(str(absent))))
 
     def _observe(self, look: Look) -> None:
+        self._last_look = look.at
+        self._quarantine.load(self._quarantine_file.read(), look.at, look.wall)
+        self._quarantine.observe(look)
+        self._apply_quarantine()
         self.tracker.observe(look, self._owner, self.holders())
         for gpu in self.worker_gpus():
             self.usage.observe(gpu.uuid, gpu.state, look.at, look.wall, gpu.utilization, gpu.memory_used)

@@ -36,6 +36,7 @@ class LocalAttemptSpec(AttemptSpec, frozen=True, kw_only=True):
     processes: AttemptProcesses
     request: ResourceRequest
     """What it holds of the machine."""
+    submitter: str = ""
 
 
 class LocalAttemptRecord(AttemptRecord):

@@ -258,8 +258,8 @@ class ShimPool:
         """By id, until the queue has everything of them."""
 
     def running(self) -> list[LocalAttempt]:
-        """The attempts without a result."""
-        return [one for one in self.attempts.values() if one.result is None]
+        """The attempts without a result, or with one that may still change."""
+        return [one for one in self.attempts.values() if one.result is None or one.provisional]
 
     def descriptors(self) -> Iterator[int]:
         yield self._fork_server.fileno()

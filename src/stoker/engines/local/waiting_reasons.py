@@ -11,6 +11,7 @@ from stoker.engines.local.capacity import (
     Held,
     MemoryTaken,
     Obstacle,
+    OutOfRotation,
     Stopping,
     TooSmall,
     UnreadableGpu,
@@ -86,6 +87,8 @@ def _by_gpu(obstacles: Sequence[tuple[int, Obstacle]], amount: Amount) -> str:
 
 def _predicate(obstacle: Obstacle, amount: Amount) -> _Predicate:
     match obstacle:
+        case OutOfRotation(reason=reason):
+            predicate = _being(f"out of rotation ({reason})")
         case UsedByOthers(processes=processes):
             predicate = _being(f"used by {name_some(processes)}")
         case UnreadableGpu(reason=reason):
