@@ -13,12 +13,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import SupportsInt
 
-# A loop of thousands of steps a second writes its count twice.
-_EVERY: Final = 0.5
+# Counts of ranks are compared, so nearly every step is written, but not those of a loop that only spins.
+_EVERY: Final = 0.01
+# Nor more than this share of the time, on a disk that is slow.
+_MOST_TIME: Final = 0.01
 # After a failure, such as a full disk.
 _PAUSE: Final = 30.0
 _PREFIX: Final = "steps."
-_RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+# Slurm's own variable is left out: everything that one task starts inherits it.
+_RANKS: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 # More processes than one machine runs ranks.
 _MOST_FILES: Final = 512
 _LONGEST: Final = 128
@@ -47,18 +50,16 @@ def step(n: "SupportsInt | None" = None) -> None:
         now = time.monotonic()
         if now < _due:
             return
-        _due = now + _EVERY
-        _write(now)
+        _due = now + _write(now)
     except Exception:  # noqa: BLE001 - it must not cost the training
         _due = time.monotonic() + _PAUSE
 
 
-def _write(now: float) -> None:
-    global _due  # noqa: PLW0603
+def _write(now: float) -> float:
+    """Seconds until the next time."""
     directory = os.environ.get("STOKER_RUN_DIR")
     if not directory:
-        _due = now + _PAUSE
-        return
+        return _PAUSE
     rank = next((int(value) for name in _RANKS if (value := os.environ.get(name, "")).isdecimal()), -1)
     # Of fixed width, so that it is replaced in one piece. Not kept open: a program may close all its descriptors.
     line = f"{int(_count):20d} {now:20.3f} {rank:8d}\n".encode()
@@ -68,6 +69,7 @@ def _write(now: float) -> None:
         os.write(descriptor, line)
     finally:
         os.close(descriptor)
+    return max(_EVERY, min((time.monotonic() - now) / _MOST_TIME, _PAUSE))
 
 
 def read_steps(directory: str) -> Sequence[RankSteps]:

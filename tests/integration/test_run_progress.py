@@ -20,6 +20,7 @@ from stoker.runs.progress import ProgressTracker
 
 # Seconds on the clock of the tracker.
 APART = 100.0
+EVERY_STEP = "import stoker, stoker.step_file as f; f._EVERY = 0.0; f._MOST_TIME = 1e9"
 
 
 class TreeOf:
@@ -84,7 +85,7 @@ def test_steps_of_two_ranks_are_added_and_kept_apart(start: Callable[..., Progra
     ranks = [start(STOKER_RUN_DIR=str(tmp_path), RANK=str(rank)) for rank in (1, 0)]
     tracker = ProgressTracker(TreeOf(*(rank.pid for rank in ranks)), directory=str(tmp_path))
     for rank in ranks:
-        rank.run("import stoker, stoker.step_file as f; f._EVERY = 0.0")
+        rank.run(EVERY_STEP)
     seen = looks(tracker)
     last = next(seen)
     assert last.trust == "none"
@@ -103,7 +104,7 @@ def test_steps_of_two_ranks_are_added_and_kept_apart(start: Callable[..., Progra
 def test_number_given_to_step_may_begin_anew(start: Callable[..., Program], tmp_path: Path) -> None:
     program = start(STOKER_RUN_DIR=str(tmp_path))
     tracker = ProgressTracker(TreeOf(program.pid), directory=str(tmp_path))
-    program.run("import stoker, stoker.step_file as f; f._EVERY = 0.0")
+    program.run(EVERY_STEP)
     found: list[int | None] = []
     for number in (1, 2, 1, 2):
         program.run(f"stoker.step({number})")
@@ -170,7 +171,7 @@ def test_files_that_grow_show_progress(name: str, trust: str, start: Callable[..
 
 def test_better_source_takes_over_and_stays(start: Callable[..., Program], tmp_path: Path) -> None:
     program = start("out", STOKER_RUN_DIR=str(tmp_path))
-    program.run("import stoker, stoker.step_file as f; f._EVERY = 0.0")
+    program.run(EVERY_STEP)
     seen = looks(ProgressTracker(TreeOf(program.pid), directory=str(tmp_path)))
     next(seen)
     trusts = []

@@ -16,6 +16,7 @@ from stoker.runs.postmortem.processes import RankNumber, read_processes
 from stoker.runs.postmortem.ranks import Comparison, Rank, collective_of, compare, ranks_of
 from stoker.runs.postmortem.report import brief, render
 from stoker.runs.postmortem.stacks import Stack
+from stoker.runs.record import Progress, RankProgress
 from tests.support.looks import a_gpu, a_process, a_reading
 from tests.unit.test_postmortem_report import (
     ALL_REDUCE,
@@ -243,6 +244,14 @@ class TestRanksOfARun:
         )
         found = ranks_of(msgspec.structs.replace(facts, looks=[before, before, *facts.looks]))
         assert [(rank.pid, rank.is_gone) for rank in found] == [(101, False), (102, False)]
+
+    def test_steps_that_a_process_reported_are_those_of_its_rank(self) -> None:
+        facts = distributed(101, 102)
+        reported = RankProgress(rank=1, pid=102, steps=1040, since=5.0)
+        progress = Progress(steps=1040, since=5.0, trust="call", ranks=(reported,))
+        status = msgspec.structs.replace(facts.status, progress=progress)
+        found = ranks_of(msgspec.structs.replace(facts, status=status))
+        assert [(rank.pid, rank.steps) for rank in found] == [(101, None), (102, 1040)]
 
     def test_process_of_another_user_is_no_rank(self) -> None:
         facts = distributed(101, 102)

@@ -299,6 +299,8 @@ def ranks_of(facts: RunFacts) -> list[Rank]:
     labels, seen = _seen_on_gpus(facts.looks, frozenset(alive))
     last = {reading.uuid: reading for reading in facts.looks[-1].readings} if facts.looks else {}
     threads = {stack.pid: _telling(stack.threads) for stack in facts.stacks if known(stack.threads) and stack.threads}
+    progress = facts.status.progress
+    steps = {one.pid: one.steps for one in progress.ranks} if progress is not None else {}
     found: dict[int, Rank] = {}
     for uuid, counts in seen.items():
         here = [pid for pid in counts if pid in alive]
@@ -314,6 +316,7 @@ def ranks_of(facts: RunFacts) -> list[Rank]:
                     trouble="" if not here else _trouble(reading),
                     utilization=_mean_of(reading),
                     thread=threads.get(pid),
+                    steps=steps.get(pid),
                 )
     return _numbered(list(found.values()), alive)
 
