@@ -17,6 +17,7 @@ from stoker.gpus.model import JobProgress
 from stoker.procfs import Identity, identify
 from stoker.runs.processes.tree import scan_processes
 from stoker.runs.progress import ProgressTracker
+from tests.unit.test_log_wandb import HISTORY, STATS, message, written
 
 # Seconds on the clock of the tracker.
 APART = 100.0
@@ -70,7 +71,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
                 )
             )
             cleanup.callback(process.kill)
-            return Program(process)
+            program = Program(process)
+            program.run("pass")  # its output is redirected from then on
+            return program
 
         yield started
 
@@ -167,6 +170,21 @@ def test_files_that_grow_show_progress(name: str, trust: str, start: Callable[..
     assert next(seen).steps == 3
     program.run(f"other = open({name!r}, 'rb')")
     assert next(seen).steps == 3
+
+
+def test_metrics_of_wandb_are_steps_and_samples_of_the_machine_are_none(
+    start: Callable[..., Program], tmp_path: Path
+) -> None:
+    program = start()
+    program.run("file = open('run-abc.wandb', 'ab', buffering=0)")
+    program.run(f"file.write({written()!r})")
+    seen = looks(ProgressTracker(TreeOf(program.pid)))
+    last = next(seen)
+    for field in [HISTORY, STATS, HISTORY, STATS, HISTORY]:
+        record = written(message(field, 100))[7:]
+        program.run(f"file.write({record!r})")
+        last = next(seen)
+    assert (last.trust, last.steps) == ("events", 3)
 
 
 def test_better_source_takes_over_and_stays(start: Callable[..., Program], tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol, get_args
 
 from stoker.gpus.model import JobProgress, Trust
+from stoker.logs.wandb import BLOCK, count_steps
 from stoker.procfs import Identity
 from stoker.runs.processes.usage import Usage, UsageMeter, WrittenFile, written_files
 from stoker.runs.record import Progress, RankProgress
@@ -35,6 +36,8 @@ _MOST_STEPS: Final = 2**53
 _LOG_NAME: Final = re.compile(r"\.(?:log|out|err|txt|jsonl)$")
 _EVENTS_NAME: Final = re.compile(r"(?:^|/)events\.out\.tfevents\.[^/]*$|\.csv$")
 _CHECKPOINT_NAME: Final = re.compile(r"\.(?:ckpt|pt|pth|safetensors|distcp)(?:\.[^/]*)?$|/checkpoint-\d[^/]*/[^/]*$")
+# Most files of a job are none of these.
+_NAME: Final = re.compile("|".join((_LOG_NAME.pattern, _EVENTS_NAME.pattern, _CHECKPOINT_NAME.pattern, r"\.wandb$")))
 _STANDARD_OUTPUT: Final = (1, 2)
 
 
@@ -86,7 +89,7 @@ class ProgressTracker:
         self._every = every
         self._sources: dict[Trust, _Source] = {trust: _Source() for trust in _BEST_FIRST}
         self._ranks: dict[int, RankSteps] = {}
-        self._tails: dict[str, _StepTail] = {}
+        self._tails: dict[str, _Tail] = {}
         self._positions: dict[tuple[str, int, int], int] | None = None
         """Of the files that the job writes; None before the first scan."""
         self._meter = UsageMeter()
@@ -146,7 +149,7 @@ class ProgressTracker:
         path = self._log()
         if path is None:
             return
-        tail = self._tails.setdefault("", _StepTail())
+        tail = self._tails.setdefault("", _LogTail())
         steps = tail.read(path)
         if tail.has_grown:
             self._sources["output"].advance(1, at)
@@ -170,8 +173,8 @@ class ProgressTracker:
 
     def _read_files(self, at: float, files: Sequence[WrittenFile]) -> None:
         before, self._positions = self._positions, {file[:3]: file.position for file in files}
-        if steps := self._read_tails(files):
-            self._sources["log"].advance(steps, at)
+        for trust, steps in self._read_tails(files).items():
+            self._sources[trust].advance(steps, at)
         if before is None:
             return
         grown = [file for file in files if file.position > before.get(file[:3], file.position)]
@@ -183,47 +186,40 @@ class ProgressTracker:
         if any(file.descriptor in _STANDARD_OUTPUT for file in grown):
             self._sources["output"].advance(1, at)
 
-    def _read_tails(self, files: Sequence[WrittenFile]) -> int:
-        logs = {file.path: file for file in files if _is_log(file)}
-        self._tails = {path: tail for path, tail in self._tails.items() if path in logs or path == ""}
-        steps = 0
-        for path, file in logs.items():
-            if path not in self._tails:
-                # A file server that does not answer must not stop the supervisor.
-                if len(self._tails) >= _MOST_TAILS or not file.is_on(self._device):
-                    continue
-                self._tails[path] = _StepTail()
-            steps += self._tails[path].read(file.opened)
-        return steps
+    def _read_tails(self, files: Sequence[WrittenFile]) -> Mapping[Trust, int]:
+        """The new steps in files whose content shows them."""
+        readable = {file.path: (kind, file) for file in files if (kind := _tail_of(file)) is not None}
+        self._tails = {path: tail for path, tail in self._tails.items() if path in readable or path == ""}
+        found: dict[Trust, int] = {}
+        for path, (kind, file) in readable.items():
+            # A file server that does not answer must not stop the supervisor.
+            if path not in self._tails and len(self._tails) < _MOST_TAILS and file.is_on(self._device):
+                self._tails[path] = kind()
+            tail = self._tails.get(path)
+            if tail is not None and (steps := tail.read(file.opened)):
+                found[tail.trust] = found.get(tail.trust, 0) + steps
+        return found
 
 
 _BEST_FIRST: Final[tuple[Trust, ...]] = tuple(trust for trust in get_args(Trust) if trust != "none")
 
 
 def _is_wanted(path: str, descriptor: int) -> bool:
-    return (
-        descriptor in _STANDARD_OUTPUT
-        or _LOG_NAME.search(path) is not None
-        or _EVENTS_NAME.search(path) is not None
-        or _CHECKPOINT_NAME.search(path) is not None
-    )
+    return descriptor in _STANDARD_OUTPUT or _NAME.search(path) is not None
 
 
-def _is_log(file: WrittenFile) -> bool:
-    return file.descriptor in _STANDARD_OUTPUT or _LOG_NAME.search(file.path) is not None
+class _Tail:
+    """The end of a file that grows."""
 
-
-class _StepTail:
-    """The steps in a file that grows."""
+    trust: ClassVar[Trust]
 
     def __init__(self) -> None:
-        self._counter: StepCounter | None = None
         self._file = (0, 0)
-        self._done = 0
-        """Bytes of finished lines that were read."""
         self._stamp = (-1, -1)
+        self._done = 0
+        """Bytes that need not be read again."""
         self.has_grown = False
-        """Whether the last read found more than the one before."""
+        """Whether the last read found a change since the one before."""
 
     def read(self, path: str) -> int:
         """How many new steps it shows."""
@@ -233,24 +229,35 @@ class _StepTail:
         except OSError:
             return 0
         try:
-            return self._read(descriptor)
+            found = os.fstat(descriptor)
+            file, stamp = (found.st_dev, found.st_ino), (found.st_size, found.st_mtime_ns)
+            if not stat.S_ISREG(found.st_mode) or (file, stamp) == (self._file, self._stamp):
+                return 0
+            self.has_grown = self._stamp != (-1, -1)
+            if file != self._file or found.st_size < self._done:
+                self._done = 0
+            self._file, self._stamp = file, stamp
+            return self._count(descriptor, found.st_size)
         except OSError:
             return 0
         finally:
             os.close(descriptor)
 
-    def _read(self, descriptor: int) -> int:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            return 0
-        file, stamp = (found.st_dev, found.st_ino), (found.st_size, found.st_mtime_ns)
-        if (file, stamp) == (self._file, self._stamp):
-            return 0
-        self.has_grown = self._stamp != (-1, -1)
-        if file != self._file or found.st_size < self._done:
-            self._done = 0
-        self._file, self._stamp = file, stamp
-        begin = max(self._done, found.st_size - _MOST_BYTES)
+    def _count(self, descriptor: int, size: int) -> int:
+        raise NotImplementedError
+
+
+class _LogTail(_Tail):
+    """The steps that a program prints."""
+
+    trust = "log"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counter: StepCounter | None = None
+
+    def _count(self, descriptor: int, size: int) -> int:
+        begin = max(self._done, size - _MOST_BYTES)
         data = os.pread(descriptor, _MOST_BYTES, begin)
         # The last line may be rewritten in place: it is read again.
         self._done = begin + max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
@@ -260,6 +267,24 @@ class _StepTail:
 
             self._counter = StepCounter()
         return self._counter.feed(data.decode(errors="replace"))
+
+
+class _WandbTail(_Tail):
+    """The metrics in a file of Weights & Biases."""
+
+    trust = "events"
+
+    def _count(self, descriptor: int, size: int) -> int:
+        if size - self._done > _MOST_BYTES:
+            self._done = (size - _MOST_BYTES) // BLOCK * BLOCK + BLOCK
+        steps, self._done = count_steps(os.pread(descriptor, _MOST_BYTES, self._done), self._done)
+        return steps
+
+
+def _tail_of(file: WrittenFile) -> type[_Tail] | None:
+    if file.path.endswith(".wandb"):
+        return _WandbTail
+    return _LogTail if file.descriptor in _STANDARD_OUTPUT or _LOG_NAME.search(file.path) else None
 
 
 def _device(directory: str | None) -> int | None:

@@ -94,8 +94,12 @@ class WrittenFile(NamedTuple):
 
     def is_on(self, device: int | None) -> bool:
         """Whether it is on a local file system, or on this device: reading it then waits for no other machine."""
+        try:
+            mounts = _read(f"/proc/{self.pid}/mountinfo")
+        except OSError:
+            return False
         # See proc_pid_mountinfo(5): `36 35 98:0 / /data rw,noatime - ext4 /dev/sda rw`.
-        for line in _read(f"/proc/{self.pid}/mountinfo").splitlines():
+        for line in mounts.splitlines():
             words = line.split()
             if words[0] == self.mount:
                 number, kind = words[2].decode(), words[words.index(b"-") + 1].decode()
