@@ -51,6 +51,27 @@ def test_a_job_from_the_link_to_its_end(browser: Browser, site: PageSite, size: 
         _log_out(shown, site)
 
 
+def test_hang_is_warned_of_and_explained_on_a_phone(browser: Browser, site: PageSite) -> None:
+    with screen(browser, "phone") as shown, site.client() as api:
+        _come_in(shown, site)
+        policy = {"stalled_window": 48.0, "every": 0.25, "warn_at": 0.1}
+        train = _train("--hang", "rank-dead", "--hang-after", 120, "--step", "40ms")
+        hung = _submitted(api, "bert", train, gpus=2, policy=policy)
+        running = shown.page.locator("#section-running")
+        expect(running.get_by_text("may hang", exact=True)).to_be_visible()
+        expect(running.get_by_text("the process on GPU 1 is gone")).to_contain_text("unless it works or is snoozed")
+        shown.look_over("10-may-hang")
+        wait_for(lambda: _state(api, hung) == "failed", named="the stop of the job that hangs")
+        shown.page.goto(str(api.base_url.join(f"/jobs/{hung}")))
+        expect(shown.page.get_by_text("stopped: stalled").first).to_be_visible()
+        shown.page.get_by_text("Full report").click()
+        report = shown.page.locator(".report-text")
+        expect(report.get_by_role("heading", name="Why this is a hang")).to_be_visible()
+        expect(report).to_contain_text("Rank 1 (GPU 1) is gone: its process has ended")
+        report.get_by_role("heading", name="Why this is a hang").scroll_into_view_if_needed()
+        shown.look_over("11-hang-report")
+
+
 def test_a_phone_that_slept_is_right_again(browser: Browser, site: PageSite) -> None:
     with screen(browser, "phone") as shown, site.client() as api:
         _come_in(shown, site)

@@ -130,6 +130,17 @@ def test_gpu_with_a_fatal_error_does_not_hide_the_hang_of_the_others() -> None:
     assert job.until_stopped(SPIN, broken) == pytest.approx(10 * MINUTE, abs=2 * EVERY)
 
 
+@pytest.mark.parametrize(("last_steps", "minutes"), [(1, 10), (2, 10), (9, 60)])
+def test_rank_that_is_gone_before_the_last_step_is_seen_is_missed(last_steps: int, minutes: int) -> None:
+    """A job that goes on without a process does not wait for it."""
+    job = Job()
+    job.work()
+    job.dead = frozenset({1})
+    for _ in range(last_steps):
+        job.look([WORK, IDLE], steps=True)
+    assert job.until_stopped(SPIN, IDLE) == pytest.approx(minutes * MINUTE, abs=2 * EVERY)
+
+
 def test_verdict_has_its_evidence() -> None:
     job = Job()
     job.work()

@@ -156,6 +156,8 @@ class _Board:
         self.had_process = False
         """Whether a process of the job was on it while the job made steps."""
         self.lost_process = False
+        self.steps_without = 0
+        """Steps of the job since a process of it was on the board."""
         self.is_broken = False
         """Whether the driver has reported an error after which it does nothing more."""
         self.floor: float | None = None
@@ -394,11 +396,16 @@ class StalledRule(Rule):
     def _find_lost_ranks(self, activities: Sequence[Activity], *, stepped: bool) -> None:
         for activity in activities:
             board = self._boards[activity.uuid]
-            if stepped:
-                board.had_process = bool(activity.processes)
-                board.lost_process = False
-            elif board.had_process and activity.reading is not None and known(activity.reading.processes):
-                board.lost_process = not activity.processes
+            if activity.processes:
+                board.had_process = board.had_process or stepped
+                board.steps_without = 0
+            elif stepped:
+                # The last step of the others may be seen after the end of the process. More steps are made without it.
+                board.steps_without += 1
+                board.had_process = board.had_process and board.steps_without < LEAST_STEPS
+            is_known = activity.reading is not None and known(activity.reading.processes)
+            if stepped or is_known:
+                board.lost_process = board.had_process and not stepped and not activity.processes
 
     def _advance(self, at: float, last: float | None, look: _Look) -> None:
         if at < self._not_before:
