@@ -781,3 +781,18 @@ def test_short_use_by_others_does_not_make_a_job_that_prepares_a_user_of_its_gpu
         if rule.observe(Observation(at, [activity], progress=DOWNLOADING._replace(cpu=0.1, io=0.0))).effect == "act":
             break
     assert at / MINUTE in {fired, fired + check_minutes}
+
+
+@pytest.mark.parametrize(("samples", "fired"), [(1, False), (360, True)])
+def test_steps_between_momentary_samples_of_zero_are_work(samples: int, fired: bool) -> None:
+    rule, at, acted = usual(), 0.0, False
+    reading = msgspec.structs.replace(Reading.unknown("GPU-0", "n/a"), utilization=Utilization(0.0, 0.0, samples))
+    while at < 5 * 60 * MINUTE:
+        at += MINUTE
+        steps = JobProgress(int(at // (4 * MINUTE)), at - at % (4 * MINUTE), "log", cpu=8.0)
+        peak, process = (0.9, (a_process(1),)) if at <= 5 * MINUTE else (0.0, ())
+        verdict = rule.observe(
+            Observation(at, [Activity("GPU-0", "GPU 0", 0.0, peak, reading, process)], progress=steps)
+        )
+        acted = acted or verdict.effect == "act"
+    assert acted == fired

@@ -13,10 +13,11 @@ from stoker.rules.rule import Verdict
 from stoker.runs.postmortem.facts import RunFacts
 from stoker.runs.postmortem.hints import hints
 from stoker.runs.postmortem.processes import RankNumber, read_processes
-from stoker.runs.postmortem.ranks import Comparison, Rank, collective_of, compare, ranks_of
+from stoker.runs.postmortem.ranks import Comparison, Rank, collective_of, compare, compare_ranks, ranks_of
 from stoker.runs.postmortem.report import brief, render
 from stoker.runs.postmortem.stacks import Stack
 from stoker.runs.record import Progress, RankProgress
+from stoker.step_file import RankSteps
 from tests.support.looks import a_gpu, a_process, a_reading
 from tests.unit.test_postmortem_report import (
     ALL_REDUCE,
@@ -230,6 +231,25 @@ class TestRanksOfARun:
     def test_numbers_that_are_not_unique_are_not_used(self, numbers: list[int | None]) -> None:
         """Slurm's number is inherited by everything that one task starts."""
         assert [rank.number for rank in ranks_of(distributed(101, 102, numbers=numbers))] == [None, None]
+
+    def test_steps_of_a_process_say_its_number_also_when_it_is_gone(self) -> None:
+        steps = [RankSteps(number, pid, 70, 3.0) for number, pid in enumerate((101, 102, 103))]
+        facts = distributed(101, 102, 103, gone=[101], numbers=[None, None, None], steps=steps)
+        assert [(rank.number, rank.is_gone) for rank in ranks_of(facts)] == [(0, True), (1, False), (2, False)]
+
+    @pytest.mark.parametrize(("made", "pattern"), [(4, "behind"), (5, "together")])
+    def test_rank_with_fewer_steps_is_behind(self, made: int, pattern: str) -> None:
+        steps = [RankSteps(number, pid, 5 if number else made, 3.0) for number, pid in enumerate((101, 102, 103))]
+        found = compare_ranks(distributed(101, 102, 103, steps=steps))
+        assert found is not None
+        assert found.pattern == pattern
+
+    def test_steps_that_are_reported_now_and_then_are_not_compared(self) -> None:
+        many = 7000 * 100  # a hundred a second
+        steps = [RankSteps(number, pid, many - 60 * (not number), 3.0) for number, pid in enumerate((101, 102, 103))]
+        found = compare_ranks(distributed(101, 102, 103, steps=steps))
+        assert found is not None
+        assert found.pattern == "together"
 
     def test_restarted_process_takes_the_place_of_the_one_before(self) -> None:
         facts = distributed(101, 102)

@@ -51,6 +51,8 @@ _LONG_USE_SHARE: Final = 1 / 6
 # The job's processes work on the CPU: at least half a core, or this much read and written in a second.
 _WORKING_CORES: Final = 0.5
 _WORKING_IO: Final = 1e6
+# Progress that only a working job makes.
+_STEPS: Final = ("call", "log")
 # They do nothing: an idle notebook stays below.
 _QUIET_CORES: Final = 0.05
 _QUIET_IO: Final = 1e5
@@ -232,9 +234,14 @@ class _CpuClock:
         self._worked = 0.0
         self._quiet_since: float | None = None
         self._last: float | None = None
+        self._steps: int | None = None
+        self.step_at: float | None = None
+        """When the job last made a step that can be trusted."""
 
     def observe(self, at: float, progress: JobProgress, longest_gap: float, *, idle: bool) -> None:
         last, self._last = self._last, at
+        if progress.trust in _STEPS and progress.steps != self._steps:
+            self._steps, self.step_at = progress.steps, progress.since
         passed = 0.0 if last is None or _is_gap(last, at, longest_gap) else at - last
         cpu, io = progress.cpu, progress.io or 0.0
         if not idle:
@@ -297,6 +304,8 @@ class IdleRule(Rule):
         self._at = begun
         self._used = False
         """Whether the job has used a GPU at all."""
+        self._momentary = False
+        """Whether the driver reports single samples, which leave out most of the time."""
         self._in_use = 0.0
         """Seconds in which a GPU was used, perhaps by others."""
         self._fulfilled = False
@@ -306,6 +315,7 @@ class IdleRule(Rule):
         passed, self._at = at - self._at, at
         self._arming.observe(at, activities)
         self._note_use(activities, passed)
+        self._momentary = any(_samples(activity) == 1 for activity in activities)
         clocks = {a.uuid: self._clocks.get(a.uuid) or _IdleClock() for a in activities}
         earliest = self._earliest
         for activity in activities:
@@ -352,6 +362,8 @@ class IdleRule(Rule):
     def _window(self, since: float) -> float:
         """How long the GPUs must stay idle that have been since then, by what is known now."""
         policy = self.policy
+        if self._used and self._momentary and self._at - (self._cpu.step_at or -math.inf) < policy.window:
+            return policy.unused_window  # it works in bursts that the samples miss
         if self._used:
             return policy.cpu_window if self._cpu.works(self._at - since) else policy.window
         quiet_since = self._cpu.quiet_since()

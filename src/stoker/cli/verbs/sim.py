@@ -306,6 +306,7 @@ _PLAIN: Final = "\x1b[0m"
 @click.option(
     "--hang-after", type=click.IntRange(1), default=20, metavar="STEPS", help="After how many steps --hang does [20]."
 )
+@click.option("--report-steps", is_flag=True, help="With --ranks: report each step by stoker.step().")
 def train(
     epochs: int,
     steps: int,
@@ -319,6 +320,7 @@ def train(
     ranks: int | None,
     hang: "Hang | None",
     hang_after: int,
+    report_steps: bool,
 ) -> None:
     """Run a simulated training: progress bars, a falling loss, and memory that depends on the batch size.
 
@@ -342,7 +344,8 @@ def train(
 
         held = memory + batch_size * per_example
         steps_in_all = epochs * steps
-        sys.exit(launch(RankPlan(machine.spec, ranks or 2, held, steps_in_all, step_time, speed, hang, hang_after)))
+        plan = RankPlan(machine.spec, ranks or 2, held, steps_in_all, step_time, speed, hang, hang_after, report_steps)
+        sys.exit(launch(plan))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
     loss = 2.5
     dice = random.Random(f"{lr} {steps}")  # noqa: S311 - no secret depends on it

@@ -25,6 +25,7 @@ from stoker.gpus.sim.load import idle, spin
 from stoker.gpus.sim.machine import SimMachine
 from stoker.gpus.sim.process import SimulatedProcess
 from stoker.gpus.visible import visible_gpus
+from stoker.step_file import step as report_step
 
 Hang = Literal["nccl", "loader", "livelock", "rank-dead", "gpu-lost"]
 HANGS: Final[tuple[Hang, ...]] = get_args(Hang)
@@ -53,6 +54,8 @@ class RankPlan(msgspec.Struct, frozen=True):
     """1 for the best learning rate, less for others."""
     hang: Hang | None
     hang_after: int
+    report_steps: bool = False
+    """Whether it calls `stoker.step()`."""
     rank: int = 0
 
     @property
@@ -103,6 +106,8 @@ class Rank:
         for step in range(1, self.plan.steps + 1):
             time.sleep(self.plan.step_time)
             hang = self.plan.hang if step == self.plan.hang_after else None
+            if self.plan.report_steps:
+                report_step(step)
             self._print_step(step, at_once=hang is not None or step == self.plan.steps)
             if hang is not None:
                 _HANGS[hang](self)

@@ -13,6 +13,7 @@ from stoker.runs.postmortem.outputs import Output
 from stoker.runs.postmortem.processes import ProcessInfo
 from stoker.runs.postmortem.stacks import Stack, Thread
 from stoker.runs.record import Spec, Status
+from stoker.step_file import RankSteps
 
 # Messages of the supervisor. After output without a line end they are on the same line.
 _SUPERVISOR_MESSAGE: Final = re.compile(r"\bstoker: .*\n?")
@@ -46,6 +47,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The uuids of the GPUs that the rule judged; None: all."""
     processes: Sequence[ProcessInfo] = ()
     stacks: Sequence[Stack] = ()
+    steps: Sequence[RankSteps] = ()
+    """Of every process that called `stoker.step()`."""
     outputs: Sequence[Output] = ()
     """The end of each output of the run."""
     driver: Maybe[str] = Unknown("it was not read")

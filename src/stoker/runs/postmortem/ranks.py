@@ -8,7 +8,7 @@ from stoker.gpus.model import Look, Reading, known
 from stoker.gpus.nvidia import RESET_XIDS
 from stoker.runs.postmortem.causes import cause_of, library_calls
 from stoker.runs.postmortem.facts import RunFacts
-from stoker.runs.postmortem.processes import ProcessInfo
+from stoker.runs.postmortem.processes import RankNumber
 from stoker.runs.postmortem.stacks import Frame, Thread
 from stoker.runs.postmortem.text import clipped, code, listed, prose, shown_frame
 from stoker.units import capitalized, format_percent
@@ -22,6 +22,8 @@ LEAST_LOOKS: Final = 2
 # A GPU at or above the first waits inside a collective; one below the second has not entered it.
 SPINS_FROM: Final = 0.95
 STILL_BELOW: Final = 0.05
+# Seconds after which `stoker.step()` has reported a step.
+_REPORTED_WITHIN: Final = 1.0
 _MOST_GROUPS: Final = 6
 _PLACE_WIDTH: Final = 100
 
@@ -85,11 +87,17 @@ class _Place(NamedTuple):
         return f"{code(self.line)}, waiting for its GPU" if self.waits_for_gpu else code(self.line)
 
 
-def compare(ranks: Sequence[Rank], *, total: int | None = None, directory: str = "") -> Comparison | None:
-    """None for fewer than two ranks. `total`: how many the job has on all machines, where known."""
+def compare(
+    ranks: Sequence[Rank], *, total: int | None = None, directory: str = "", blur: float = 0.0
+) -> Comparison | None:
+    """None for fewer than two ranks.
+
+    `total`: how many the job has on all machines, where known. `blur`: how far apart the steps of ranks may be without
+    a meaning.
+    """
     if len(ranks) < 2:
         return None
-    found = _Comparing(ranks, total, directory)
+    found = _Comparing(ranks, total, directory, blur)
     found.compare()
     return Comparison(found.pattern, tuple(found.sentences), tuple(found.suspects))
 
@@ -97,13 +105,14 @@ def compare(ranks: Sequence[Rank], *, total: int | None = None, directory: str =
 class _Comparing:
     """Collects sentences; the first that says something sets the pattern and names the suspects."""
 
-    def __init__(self, ranks: Sequence[Rank], total: int | None, directory: str) -> None:
+    def __init__(self, ranks: Sequence[Rank], total: int | None, directory: str, blur: float) -> None:
         self.pattern: Pattern = "unclear"
         self.sentences: list[str] = []
         self.suspects: list[int] = []
         self._ranks = ranks
         self._live = [rank for rank in ranks if not rank.is_gone]
         self._total = total
+        self._blur = blur
         self._places = {rank: _place(rank.thread, directory) for rank in self._live if rank.thread is not None}
 
     def compare(self) -> None:
@@ -200,7 +209,7 @@ class _Comparing:
     def _steps(self) -> None:
         counted = {rank: rank.steps for rank in self._live if rank.steps is not None}
         most = max(counted.values(), default=0)
-        behind = [rank for rank, steps in counted.items() if steps < most]
+        behind = [rank for rank, steps in counted.items() if steps < most - self._blur]
         if behind and len(behind) <= len(counted) / 2:
             least = min(counted[rank] for rank in behind)
             verb = "is" if len(behind) == 1 else "are"
@@ -290,7 +299,10 @@ def compare_ranks(facts: RunFacts) -> Comparison | None:
     """None for a job with fewer than two processes on GPUs."""
     totals = [process.rank.total for process in facts.processes if process.rank is not None]
     total = max((each for each in totals if each is not None), default=None)
-    return compare(ranks_of(facts), total=total, directory=facts.spec.directory)
+    # A process that makes many steps a second reports them only now and then.
+    lasted = max((facts.status.ended or 0.0) - facts.spec.started, 1.0)
+    blur = max((one.steps for one in facts.steps), default=0) / lasted * _REPORTED_WITHIN
+    return compare(ranks_of(facts), total=total, directory=facts.spec.directory, blur=blur if blur >= 1 else 0.0)
 
 
 def ranks_of(facts: RunFacts) -> list[Rank]:
@@ -301,6 +313,8 @@ def ranks_of(facts: RunFacts) -> list[Rank]:
     threads = {stack.pid: _telling(stack.threads) for stack in facts.stacks if known(stack.threads) and stack.threads}
     progress = facts.status.progress
     steps = {one.pid: one.steps for one in progress.ranks} if progress is not None else {}
+    # What the files of the ranks hold at the time of the report is newer than the status.
+    steps |= {one.pid: one.steps for one in facts.steps}
     found: dict[int, Rank] = {}
     for uuid, counts in seen.items():
         here = [pid for pid in counts if pid in alive]
@@ -318,7 +332,9 @@ def ranks_of(facts: RunFacts) -> list[Rank]:
                     thread=threads.get(pid),
                     steps=steps.get(pid),
                 )
-    return _numbered(list(found.values()), alive)
+    told = {one.pid: RankNumber(one.rank) for one in facts.steps if one.rank is not None}
+    told |= {pid: process.rank for pid, process in alive.items() if process.rank is not None}
+    return _numbered(list(found.values()), told)
 
 
 def _seen_on_gpus(looks: Sequence[Look], alive: frozenset[int]) -> tuple[dict[str, str], dict[str, dict[int, int]]]:
@@ -353,14 +369,15 @@ def _mean_of(reading: Reading | None) -> float | None:
     return reading.utilization.mean if reading is not None and known(reading.utilization) else None
 
 
-def _numbered(ranks: Sequence[Rank], alive: Mapping[int, ProcessInfo]) -> list[Rank]:
+def _numbered(ranks: Sequence[Rank], told: Mapping[int, RankNumber]) -> list[Rank]:
     """With their numbers, where each has another one. That of a process that is gone is the one that is missing."""
-    said = {rank.pid: alive[rank.pid].rank for rank in ranks if not rank.is_gone}
-    numbers = {pid: rank.number for pid, rank in said.items() if rank is not None}
-    if len(numbers) < len(said) or len(set(numbers.values())) < len(numbers) or not numbers:
+    known_ranks = {rank.pid: told[rank.pid] for rank in ranks if rank.pid in told}
+    numbers = {pid: rank.number for pid, rank in known_ranks.items()}
+    is_complete = all(rank.pid in numbers for rank in ranks if not rank.is_gone)
+    if not is_complete or len(set(numbers.values())) < len(numbers) or not numbers:
         return list(ranks)
-    gone = [rank.pid for rank in ranks if rank.is_gone]
-    first = min(rank.number - (rank.local if rank.local is not None else rank.number) for rank in said.values() if rank)
+    gone = [rank.pid for rank in ranks if rank.pid not in numbers]
+    first = min(rank.number - rank.local if rank.local is not None else 0 for rank in known_ranks.values())
     missing = sorted(set(range(first, first + len(ranks))) - set(numbers.values()))
     if len(missing) == len(gone):
         numbers |= dict(zip(gone, missing, strict=True))

@@ -40,6 +40,7 @@ from stoker.runs.postmortem.text import (
 )
 from stoker.runs.processes.signals import SignalStream
 from stoker.runs.record import Ending, Journal, Record, Status
+from stoker.step_file import RankSteps, read_steps
 from stoker.streams import ERROR, emit
 from stoker.units import capitalized, format_duration, format_memory
 from stoker.version import __version__
@@ -105,6 +106,7 @@ class Postmortem:
             idle_window=rule_window,
             below=next((policy.below for policy in policies), None),
             judged=status.used or judged,
+            steps=_steps(record),
             driver=_driver(),
         )
 
@@ -133,6 +135,13 @@ class Postmortem:
             emit(ERROR, f"stoker: {error}\n")
             return False
         return True
+
+
+def _steps(record: Record) -> Sequence[RankSteps]:
+    try:
+        return read_steps(str(record.directory)) if record.is_kept else ()
+    except OSError:
+        return ()
 
 
 def _ended_now(status: Status) -> Status:

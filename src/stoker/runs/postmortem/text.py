@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from stoker.gpus.model import Look, Maybe, Unknown, known
 from stoker.logs.terminal import plain_line, plain_text
 from stoker.masking import masked_command
-from stoker.runs.postmortem.causes import cause_of, own_call, waits_for_work
+from stoker.runs.postmortem.causes import CHILD, JOIN, cause_of, own_call, waits_for_work
 from stoker.runs.postmortem.facts import RunFacts
 from stoker.runs.postmortem.processes import ProcessInfo
 from stoker.runs.postmortem.stacks import Frame, Thread
@@ -114,7 +114,10 @@ def stacks_as_markdown(facts: RunFacts, suspects: Sequence[int] = ()) -> str:
 def where_it_was(facts: RunFacts) -> Iterator[str]:
     """`load (data.py:17)`, for each place in the user's own code where a main thread was."""
     seen: set[str] = set()
-    for threads, _ in _groups(facts):
+    on_gpus = facts.pids_on_gpus()
+    for threads, pids in _groups(facts):
+        if on_gpus and on_gpus.isdisjoint(pids) and cause_of(threads[0]) in (CHILD, JOIN):
+            continue  # it only waits for the processes on the GPUs
         frame = own_call(threads[0])
         if frame and (place := shown_frame(frame, facts.spec.directory)) not in seen:
             seen.add(place)
