@@ -91,7 +91,7 @@ def _start(plan: RankPlan) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(words, env=environment)
 
 
-class Rank:
+class SimulatedRank:
     """One rank: it takes steps until it is done or hangs."""
 
     def __init__(self, plan: RankPlan, gpu: SimulatedProcess) -> None:
@@ -120,7 +120,7 @@ class Rank:
             _print(f"step {step}/{self.plan.steps} loss={0.2 + 2.3 * fall:.4f}")
 
 
-def all_reduce(rank: Rank, *, power: float | None = None) -> None:
+def all_reduce(rank: SimulatedRank, *, power: float | None = None) -> None:
     """Waits for the other ranks as NCCL does: a kernel polls on the GPU, a thread on the CPU, for ever."""
     rank.gpu.play((spin() if power is None else spin(power=power),))
     wait_for_peers()
@@ -133,14 +133,14 @@ def wait_for_peers() -> None:
         pass
 
 
-def _next_batch(rank: Rank) -> None:
+def _next_batch(rank: SimulatedRank) -> None:
     """Waits for a data loader that delivers nothing more."""
     rank.gpu.play((idle(),))
     batches: queue.Queue[None] = queue.Queue()
     batches.get()
 
 
-def _livelock(rank: Rank) -> None:
+def _livelock(rank: SimulatedRank) -> None:
     """A heartbeat goes on while the training does not."""
     if rank.plan.rank == 0:
         threading.Thread(target=_heartbeat, daemon=True).start()
@@ -153,20 +153,20 @@ def _heartbeat() -> None:
         time.sleep(HEARTBEAT_EVERY)
 
 
-def _die_or_wait(rank: Rank) -> None:
+def _die_or_wait(rank: SimulatedRank) -> None:
     if rank.plan.is_last:
         os.kill(os.getpid(), signal.SIGKILL)
     all_reduce(rank)
 
 
-def _lose_gpu_or_wait(rank: Rank) -> None:
+def _lose_gpu_or_wait(rank: SimulatedRank) -> None:
     if rank.plan.is_last:
         machine = rank.gpu.machine
         add_fault(machine, Fault("lost", machine.clock(), rank.gpu.gpu.index))
     all_reduce(rank)
 
 
-_HANGS: Final[dict[Hang, Callable[[Rank], None]]] = {
+_HANGS: Final[dict[Hang, Callable[[SimulatedRank], None]]] = {
     "nccl": all_reduce,
     "loader": _next_batch,
     "livelock": _livelock,
@@ -186,7 +186,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     plan = msgspec.json.decode(sys.argv[1], type=RankPlan)
     with SimulatedProcess.attach(plan.rank, machine=SimMachine.find(plan.machine, os.environ)) as gpu:
-        Rank(plan, gpu).train()
+        SimulatedRank(plan, gpu).train()
 
 
 if __name__ == "__main__":
