@@ -123,5 +123,5 @@ def test_thousands_of_jobs_are_selected_by_tag(kind: str, request: pytest.Fixtur
         assert stoker("cancel", "--all", *where).code == 0
         for rehearsal in (["--dry-run"], []):
             done = stoker("clean", "--older-than", "0s", "--json", *rehearsal, *where)
-            assert (done.json()["forgotten"], done.json()["kept"]) == (many, 0)
+            assert (done.json()["deleted"], done.json()["kept"]) == (many, 0)
         assert store.jobs.counts() == {}

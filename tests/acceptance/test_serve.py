@@ -150,7 +150,7 @@ def test_listen_address_can_come_from_the_file(tmp_path: Path, monkeypatch: pyte
         assert site.address == "https://stoker.example.org"
     for line, sentence in (
         ("prot = 0", "'prot'"),
-        ('queue = "x.db"', "stands above the tables"),
+        ('queue = "x.db"', "[web] has no key 'queue'"),
         ('home = "x"', "'home'"),
     ):
         config.write_text(f"[web]\n{line}\n")

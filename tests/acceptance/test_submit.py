@@ -88,7 +88,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
     return Repository(Path.cwd())
 
 
-def test_submit_prints_only_the_id(tmp_path: Path) -> None:
+def test_submit_prints_only_the_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STOKER_UNUSED_FOR")
     done = submit("--", "python", "train.py", "--lr=1")
     assert (done.code, done.err) == (0, "")
     assert ID.fullmatch(done.out.removesuffix("\n"))
@@ -105,7 +106,8 @@ def test_single_argument_runs_in_a_shell_and_several_do_not() -> None:
     assert job("python", "t.py", "--name", "x")["command"] == ["python", "t.py", "--name", "x"]
 
 
-def test_every_option_reaches_the_job() -> None:
+def test_every_option_reaches_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STOKER_UNUSED_FOR")
     first, second = submit("true").out.strip(), submit("--name", "the second", "true").out.strip()
     found = job(
         *("--name", "a name", "--tag", "x", "--tag", "y", "--gpus", "2", "--memory", "20GiB", "--share"),

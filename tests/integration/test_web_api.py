@@ -420,7 +420,7 @@ def test_what_a_job_asks_for_is_changed_and_changed_back(site: ApiSite, client: 
     body = {"name": "new", "memory": "1GiB", "idle": "off", "environment": {"B": "2"}, "priority": 4, "fit": True}
     done = told(client.patch(f"{V1}/jobs/{name}", json=body))
     after = site.store.jobs.get(name)
-    assert (after.name, after.memory, after.policy) == ("new", 2**30, {"idle": False})
+    assert (after.name, after.memory, after.policy) == ("new", 2**30, {"idle": False, "every": 2.0})
     assert (after.environment, after.priority, bool(after.fit)) == ({"B": "2"}, 4, True)
     assert done["message"].startswith(f"{name} (old): edited (environment, name, memory")
     undone(client, done)
