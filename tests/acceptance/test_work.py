@@ -168,7 +168,7 @@ class TestFree:
         site.work()
         site.wait_until(jobs[0], "running")
         assert site.last_attempt(jobs[0]).gpus == (site.uuid(1),)
-        site.wait_for_why(jobs[1], r"GPU 0 cannot be read \(GPU is lost\)")
+        site.wait_for_why(jobs[1], r"GPU 0 is out of rotation \(XID 79: the GPU has fallen off the bus\)")
 
     def test_machine_without_gpus_runs_jobs_that_need_none(self, site: WorkSite) -> None:
         worker = site.work("--source", "nvml")
