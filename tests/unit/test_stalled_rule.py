@@ -63,7 +63,7 @@ class Job:
             used = reading.utilization
             peak = used if isinstance(used, Unknown) else used.peak
             activities.append(Activity(uuid, f"GPU {number}", EVERY, peak, whole, own))
-        seen = JobProgress(self.steps, self.step_at, "log", **progress)
+        seen = JobProgress(self.steps, self.step_at, **{"trust": "log", **progress})
         return self.rule.observe(Observation(self.at, activities, progress=seen))
 
     def work(self, seconds: float = HOUR, reading: Reading = WORK, step_every: float = EVERY) -> None:
@@ -238,6 +238,14 @@ def test_board_used_by_others_says_nothing() -> None:
         activity = Activity("GPU-0", "GPU 0", EVERY, 1.0, shared, (a_process(100),))
         progress = JobProgress(job.steps, job.step_at, "log")
         assert job.rule.observe(Observation(job.at, [activity], progress=progress)).effect == "none"
+
+
+def test_rhythm_of_a_new_source_of_steps_must_be_seen_before_its_silence_counts() -> None:
+    """A line a minute, then only the end of each epoch is seen: an hour without one is not a hang yet."""
+    job = Job()
+    job.work()
+    job.steps = 1
+    assert job.until_stopped(SPIN, SPIN, trust="events") is None
 
 
 # Interruptions

@@ -270,8 +270,8 @@ class _Steps:
         if progress.steps is None or progress.since is None:
             return False
         if progress.trust != self.trust:
-            # Counts of different sources cannot be compared.
-            self.trust, self._seen, self.longest_gap = progress.trust, None, 0.0
+            # Counts of different sources cannot be compared: the rhythm of the new one must be seen first.
+            self.trust, self._seen, self.count = progress.trust, None, 0
         before, self._seen = self._seen, progress.steps
         if before is None or before == progress.steps:
             return False
