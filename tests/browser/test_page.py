@@ -54,7 +54,7 @@ def test_a_job_from_the_link_to_its_end(browser: Browser, site: PageSite, size: 
 def test_hang_is_warned_of_and_explained_on_a_phone(browser: Browser, site: PageSite) -> None:
     with screen(browser, "phone") as shown, site.client() as api:
         _come_in(shown, site)
-        policy = {"stalled_window": 48.0, "every": 0.25, "warn_at": 0.1}
+        policy = {"stalled_window": 10.0, "every": 0.25, "warn_at": 0.1}
         train = _train("--hang", "rank-dead", "--hang-after", 120, "--step", "40ms")
         hung = _submitted(api, "bert", train, gpus=2, policy=policy)
         running = shown.page.locator("#section-running")

@@ -253,5 +253,5 @@ def test_long_name_is_cut_and_cannot_break_the_line() -> None:
 def test_job_that_a_rule_warns_of_needs_attention() -> None:
     hang = RuleWarning(rule="stalled", word="may hang", reason="GPU 0 makes no progress", at=NOW)
     health = judged(running=(running("warned", name="bert", warning=hang),))
-    assert (health.level, health.headline) == ("attention", "bert may hang: GPU 0 makes no progress")
+    assert (health.level, health.headline) == ("attention", "bert on gpu-box may hang")
     assert health.points[0].job is not None

@@ -33,8 +33,8 @@ class VerbModule(NamedTuple):
 GROUPS: Final = {
     "Watch": {
         "gpus": VerbModule("verbs.gpus", "Show what this machine's GPUs are doing."),
-        "run": VerbModule("verbs.run", "Launch a command and stop it when its GPUs stay idle."),
-        "watch": VerbModule("verbs.watch", "Watch GPUs and act when they stay idle."),
+        "run": VerbModule("verbs.run", "Launch a command and stop it when it idles or hangs."),
+        "watch": VerbModule("verbs.watch", "Watch GPUs and act when they idle or hang."),
         "snooze": VerbModule("verbs.pause", "Leave a run alone for a while."),
         "runs": VerbModule("verbs.show", "List runs and how they ended."),
         "record": VerbModule("verbs.gpus", "Write readings over time to a file."),

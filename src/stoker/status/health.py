@@ -198,7 +198,8 @@ def _failure(kind: Failure, last: Job, count: int, one: str, several: str) -> He
 def _warned(facts: HealthInputs) -> Iterator[HealthIssue]:
     for item in facts.running:
         if item.why.kind == "warned" and item.warning is not None:
-            message = f"{_name(item.job)} {item.warning.word}: {item.warning.reason}"
+            # The job says why.
+            message = f"{_name(item.job)} on {item.host} {item.warning.word}"
             yield HealthIssue(level="attention", message=message, job=item.job.id, host=item.host)
 
 

@@ -1,7 +1,7 @@
-"""What the GPUs did: hours over a week with what idle stops saved, and minutes over an hour.
+"""What the GPUs did: hours over a week with what stops by rules saved, and minutes over an hour.
 
 What was saved is an estimate: a job that hangs holds its GPUs until a person looks, probably the next
-morning. So each idle stop saved the time from the stop until now, but no more than
+morning. So each such stop saved the time from the stop until now, but no more than
 `UNTIL_SOMEBODY_LOOKS`, on each GPU that the job held.
 """
 
@@ -19,7 +19,7 @@ UNTIL_SOMEBODY_LOOKS: Final = 12 * 3600.0
 
 
 def gpu_hours(totals: Mapping[GpuUse, float], stops: Iterable[tuple[float, int]], now: float) -> GpuHours:
-    """`totals` are seconds of one GPU since `now - WEEK`; `stops` say when each idle stop was and what it freed."""
+    """`totals` are seconds of one GPU since `now - WEEK`; `stops` say when each stop by a rule was and what it freed."""
     since = now - WEEK
     saved = sum(_saved(now - ended) * gpus for ended, gpus in stops if ended >= since)
     return GpuHours(

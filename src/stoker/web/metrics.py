@@ -166,7 +166,7 @@ def _of_time(snapshot: Snapshot) -> Iterator[Metric]:
         (([use], amount * _HOUR) for use, amount in by_use.items()),
     )
     saved = hours.saved * _HOUR
-    yield _single("stoker_gpu_recent_saved_seconds", "GPU time saved by stopping idle jobs, estimated.", saved)
+    yield _single("stoker_gpu_recent_saved_seconds", "GPU time saved by stops of rules, estimated.", saved)
     yield _single("stoker_gpu_recent_start_timestamp_seconds", "When the recent period begins.", hours.since)
 
 

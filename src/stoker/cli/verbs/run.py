@@ -1,4 +1,4 @@
-"""`stoker run`: launch a command, and stop it when its GPUs stay idle."""
+"""`stoker run`: launch a command, and stop it when its GPUs stay idle or it hangs."""
 
 import socket
 import time
@@ -56,9 +56,13 @@ class _RunCommand(click.Command):
 @click.option(
     "--grace", type=DURATION, metavar="DURATION", default="30s", help="Time between this signal and SIGKILL [30s]."
 )
-@click.option("--max-time", type=DURATION, metavar="DURATION", help="Stop it after this long, idle or not.")
+@click.option("--max-time", type=DURATION, metavar="DURATION", help="Stop it after this long, whatever it does.")
 @click.option(
-    "--idle-exit-code", type=click.IntRange(0, 255), default=124, metavar="CODE", help="Exit code after a stop [124]."
+    "--idle-exit-code",
+    type=click.IntRange(0, 255),
+    default=124,
+    metavar="CODE",
+    help="Exit code after a stop by any rule or by --max-time [124].",
 )
 @dry_run_option("Say when it would be stopped, and stop nothing.")
 @then_option(f"What to do after a rule has stopped it, in this order: {ACTION_FORMS}.")
@@ -77,7 +81,7 @@ def run_command(
     deadline: float | None,
     **rules: Any,
 ) -> int:
-    """Run COMMAND; stop it, and everything it started, when its GPUs stay idle."""
+    """Run COMMAND; stop it, and everything it started, when its GPUs stay idle or it hangs."""
     from stoker.rules.registry import policies_of, stored_form
     from stoker.runs.plan import Plan, parse_signal
 

@@ -83,7 +83,7 @@ class _WatchCommand(click.Command):
     type=click.IntRange(0, 255),
     default=ACTED,
     metavar="CODE",
-    help=f"Exit code after acting [{ACTED}].",
+    help=f"Exit code after acting on any rule [{ACTED}].",
 )
 @click.option(_PRINT_UNIT, is_flag=True, help="Print a systemd unit for this command line, and do nothing else.")
 @source_options
@@ -101,14 +101,12 @@ def watch_command(
     deadline: float | None,
     **rules: Any,
 ) -> int:
-    """Watch the GPUs of this machine or container, and act when they stay idle."""
+    """Watch the GPUs of this machine or container, and act when they stay idle or a job hangs."""
     policies = policies_of(rules)
     if not policies:
         raise BadInputError("every rule is off: there is nothing to watch for")
     if not then:
-        raise BadInputError(
-            "what is to be done when the GPUs stay idle? Give at least one --then, such as --then shutdown"
-        )
+        raise BadInputError("what is to be done when a rule fires? Give at least one --then, such as --then shutdown")
     if exec_timeout <= 0:
         raise BadInputError("--exec-timeout must be greater than zero")
     settings = ActionSettings(environment=os.environ, grace=grace, exec_timeout=exec_timeout)
