@@ -19,7 +19,7 @@ UNTIL_SOMEBODY_LOOKS: Final = 12 * 3600.0
 
 
 def gpu_hours(totals: Mapping[GpuUse, float], stops: Iterable[tuple[float, int]], now: float) -> GpuHours:
-    """`totals` are seconds of one GPU since `now - WEEK`; `stops` say when each stop by a rule was and what it freed."""
+    """`totals` are seconds of one GPU since `now - WEEK`; `stops` say when a rule stopped a job and what it freed."""
     since = now - WEEK
     saved = sum(_saved(now - ended) * gpus for ended, gpus in stops if ended >= since)
     return GpuHours(
