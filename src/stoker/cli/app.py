@@ -72,6 +72,7 @@ GROUPS: Final = {
         "notify": VerbModule("verbs.serve", "Send notifications about the queue."),
     },
     "Tools": {
+        "doctor": VerbModule("verbs.doctor", "Check what Stoker can see on this machine."),
         "sim": VerbModule("verbs.sim", "Control simulated GPUs."),
         "completion": VerbModule("app", "Print a shell completion script."),
     },
