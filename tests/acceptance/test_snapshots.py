@@ -28,6 +28,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "cancel": ("cancel --dry-run --all", "cancel --tag vision --json", "cancel done", "cancel nothing", "cancel"),
     "clean": ("clean --dry-run --older-than 0s", "clean --json --older-than 0s", "clean", "clean --older-than soon"),
     "completion": ("completion tcsh",),
+    "doctor": ("doctor --hang-test --for 1s",),
     "edit": ("edit next --priority 5", "edit next --gpus 2 --json", "edit baseline --gpus 2", "edit next"),
     "feed": ("feed file jobs.txt --once", "feed file missing.txt --once", "feed sheet abc --credentials missing.json"),
     "fill": ("fill status", "fill status --json", "fill --check"),

@@ -24,6 +24,7 @@ from stoker.rules.rule import DEFAULT_BELOW
 from stoker.rules.scope import JobScope
 from stoker.rules.score import first_stop
 from stoker.rules.stalled import StalledPolicy
+from stoker.runs.processes.syscalls import set_parent_death_signal
 
 STEPS: Final = 40
 RANKS: Final = 2
@@ -169,6 +170,7 @@ class _Ranks:
             errors="replace",
             # Ctrl-C is for this process, which then ends the command.
             start_new_session=True,
+            preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM),  # noqa: PLW1509 - one system call
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
