@@ -116,6 +116,13 @@ def test_job_of_a_gpu_that_an_administrator_took_out_has_no_excuse() -> None:
     assert state.failed_during([A], since=0.0) is None
 
 
+def test_job_with_a_fault_on_every_gpu_is_not_excused_for_ever() -> None:
+    state = after(WELL, WELL._replace(xids=(79,)))
+    assert [state.excuse("one", [A], since=0.0) for _ in range(3)] == [A, A, None]
+    assert state.excuse("another", [A], since=0.0) == A
+    assert state.excuse("later", [A], since=2.0) is None
+
+
 numbers = st.one_of(st.just(WHY), st.integers(0, 5))
 flags = st.one_of(st.just(WHY), st.booleans())
 healths = st.one_of(

@@ -180,8 +180,10 @@ class MachineView:
         )
         self._quarantine.job_ended(end, time.time())
         self._apply_quarantine()
-        uuid = self._quarantine.failed_during(spec.gpus, attempt.since)
-        if uuid is None or result.outcome != "failed":
+        if result.outcome != "failed":
+            return None
+        uuid = self._quarantine.excuse(attempt.job, spec.gpus, attempt.since)
+        if uuid is None:
             return None
         entry = self._quarantine.out_of_rotation[uuid]
         return AttemptResult("requeued", None, f"GPU {entry.index} of {self._host} failed ({entry.reason})")

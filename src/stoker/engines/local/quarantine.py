@@ -19,6 +19,8 @@ RIGHT_AFTER_START: Final = 60.0
 # Failures further apart have little to do with each other.
 _TOGETHER_WITHIN: Final = 3600.0
 _FAILED_JOBS: Final = "jobs failed on it"
+# A job on whose GPUs faults occur again and again may cause them: it must not take one GPU after the other with it.
+MOST_EXCUSES: Final = 2
 # Exit codes by which shells and programs say that the command itself is wrong.
 _WRONG_COMMAND: Final = frozenset({2, 126, 127})
 # What drivers and frameworks print when the GPU is the problem.
@@ -77,6 +79,8 @@ class Quarantine:
         self._faulted: dict[str, float] = {}
         """When a fault of each GPU was last seen, on the clock of the looks."""
         self._failures: list[_StartFailure] = []
+        self._excused: dict[str, int] = {}
+        """How often each job was excused."""
         self.unwritten: dict[str, QuarantinedGpu | None] = {}
         """The changes that the file does not have yet; None removes an entry."""
 
@@ -179,6 +183,14 @@ class Quarantine:
         """The uuid of the first of these GPUs with a fault that was seen since then, and that is out of rotation."""
         out = self.out_of_rotation
         return next((uuid for uuid in gpus if uuid in out and self._faulted.get(uuid, since - 1.0) >= since), None)
+
+    def excuse(self, job: str, gpus: Collection[str], since: float) -> str | None:
+        """The GPU that failed a job which began then; None when none did, or it happens to this job too often."""
+        uuid = self.failed_during(gpus, since)
+        if uuid is None or self._excused.get(job, 0) >= MOST_EXCUSES:
+            return None
+        self._excused[job] = self._excused.get(job, 0) + 1
+        return uuid
 
 
 def changed(entries: Entries, changes: Mapping[str, QuarantinedGpu | None]) -> dict[str, QuarantinedGpu]:
