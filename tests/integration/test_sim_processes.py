@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,8 +14,6 @@ from stoker.gpus.model import Look, Unknown, known
 from stoker.gpus.prober import Prober
 from stoker.gpus.sim import SimMachine, SimulatedOutOfMemoryError, SimulatedProcess, open_source
 from stoker.gpus.sim.faults import add_fault, clear_faults, parse_fault
-from stoker.gpus.sim.load import grow
-from stoker.gpus.sim.process import follow
 
 GIB = 2**30
 
@@ -46,16 +43,6 @@ def start(machine: SimMachine) -> Iterator[Start]:
     for process in started:
         process.kill()
         process.communicate()
-
-
-@pytest.fixture
-def sleeps(machine: SimMachine, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long the script slept: only that moves the clock of the machine."""
-    slept: list[float] = []
-    begun = machine.clock()
-    machine.clock = lambda: begun + sum(slept)
-    monkeypatch.setattr("stoker.gpus.sim.process.time", SimpleNamespace(sleep=slept.append))
-    return slept
 
 
 HOLDER = """
@@ -257,22 +244,6 @@ def test_forked_child_can_neither_use_nor_lose_its_parents_gpu(start: Start) -> 
     parent = start(FORKER)
     assert "forked process" in line(parent)
     assert line(parent) == str(GIB)
-
-
-def test_growing_memory_fails_when_the_gpu_is_full_and_not_before(machine: SimMachine, sleeps: list[float]) -> None:
-    with SimulatedProcess.attach(gpu=0, machine=machine) as gpu:
-        script = gpu.play((grow(GIB, 8 * GIB, 60.0),))
-        with pytest.raises(SimulatedOutOfMemoryError):
-            follow([gpu], script)
-        assert GIB < gpu.memory <= 4 * GIB
-        assert sum(sleeps) < 60.0
-
-
-def test_growing_memory_that_fits_ends_at_its_goal(machine: SimMachine, sleeps: list[float]) -> None:
-    with SimulatedProcess.attach(gpu=0, machine=machine) as gpu:
-        follow([gpu], gpu.play((grow(GIB, 3 * GIB, 60.0),)))
-        assert gpu.memory == 3 * GIB
-        assert sum(sleeps) == pytest.approx(60.0)
 
 
 def test_timed_work_ends_after_its_duration(machine: SimMachine) -> None:

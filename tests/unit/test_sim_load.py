@@ -20,7 +20,6 @@ from stoker.gpus.sim.load import (
     Use,
     burst,
     busy,
-    grow,
     idle,
     parse_phase,
     spin,
@@ -35,15 +34,13 @@ lengths = st.floats(0.01, 100)
 @st.composite
 def phases(draw: st.DrawFn) -> Phase:
     seconds = draw(lengths)
-    match draw(st.sampled_from(["busy", "idle", "spin", "grow", "burst"])):
+    match draw(st.sampled_from(["busy", "idle", "spin", "burst"])):
         case "busy":
             return busy(draw(fractions), seconds, power=draw(fractions))
         case "idle":
             return idle(seconds)
         case "spin":
             return spin(seconds)
-        case "grow":
-            return grow(draw(st.integers(0, 2**40)), draw(st.integers(0, 2**40)), seconds)
         case _:
             period = draw(lengths)
             return burst(draw(fractions), period * draw(st.floats(0.01, 1)), period, seconds)
@@ -62,11 +59,9 @@ scripts = st.builds(
     [
         ("busy 90% 30s", busy(0.9, 30.0)),
         ("busy", busy(0.9)),
-        ("busy 50% 4GiB 1m", busy(0.5, 60.0, memory=4 * GIB)),
+        ("busy 1m 50%", busy(0.5, 60.0)),
         ("idle 20s", idle(20.0)),
         ("spin 60s", spin(60.0)),
-        ("grow 2GiB 20GiB 30s", grow(2 * GIB, 20 * GIB, 30.0)),
-        ("grow 2GiB 20GiB 40% 30s", grow(2 * GIB, 20 * GIB, 30.0, utilization=0.4)),
         ("burst 80% 0.5s/10s 60s", burst(0.8, 0.5, 10.0, 60.0)),
         ("burst 80% 0.5s/10s", burst(0.8, 0.5, 10.0)),
         ("busy 30m", busy(0.9, 1800.0)),
@@ -88,9 +83,8 @@ def test_common_spellings_of_a_phase_are_accepted(text: str, phase: Phase) -> No
         "idle 90% 3s",
         "idle 0s",
         "spin 0.5s/1s",
-        "grow 2GiB 30s",
-        "grow 2GiB 20GiB",
-        "grow 1GiB 2GiB 3GiB 30s",
+        "busy 90% 2GiB 30s",
+        "grow 2GiB 20GiB 30s",
         "burst 80% 60s",
         "burst 80% 10s/0.5s 60s",
         "burst 80% 0s/10s 60s",
@@ -137,7 +131,7 @@ def test_burst_is_active_only_at_the_start_of_each_period() -> None:
 
 def test_phases_follow_each_other() -> None:
     script = Script(0.0, (busy(0.5, 10.0), idle(20.0), spin()))
-    kinds = [running[0].kind for at in (0.0, 9.9, 10.0, 29.9, 30.0, 1e6) if (running := script.phase_at(at))]
+    kinds = [running.kind for at in (0.0, 9.9, 10.0, 29.9, 30.0, 1e6) if (running := script.phase_at(at))]
     assert kinds == ["busy", "busy", "idle", "idle", "spin", "spin"]
 
 
@@ -165,46 +159,6 @@ def test_repeated_script_is_the_same_as_its_phases_written_out(script: Script, o
     repeated = Script(script.start, script.phases, repeat=True)
     unrolled = Script(script.start, script.phases * 4)
     assert repeated.totals(at).work == pytest.approx(unrolled.totals(at).work, abs=1e-5)
-
-
-def test_growing_memory_is_linear_and_stays_at_its_end() -> None:
-    script = Script(0.0, (grow(2 * GIB, 20 * GIB, 30.0), busy(0.9, 10.0)))
-    assert script.memory_at(0.0) == 2 * GIB
-    assert script.memory_at(15.0) == 11 * GIB
-    assert script.memory_at(30.0) == 20 * GIB
-    assert script.memory_at(39.0) == 20 * GIB
-
-
-def test_memory_not_set_by_a_phase_is_unchanged() -> None:
-    script = Script(0.0, (busy(0.9, 10.0), idle(10.0, memory=GIB)), repeat=True)
-    assert script.memory_at(5.0) is None
-    assert script.memory_at(15.0) == GIB
-    assert script.memory_at(25.0) == GIB
-
-
-def test_script_without_memory_never_wakes_its_process() -> None:
-    script = Script(0.0, (busy(0.9, 1.0), idle(1.0)), repeat=True)
-    assert script.next_memory_change(0.5) == math.inf
-
-
-@settings(deadline=None)
-@given(scripts, st.floats(-10, 1000))
-def test_memory_does_not_change_before_the_announced_time(script: Script, offset: float) -> None:
-    at = script.start + offset
-    change = script.next_memory_change(at)
-    assert change > at
-    running = script.phase_at(at)
-    growing = running is not None and running[0].kind == "grow"
-    if not growing and change - at > 1e-3:
-        before = min(change, at + 1e4) - 1e-3
-        assert script.memory_at(before) == script.memory_at(at)
-
-
-def test_growing_memory_wakes_its_process_at_a_limited_rate() -> None:
-    fast = Script(0.0, (grow(0, 100 * GIB, 1.0),))
-    slow = Script(0.0, (grow(0, GIB, 3600.0),))
-    assert fast.next_memory_change(0.5) == pytest.approx(0.6)
-    assert slow.next_memory_change(0.0) == pytest.approx(225.0)
 
 
 def test_new_script_replaces_the_previous_one() -> None:
@@ -237,7 +191,7 @@ def test_compacting_old_scripts_keeps_the_totals(steps: list[tuple[float, float]
 
 
 def test_load_survives_a_round_trip() -> None:
-    use = Use(1, 3, 10.0, memory=GIB).with_script(Script(11.5, (burst(0.8, 0.5, 10.0), grow(0, 1, 2.0)), True))
+    use = Use(1, 3, 10.0, memory=GIB).with_script(Script(11.5, (burst(0.8, 0.5, 10.0), idle(2.0)), True))
     load = Load(17, 4711).with_use(use)
     assert msgspec.json.decode(msgspec.json.encode(load), type=Load) == load
 

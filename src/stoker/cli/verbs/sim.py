@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # A small model: visible in a table, and many fit.
 DEFAULT_MEMORY = "1GiB"
 DEFAULT_MACHINE = "sim:4"
+# What the kernel takes at a time.
+_LONGEST_SLEEP: Final = 86_400.0
 HANGS: "Final[tuple[Hang, ...]]" = ("nccl", "loader", "livelock", "rank-dead", "gpu-lost")
 
 
@@ -77,7 +79,7 @@ def _machine(spec: str | None) -> "SimMachine":
     multiple=True,
     metavar="PHASE",
     help="What to do, instead of --utilization; repeat for the next phase: 'busy 90% 30s', 'idle 20s', "
-    "'spin 60s', 'grow 2GiB 20GiB 30s', 'burst 80% 0.5s/10s 60s'.",
+    "'spin 60s', 'burst 80% 0.5s/10s 60s'.",
 )
 @click.option("--repeat", is_flag=True, help="Start again after the last phase.")
 @click.pass_obj
@@ -120,19 +122,18 @@ def _occupy(
     repeat: bool,
     limit: float | None,
 ) -> None:
-    from stoker.gpus.sim.process import SimulatedProcess, follow
+    from stoker.gpus.sim.process import SimulatedProcess
 
     if len(set(gpus)) != len(gpus):
         raise BadInputError("--gpu names the same GPU twice")
     # Ctrl-C ends it at once, by the signal, as it ends any program.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    first = phases[0].memory_at(0.0)
     with ExitStack() as stack:
         processes = [stack.enter_context(SimulatedProcess.attach(gpu, machine=machine)) for gpu in gpus]
         for process in processes:
-            process.hold(memory if first is None else first)
+            process.hold(memory)
         began = machine.clock()
-        scripts = [process.play(phases, repeat=repeat, start=began) for process in processes]
+        ends = [process.play(phases, repeat=repeat, start=began).end for process in processes]
         words = ", ".join(str(phase) for phase in phases)
         click.echo(
             f"pid {os.getpid()} holds {format_memory(processes[0].memory)} on "
@@ -142,7 +143,9 @@ def _occupy(
             + (f", for {format_duration(limit)}" if limit is not None else "")
         )
         sys.stdout.flush()
-        follow(processes, scripts[0], math.inf if limit is None else began + limit)
+        end = min(ends[0], math.inf if limit is None else began + limit)
+        while (left := end - machine.clock()) > 0:
+            time.sleep(min(left, _LONGEST_SLEEP))
 
 
 @sim_command.command("fault")

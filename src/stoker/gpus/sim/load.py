@@ -5,22 +5,14 @@ second and a look after a day cost the same and neither misses a burst.
 """
 
 import math
-import re
 from typing import Annotated, Final, Literal
 
 import msgspec
 
 from stoker.errors import BadInputError
-from stoker.units import (
-    format_duration,
-    format_memory,
-    format_percent,
-    parse_duration,
-    parse_fraction,
-    parse_memory,
-)
+from stoker.units import format_duration, format_percent, parse_duration, parse_fraction
 
-PhaseKind = Literal["busy", "idle", "spin", "grow", "burst"]
+PhaseKind = Literal["busy", "idle", "spin", "burst"]
 # Checked when a file is read: one that was edited by hand must not stop a reader.
 _Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -36,17 +28,11 @@ SPIN_POWER: Final = 0.12
 # A reader may look back as far as a driver's buffer reaches (100 samples at 6 Hz); what ended before that is
 # folded into the running totals.
 HISTORY: Final = 20.0
-# Growing memory is claimed in steps: often enough to look smooth and to fail near the right moment, seldom
-# enough that a load of hours costs nothing.
-GROW_EVERY: Final = 0.1
-GROW_BY: Final = 64 * 2**20
 
-_MEMORY_WORD: Final = re.compile(r"[\d.]+\s*[a-z]*b", re.IGNORECASE)
 _FORMS: Final[dict[PhaseKind, str]] = {
     "busy": "busy 90% 30s",
     "idle": "idle 20s",
     "spin": "spin 60s",
-    "grow": "grow 2GiB 20GiB 30s",
     "burst": "burst 80% 0.5s/10s 60s",
 }
 
@@ -62,10 +48,6 @@ class Phase(msgspec.Struct, frozen=True, omit_defaults=True):
     """The share of the way from the board's idle draw to its limit."""
     traffic: _Fraction = 0.0
     """The share of the time in which the device memory is read or written."""
-    memory: _Bytes | None = None
-    """What the process holds from the start of the phase; None: what it held before."""
-    memory_end: _Bytes | None = None
-    """Only of `grow`: what it holds at the end."""
     burst: _Seconds | None = None
     """Only of `burst`: active for this many seconds at the start of every `period`."""
     period: _Seconds | None = None
@@ -81,19 +63,9 @@ class Phase(msgspec.Struct, frozen=True, omit_defaults=True):
         whole, rest = divmod(elapsed, self.period)
         return whole * self.burst + min(rest, self.burst)
 
-    def memory_at(self, elapsed: float) -> int | None:
-        if self.memory is None or self.memory_end is None or self.seconds is None:
-            return self.memory
-        share = min(1.0, elapsed / self.seconds)
-        return round(self.memory + (self.memory_end - self.memory) * share)
-
     def __str__(self) -> str:
         words: list[str] = [self.kind]
-        if self.memory is not None:
-            words.append(format_memory(self.memory).replace(" ", ""))
-        if self.memory_end is not None:
-            words.append(format_memory(self.memory_end).replace(" ", ""))
-        if self.kind in ("busy", "grow", "burst"):
+        if self.kind in ("busy", "burst"):
             words.append(format_percent(self.utilization))
         if self.burst is not None and self.period is not None:
             words.append(f"{_exactly(self.burst)}/{_exactly(self.period)}")
@@ -108,39 +80,23 @@ def _exactly(seconds: float) -> str:
 
 
 def busy(
-    utilization: float = DEFAULT_UTILIZATION,
-    seconds: float | None = None,
-    *,
-    power: float | None = None,
-    memory: int | None = None,
+    utilization: float = DEFAULT_UTILIZATION, seconds: float | None = None, *, power: float | None = None
 ) -> Phase:
     """Steady work; power is proportional unless given."""
     share = utilization if power is None else power
-    return Phase("busy", seconds, _fraction(utilization), _fraction(share), utilization * TRAFFIC, memory)
+    return Phase("busy", seconds, _fraction(utilization), _fraction(share), utilization * TRAFFIC)
 
 
-def idle(seconds: float | None = None, *, memory: int | None = None) -> Phase:
-    return Phase("idle", seconds, memory=memory)
+def idle(seconds: float | None = None) -> Phase:
+    return Phase("idle", seconds)
 
 
-def spin(seconds: float | None = None, *, power: float = SPIN_POWER, memory: int | None = None) -> Phase:
+def spin(seconds: float | None = None, *, power: float = SPIN_POWER) -> Phase:
     """100 % that computes nothing and leaves the memory still: the signature of a deadlocked collective."""
-    return Phase("spin", seconds, 1.0, _fraction(power), memory=memory)
+    return Phase("spin", seconds, 1.0, _fraction(power))
 
 
-def grow(memory: int, memory_end: int, seconds: float, *, utilization: float = DEFAULT_UTILIZATION) -> Phase:
-    """Work whose memory grows, or shrinks, steadily."""
-    return Phase("grow", seconds, _fraction(utilization), utilization, utilization * TRAFFIC, memory, memory_end)
-
-
-def burst(
-    utilization: float,
-    active: float,
-    period: float,
-    seconds: float | None = None,
-    *,
-    memory: int | None = None,
-) -> Phase:
+def burst(utilization: float, active: float, period: float, seconds: float | None = None) -> Phase:
     """Short periodic work, such as a server with few requests."""
     if not 0 < active <= period:
         raise BadInputError(
@@ -148,14 +104,7 @@ def burst(
             "write it like 0.5s/10s"
         )
     return Phase(
-        "burst",
-        seconds,
-        _fraction(utilization),
-        utilization,
-        utilization * TRAFFIC,
-        memory,
-        burst=active,
-        period=period,
+        "burst", seconds, _fraction(utilization), utilization, utilization * TRAFFIC, burst=active, period=period
     )
 
 
@@ -166,81 +115,33 @@ def _fraction(value: float) -> float:
 
 
 def parse_phase(text: str) -> Phase:
-    """A phase as people write it: `busy 90% 30s`, `grow 2GiB 20GiB 30s`, `burst 80% 0.5s/10s 60s`.
+    """A phase as people write it: `busy 90% 30s`, `idle`, `burst 80% 0.5s/10s 60s`.
 
-    The order after the kind is free; percentages need their %, memory its B; without a duration: for ever.
+    The order after the kind is free; percentages need their %; without a duration: for ever.
     """
     kind, *words = text.split() or [""]
     if kind not in _FORMS:
         raise BadInputError(f"{text!r} is not a phase of a load: it begins with {', '.join(_FORMS)}")
-    said = _Words(text, words)
-    example = _FORMS[kind]
-    phase: Phase
+    percents = [parse_fraction(word) for word in words if word.endswith("%")]
+    rhythms = [word for word in words if "/" in word]
+    durations = [parse_duration(word) for word in words if not word.endswith("%") and "/" not in word]
+    most_percents, most_rhythms = int(kind in ("busy", "burst")), int(kind == "burst")
+    if len(percents) > most_percents or len(rhythms) != most_rhythms or len(durations) > 1:
+        raise BadInputError(f"{text!r} is not a phase of a load: write it like {_FORMS[kind]!r}")
+    seconds = durations[0] if durations else None
+    if seconds == 0:
+        raise BadInputError(f"{text!r} lasts no time: leave the phase out or give it a duration")
+    utilization = percents[0] if percents else DEFAULT_UTILIZATION
     match kind:
         case "busy":
-            said.at_most(example, percents=1, memories=1, durations=1)
-            phase = busy(said.utilization(), said.seconds(), memory=said.memory())
+            return busy(utilization, seconds)
         case "idle":
-            said.at_most(example, memories=1, durations=1)
-            phase = idle(said.seconds(), memory=said.memory())
+            return idle(seconds)
         case "spin":
-            said.at_most(example, memories=1, durations=1)
-            phase = spin(said.seconds(), memory=said.memory())
-        case "grow":
-            said.at_most(example, percents=1, memories=2, durations=1)
-            if len(said.memories) != 2 or not said.durations:
-                raise BadInputError(f"{text!r} does not say from how much to how much and how long: write {example!r}")
-            first, last = said.memories
-            phase = grow(first, last, said.durations[0], utilization=said.utilization())
+            return spin(seconds)
         case _:
-            said.at_most(example, percents=1, memories=1, durations=1, rhythms=1)
-            if not said.rhythms:
-                raise BadInputError(f"{text!r} does not say how long and how often: write {example!r}")
-            phase = burst(said.utilization(), *said.rhythms[0], said.seconds(), memory=said.memory())
-    if phase.seconds == 0:
-        raise BadInputError(f"{text!r} lasts no time: leave the phase out or give it a duration")
-    return phase
-
-
-class _Words:
-    """The words of a phase sorted by what they are."""
-
-    def __init__(self, text: str, words: list[str]) -> None:
-        self.text = text
-        self.percents: list[float] = []
-        self.memories: list[int] = []
-        self.durations: list[float] = []
-        self.rhythms: list[tuple[float, float]] = []
-        for word in words:
-            if word.endswith("%"):
-                self.percents.append(parse_fraction(word))
-            elif "/" in word:
-                active, _, period = word.partition("/")
-                self.rhythms.append((parse_duration(active), parse_duration(period)))
-            elif _MEMORY_WORD.fullmatch(word):
-                self.memories.append(parse_memory(word))
-            else:
-                self.durations.append(parse_duration(word))
-
-    def at_most(
-        self, example: str, *, percents: int = 0, memories: int = 0, durations: int = 0, rhythms: int = 0
-    ) -> None:
-        if (
-            len(self.percents) > percents
-            or len(self.memories) > memories
-            or len(self.durations) > durations
-            or len(self.rhythms) > rhythms
-        ):
-            raise BadInputError(f"{self.text!r} says too much for a phase of its kind: write it like {example!r}")
-
-    def utilization(self) -> float:
-        return self.percents[0] if self.percents else DEFAULT_UTILIZATION
-
-    def memory(self) -> int | None:
-        return self.memories[0] if self.memories else None
-
-    def seconds(self) -> float | None:
-        return self.durations[0] if self.durations else None
+            active, _, period = rhythms[0].partition("/")
+            return burst(utilization, parse_duration(active), parse_duration(period), seconds)
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -305,49 +206,17 @@ class Script(msgspec.Struct, frozen=True, omit_defaults=True):
             elapsed -= phase.length
         return total
 
-    def phase_at(self, at: float) -> tuple[Phase, float] | None:
-        """The phase that runs at a moment and how long it has; None before the start and after the end."""
+    def phase_at(self, at: float) -> Phase | None:
+        """The phase that runs at a moment; None before the start and after the end."""
         if not self.start <= at < self.end:
             return None
         _, elapsed = self._position(at)
         for phase in self.phases:
             if elapsed < phase.length:
-                return phase, elapsed
+                return phase
             elapsed -= phase.length
         # Rounding can leave a cycle that is just over by a hair: it is still in its last phase.
-        return self.phases[-1], self.phases[-1].length
-
-    def memory_at(self, at: float) -> int | None:
-        """What the script wants held at a moment; None while it has not said."""
-        cycles, elapsed = self._position(at)
-        wanted = self._memory_within(self.cycle) if cycles else None
-        now = self._memory_within(elapsed)
-        return wanted if now is None else now
-
-    def _memory_within(self, elapsed: float) -> int | None:
-        wanted: int | None = None
-        for phase in self.phases:
-            if elapsed < 0:
-                break
-            said = phase.memory_at(min(elapsed, phase.length))
-            wanted = wanted if said is None else said
-            elapsed -= phase.length
-        return wanted
-
-    def next_memory_change(self, at: float) -> float:
-        """The moment at which what the script wants held may next differ; infinity when it never will."""
-        if all(phase.memory is None for phase in self.phases):
-            return math.inf
-        running = self.phase_at(at)
-        if running is None:
-            return self.start if at < self.start else math.inf
-        phase, elapsed = running
-        # Rounding must not put the boundary at this moment: a loop that waits for the next change would not advance.
-        boundary = max(at + (phase.length - elapsed), math.nextafter(at, math.inf))
-        if phase.memory is None or phase.memory_end is None or phase.memory == phase.memory_end:
-            return boundary
-        rate = abs(phase.memory_end - phase.memory) / phase.length
-        return min(boundary, at + max(GROW_EVERY, GROW_BY / rate))
+        return self.phases[-1]
 
 
 class Use(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -382,8 +251,7 @@ class Use(msgspec.Struct, frozen=True, omit_defaults=True):
         """What runs on the GPU at a moment; None when nothing does."""
         for script, replaced in self._stretches():
             if script.start <= at < replaced and (self.ended is None or at < self.ended):
-                running = script.phase_at(at)
-                return running[0] if running else None
+                return script.phase_at(at)
         return None
 
     def _stretches(self) -> list[tuple[Script, float]]:

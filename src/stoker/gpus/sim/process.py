@@ -1,11 +1,9 @@
 """A process on a simulated GPU, from its own side: what a simulated trainer calls in the place of CUDA."""
 
-import math
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import msgspec
 
@@ -15,9 +13,6 @@ from stoker.gpus.sim.load import Load, Phase, Script, Use, busy
 from stoker.gpus.sim.machine import LoadFile, SimMachine
 from stoker.gpus.visible import visible_gpus
 from stoker.procfs import read_stat
-
-# The longest single sleep: nothing happens then, it only keeps the number within what the kernel takes.
-_LONGEST_SLEEP: Final = 86_400.0
 
 
 class SimulatedOutOfMemoryError(StokerError, RuntimeError):
@@ -137,7 +132,7 @@ class SimulatedProcess:
         self.play((busy(utilization, seconds, power=power),))
 
     def play(self, phases: Sequence[Phase], *, repeat: bool = False, start: float | None = None) -> Script:
-        """Begins a script of phases in the place of what was done before. `follow` claims their memory."""
+        """Begins a script of phases in the place of what was done before."""
         script = Script(self.machine.clock() if start is None else start, tuple(phases), repeat)
         with self.machine.locked() as loads:
             self._write(loads, self._use(loads).with_script(script))
@@ -173,24 +168,6 @@ class SimulatedProcess:
     def _write(self, loads: tuple[LoadFile, ...], use: Use) -> None:
         mine = _load_of(loads, self._identity) or Load(*self._identity)
         self.machine.write(mine.with_use(use))
-
-
-def follow(processes: Sequence[SimulatedProcess], script: Script, until: float = math.inf) -> None:
-    """Claims memory as the phases of a script ask for it and sleeps in between, to its end or `until`."""
-    clock = processes[0].machine.clock
-    end = min(script.end, until)
-    held: int | None = None
-    while True:
-        now = clock()
-        wanted = script.memory_at(min(now, end))
-        if wanted is not None and wanted != held:
-            for process in processes:
-                process.hold(wanted)
-            held = wanted
-        if now >= end:
-            return
-        pause = min(script.next_memory_change(now), end) - clock()
-        time.sleep(min(max(0.0, pause), _LONGEST_SLEEP))
 
 
 def _visible(machine: SimMachine, gpu: int, environment: Mapping[str, str]) -> Gpu:
