@@ -14,6 +14,7 @@ import pytest
 
 from tests.support import numpy_trainer, sim_trainer
 from tests.support.command import Finished, stoker, stoker_command
+from tests.support.scripts import REPOSITORY
 from tests.support.waiting import wait_for
 
 GIB = 2**30
@@ -31,6 +32,14 @@ RESIDENT = ("env", "STOKER_RSS_GPU=0", sys.executable)
 @pytest.fixture(autouse=True)
 def _one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_GPUS", "sim:1x24GiB")
+
+
+@pytest.fixture
+def resident_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every interpreter that is started here has the source `rss`."""
+    (tmp_path / "plugin").mkdir()
+    (tmp_path / "plugin/sitecustomize.py").write_text("import tests.support.rss_source")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/plugin:{REPOSITORY}")
 
 
 def said(file: Path) -> list[str]:
@@ -236,7 +245,6 @@ def test_complete_output_of_a_failed_probe_is_kept() -> None:
         (("--probe-time", "0s", "--", "x"), "must be greater than zero"),
         (("--reuse", "soon", "--", "x"), "'soon' is not a duration"),
         (("--gpu", "7", "--", "x"), "there is no GPU 7 here"),
-        (("--source", "rss", "--", "x"), "write it like rss:8GiB"),
         (("--prefer", "best", "--", "x"), "'best' is not one of"),
     ],
 )
@@ -268,6 +276,7 @@ def fitted_and_run(memory: str, program: str, probe: str, real: str) -> tuple[in
     return answer["predicted"], int(took)
 
 
+@pytest.mark.usefixtures("resident_memory")
 def test_memory_of_a_real_program_is_predicted_within_ten_percent() -> None:
     predicted, took = fitted_and_run("400MiB", numpy_trainer.__file__, "--max_iters=100000", "--max_iters=5")
     assert took == pytest.approx(predicted, rel=0.1)
@@ -305,6 +314,7 @@ NANOGPT = '''
 '''
 
 
+@pytest.mark.usefixtures("resident_memory")
 @pytest.mark.timeout(400)  # it takes PyTorch seconds to be imported, each time
 def test_memory_of_a_small_gpt_is_predicted_within_ten_percent(tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -29,7 +29,7 @@ def prober(machine: GpuMachine) -> Iterator[Prober]:
 
 
 def test_all_sources_are_in_this_suite() -> None:
-    assert set(MACHINES) == {entry.name for entry in sources() if not entry.for_tests}
+    assert set(MACHINES) == {entry.name for entry in sources()}
 
 
 def test_each_gpu_has_an_identity_and_a_reading(machine: GpuMachine, prober: Prober) -> None:

@@ -11,7 +11,6 @@ from stoker.engines.attempt import AttemptRecord, BatchSizeFit, lease_clock
 from stoker.errors import StokerError
 from stoker.fit.model import argv, smaller
 from stoker.gpus.prober import Prober
-from stoker.gpus.source import has_host_memory
 from stoker.logs.reader import read_tail
 from stoker.logs.writer import LogWriter
 from stoker.paths import private_directory
@@ -29,11 +28,10 @@ _OOM_WITHIN: Final = 256 * 1024
 class FittedRun:
     """The runs of a fitted job: it is started again with a smaller batch when it runs out of memory."""
 
-    def __init__(self, fit: BatchSizeFit, record: AttemptRecord, log_limit: int, source: str) -> None:
+    def __init__(self, fit: BatchSizeFit, record: AttemptRecord, log_limit: int) -> None:
         self._fit = fit
         self._record = record
         self._log_limit = log_limit
-        self._source = source
         self._home = record.directory.parent.parent
         self._retries = fit.spec.retries_oom
         self._size = 0
@@ -146,9 +144,8 @@ class FittedRun:
 
         # Only the output of the last run counts.
         output = read_tail(self._record.output, _OOM_WITHIN).rpartition(_RESTARTED)[2]
-        is_host = has_host_memory(self._source)
         # Its probes ran with less, so what a library refuses now is the size.
-        if is_out_of_memory(output, status.exit_code, smaller_ran=True, host=is_host) is not None:
+        if is_out_of_memory(output, status.exit_code, smaller_ran=True) is not None:
             self._failure = "ran out of memory"
             return True
         self._failure = "probably ran out of memory"

@@ -29,7 +29,6 @@ from stoker.fit.probe import Probe, ProbeReport, ProbeSetup
 from stoker.fit.search import Search
 from stoker.gpus.model import Gpu, Look, Reading, known
 from stoker.gpus.prober import Prober
-from stoker.gpus.source import has_host_memory
 from stoker.gpus.visible import visible_gpus
 from stoker.paths import private_directory
 from stoker.queue.commands import Command
@@ -235,8 +234,7 @@ class Fitter:
 
     def _out_of_memory(self, trial: NextProbe, report: ProbeReport) -> str | None:
         smaller_ran = self._smallest is not None and self._smallest < trial.size
-        in_host_memory = has_host_memory(self._before.source)
-        return is_out_of_memory(report.output, report.code, smaller_ran=smaller_ran, host=in_host_memory)
+        return is_out_of_memory(report.output, report.code, smaller_ran=smaller_ran)
 
     def _accumulate(self, size: int) -> int | None:
         """Steps of this size that make up the effective batch."""

@@ -29,10 +29,6 @@ _DENIED_BEFORE: Final = re.compile(
     r"\b(?:no|not|none|never|without|checking for|in case of|avoids?)\s+$", re.IGNORECASE
 )
 _DENIED_AFTER: Final = re.compile(r"\s*(?:errors?|events?|check\w*)?\s*[:=]\s*(?:0|no|none|ok|passed)\b", re.IGNORECASE)
-_HOST: Final = re.compile(
-    r"\bMemoryError\b|\bUnable to allocate .{1,80} for an array\b|\bDefaultCPUAllocator: .*memory"
-    r"|\bCannot allocate memory\b|\bstd::bad_alloc\b"
-)
 # What cuDNN and PyTorch print for a batch that is too large for any workspace or for 32-bit indices. They print it for
 # wrong types and strides as well, so it counts only where a smaller batch is known to run.
 _TOO_LARGE: Final = re.compile(
@@ -52,23 +48,16 @@ _LAST_LINES: Final = 400
 _SHOWN: Final = 300
 
 
-def is_out_of_memory(
-    output: str, exit_code: int | None, *, smaller_ran: bool = False, host: bool = False
-) -> str | None:
+def is_out_of_memory(output: str, exit_code: int | None, *, smaller_ran: bool = False) -> str | None:
     """The line that says so; None when there is none, or when the run succeeded.
 
-    `smaller_ran`: the same program is known to run with a smaller batch. `host`: the host's memory stands in for the
-    GPU's, so messages about it count as well.
+    `smaller_ran`: the same program is known to run with a smaller batch.
     """
     if exit_code == 0 or exit_code in _KILLED:
         return None
     lines = output.replace("\r", "\n").splitlines()[-_LAST_LINES:]
     for line in reversed(lines):
-        if (
-            _is_of_the_gpu(line)
-            or (smaller_ran and _TOO_LARGE.search(line) is not None)
-            or (host and _HOST.search(line) is not None)
-        ):
+        if _is_of_the_gpu(line) or (smaller_ran and _TOO_LARGE.search(line) is not None):
             return line.strip()[:_SHOWN]
     return None
 

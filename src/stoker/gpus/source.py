@@ -44,12 +44,8 @@ class SourceEntry(NamedTuple):
     """`module:function`, called with the argument; raises BadInputError. A source without it takes no argument."""
     example: str = ""
     """How to write it where it takes an argument."""
-    for_tests: bool = False
-    """Left out of help and error messages."""
     simulated: bool = False
     """Whether its GPUs do not exist, so that they are never shown as real."""
-    host_memory: bool = False
-    """Whether its GPUs have the machine's memory, so that programs fail as on a machine that is out of memory."""
 
 
 # The vendor's library knows most; its command is for machines where the library cannot be loaded; drm comes last,
@@ -61,10 +57,6 @@ _BUILT_IN: Final = (
     SourceEntry(
         "sim", "stoker.gpus.sim.source:open_source", "simulated GPUs", check="stoker.gpus.sim.machine:parse_shape",
         example="sim:4", simulated=True,
-    ),
-    SourceEntry(
-        "rss", "stoker.gpus.rss:open_source", "resident memory as a GPU's", check="stoker.gpus.rss:parse_size",
-        example="rss:8GiB", for_tests=True, host_memory=True,
     ),
 )  # fmt: skip
 _SOURCES: Final[dict[str, SourceEntry]] = {entry.name: entry for entry in _BUILT_IN}
@@ -86,7 +78,7 @@ def sources() -> tuple[SourceEntry, ...]:
 
 def source_names() -> tuple[str, ...]:
     """What STOKER_GPUS and --source take, as examples: auto, nvml, …, sim:4."""
-    return ("auto", *(entry.example or entry.name for entry in sources() if not entry.for_tests))
+    return ("auto", *(entry.example or entry.name for entry in sources()))
 
 
 def find_source(spec: str) -> SourceEntry | None:
@@ -96,10 +88,6 @@ def find_source(spec: str) -> SourceEntry | None:
 
 def is_simulated_source(spec: str) -> bool:
     return (entry := find_source(spec)) is not None and entry.simulated
-
-
-def has_host_memory(spec: str) -> bool:
-    return (entry := find_source(spec)) is not None and entry.host_memory
 
 
 def check_spec(spec: str) -> None:

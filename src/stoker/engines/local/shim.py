@@ -256,7 +256,7 @@ class _Supervision:
     def _fit_and_run(self, fit: BatchSizeFit, plan: Plan, environment: dict[str, str]) -> None:
         self.on_started()
         spec = self._attempt_spec
-        fitted_run = FittedRun(fit, self._record, spec.log_limit, plan.source)
+        fitted_run = FittedRun(fit, self._record, spec.log_limit)
         # By this variable the next worker finds what is left of a probe whose supervisors were killed.
         tags = {"STOKER_RUN_DIR": str(self._record.directory)}
         fitted_run.find(plan, spec.gpus, environment | tags, self._prober, self._check_before_start)

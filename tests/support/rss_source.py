@@ -1,4 +1,4 @@
-"""The `rss` source, for tests: one GPU whose memory is the resident memory of processes with a tag in the environment.
+"""The source `rss:8GiB`: one GPU whose memory is the resident memory of processes with a tag in the environment.
 
 It measures programs that really allocate on machines without a GPU. Allocations never fail.
 """
@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from stoker.errors import BadInputError
 from stoker.gpus.model import NOT_SUPPORTED, Gpu, Look, Process, Reading, Unknown
 from stoker.gpus.processes import ProcessCache
+from stoker.gpus.source import SourceEntry, register
 from stoker.procfs import read_stat
 from stoker.units import parse_memory
 
@@ -20,16 +20,9 @@ UUID: Final = "GPU-55500000-0000-4000-8000-000000000000"
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-def parse_size(argument: str) -> int:
-    """The memory of the GPU of `rss:8GiB`."""
-    if not argument:
-        raise BadInputError("'rss' needs the memory of its GPU: write it like rss:8GiB")
-    return parse_memory(argument)
-
-
 def open_source(root: Path, argument: str) -> "ResidentMemory":
     """The source of `rss:ARGUMENT`."""
-    return ResidentMemory(root, parse_size(argument))
+    return ResidentMemory(root, parse_memory(argument))
 
 
 class ResidentMemory:
@@ -83,3 +76,6 @@ class ResidentMemory:
             resident = stat.resident_pages * _PAGE
             found.append(self._process_cache.process(int(process.name), resident, unreported))
         return found
+
+
+register(SourceEntry("rss", f"{__name__}:open_source", "resident memory as a GPU's", check="stoker.units:parse_memory"))
