@@ -27,7 +27,7 @@ from stoker.rules.samples import SamplesPolicy
 from stoker.rules.scope import JobScope, MachineScope, Scope
 from stoker.rules.score import TraceOutcome, class_in_words, first_stop, hours_after, score
 from stoker.rules.sentinel import SentinelPolicy
-from stoker.runs.processes.usage import Usage
+from stoker.runs.processes.usage import ProcessUsage
 from tests.corpus import HALVES, SEED, Half, Trace, corpus, trace_classes
 from tests.corpus.player import Moment
 
@@ -60,10 +60,10 @@ def stoker_watch(trace: Trace, moments: Sequence[Moment]) -> TraceOutcome:
     policies = policies_of({"every": trace.setting.every})
     measured = {moment.look.at: moment.look.job for moment in moments}
 
-    def meter(at: float, _listed: Set[Identity]) -> Usage:
+    def meter(at: float, _listed: Set[Identity]) -> ProcessUsage:
         # It sees the sessions of the job's processes, and before the first is listed, all processes of its user.
         job = measured[at]
-        return Usage(job.cpu, job.io) if job else Usage()
+        return ProcessUsage(job.cpu, job.io) if job else ProcessUsage()
 
     watched = Watched("all", policies, {}, judged_processes(None, (), trace.user), meter)
     return _judged(trace, moments, WATCH, policies, watched)

@@ -11,7 +11,7 @@ import pytest
 
 from stoker.actions.whose import ProcessMeter, judged_processes
 from stoker.procfs import Identity, identify
-from stoker.runs.processes.usage import Usage
+from stoker.runs.processes.usage import ProcessUsage
 from tests.support.waiting import wait_for
 
 SPIN = "while True: pass"
@@ -55,7 +55,7 @@ def not_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_known_at_the_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
     not_own(monkeypatch)
-    assert everyone()(time.monotonic(), set()) == Usage()
+    assert everyone()(time.monotonic(), set()) == ProcessUsage()
 
 
 def test_cpu_time_of_a_child_of_a_listed_process_counts(

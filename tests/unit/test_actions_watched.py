@@ -7,7 +7,7 @@ from stoker.actions.whose import judged_processes
 from stoker.errors import BadInputError
 from stoker.gpus.model import Look, Unknown
 from stoker.rules.idle import IdlePolicy
-from stoker.runs.processes.usage import Usage
+from stoker.runs.processes.usage import ProcessUsage
 from tests.support.looks import a_look
 
 
@@ -15,7 +15,7 @@ class Watched(watcher.Watched):
     """Everyone's processes on these GPUs, whatever they do on the CPU."""
 
     def __init__(self, chosen: str, policies: list[IdlePolicy], environment: dict[str, str]) -> None:
-        super().__init__(chosen, policies, environment, judged_processes("all", (), "root"), lambda *_: Usage())
+        super().__init__(chosen, policies, environment, judged_processes("all", (), "root"), lambda *_: ProcessUsage())
 
 
 def labels(watched: Watched, look: Look) -> list[str]:

@@ -16,7 +16,7 @@ from stoker.runs.postmortem.processes import RankNumber, read_processes
 from stoker.runs.postmortem.ranks import Comparison, Rank, collective_of, compare, compare_ranks, ranks_of
 from stoker.runs.postmortem.report import brief, render
 from stoker.runs.postmortem.stacks import Stack
-from stoker.runs.record import Progress, RankProgress
+from stoker.runs.record import RankProgress, RunProgress
 from stoker.step_file import RankSteps
 from tests.support.looks import a_gpu, a_process, a_reading
 from tests.unit.test_postmortem_report import (
@@ -268,7 +268,7 @@ class TestRanksOfARun:
     def test_steps_that_a_process_reported_are_those_of_its_rank(self) -> None:
         facts = distributed(101, 102)
         reported = RankProgress(rank=1, pid=102, steps=1040, since=5.0)
-        progress = Progress(steps=1040, since=5.0, trust="call", ranks=(reported,))
+        progress = RunProgress(steps=1040, since=5.0, trust="call", ranks=(reported,))
         status = msgspec.structs.replace(facts.status, progress=progress)
         found = ranks_of(msgspec.structs.replace(facts, status=status))
         assert [(rank.pid, rank.steps) for rank in found] == [(101, None), (102, 1040)]

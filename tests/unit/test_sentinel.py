@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.dropin import gpu_sentinel
-from stoker.dropin.usage import Devices, UsageMeter
+from stoker.dropin.usage import Devices, GpuUsageMeter
 from stoker.errors import BadInputError
 from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import Prober
@@ -211,7 +211,7 @@ def test_program_identifies_gpus_by_uuid() -> None:
         def look(self) -> Look:
             return looks.pop(0)
 
-    meter = UsageMeter(lambda: cast("Prober", Stub()))
+    meter = GpuUsageMeter(lambda: cast("Prober", Stub()))
     assert [meter.usage([1]), meter.usage([1])] == [0.9, 0.9]
 
 

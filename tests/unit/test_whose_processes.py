@@ -14,7 +14,7 @@ from stoker.errors import BadInputError
 from stoker.gpus.model import Maybe, Process, Unknown
 from stoker.procfs import identify
 from stoker.rules.idle import IdlePolicy
-from stoker.runs.processes.usage import Usage
+from stoker.runs.processes.usage import ProcessUsage
 from tests.support.looks import a_gpu, a_look, a_process, a_reading
 
 ELSEWHERE = Unknown("this pid is numbered outside this container")
@@ -99,7 +99,7 @@ def test_only_the_tree_counts_that_would_be_stopped() -> None:
 
 def peak(whose: str, *processes: Process, used: float = 0.6) -> Maybe[float]:
     judged = judged_processes(whose, (), pwd.getpwuid(0).pw_name)
-    watched = Watched("all", [IdlePolicy()], {}, judged, lambda _at, _listed: Usage(1.5, 2e6))
+    watched = Watched("all", [IdlePolicy()], {}, judged, lambda _at, _listed: ProcessUsage(1.5, 2e6))
     reading = a_reading(a_gpu(), used, processes=processes)
     return watched.observe(a_look(used, readings=(reading,))).activities[0].peak
 
@@ -118,7 +118,7 @@ def test_whole_device_counts_where_no_process_is_identified() -> None:
 
 def test_rules_see_cpu_time_and_io_of_what_counts_and_no_steps() -> None:
     judged = judged_processes("mine", (), "alice")
-    watched = Watched("all", [IdlePolicy()], {}, judged, lambda _at, _listed: Usage(1.5, 2e6))
+    watched = Watched("all", [IdlePolicy()], {}, judged, lambda _at, _listed: ProcessUsage(1.5, 2e6))
     processes = (a_process(10, user="alice"), a_process(11, user="bob"))
     observation = watched.observe(a_look(0.5, readings=(a_reading(a_gpu(), 0.5, processes=processes),)))
     progress = observation.progress

@@ -11,14 +11,14 @@ from stoker.errors import BadInputError
 from stoker.gpus.model import JobProgress, Look, Process, known
 from stoker.presence.ignoring import SHIPPED, is_ignored
 from stoker.procfs import Identity, is_alive, user_name
-from stoker.runs.processes.usage import Usage, UsageMeter
+from stoker.runs.processes.usage import ProcessUsage, UsageMeter
 
 MINE: Final = "mine"
 ALL: Final = "all"
 _ROOT: Final = "root"
 _KTHREADD: Final = 2
 
-Meter = Callable[[float, Set[Identity]], Usage]
+Meter = Callable[[float, Set[Identity]], ProcessUsage]
 """Measures what counts on the CPU, given the moment and the processes that the driver lists on GPUs."""
 
 
@@ -172,7 +172,7 @@ class ProcessMeter:
         self._meter = UsageMeter()
         self._measured: Set[Identity] = frozenset()
 
-    def __call__(self, at: float, listed: Set[Identity]) -> Usage:
+    def __call__(self, at: float, listed: Set[Identity]) -> ProcessUsage:
         before, self._measured = self._measured, self._judged.on_cpu(listed)
         if any(is_alive(who) for who in before - self._measured):
             # The meter goes on with what it has measured once: here, processes that count no more.

@@ -62,7 +62,7 @@ class Devices:
         return {uuid: there.get(uuid) for uuid in self._chosen}
 
 
-class UsageMeter:
+class GpuUsageMeter:
     """A prober for programs that only want the number. It may be shared by threads, and a fork starts its own."""
 
     def __init__(self, open_prober: Callable[[], Prober]) -> None:
@@ -125,5 +125,5 @@ def _open_prober() -> Prober:
 
 # One helper process for as many calls as the program makes. The function has no object that a caller could keep it in,
 # so this one lives as long as the program, starts nothing before the first call, and is closed at the end.
-_METER: Final = UsageMeter(_open_prober)
+_METER: Final = GpuUsageMeter(_open_prober)
 atexit.register(_METER.close)

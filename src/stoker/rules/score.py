@@ -19,7 +19,7 @@ LABELS: Final[tuple[Label, ...]] = get_args(Label)
 _HOUR: Final = 3600.0
 
 
-class Stop(NamedTuple):
+class FirstStop(NamedTuple):
     """What rules did with a trace."""
 
     at: float | None
@@ -71,7 +71,7 @@ class Score(NamedTuple):
     """Idle and stalled jobs that were stopped while they still worked; they count as missed as well."""
 
 
-def first_stop(looks: Iterable[Look], policies: Sequence[Policy], scope: Scope, begun: float) -> Stop:
+def first_stop(looks: Iterable[Look], policies: Sequence[Policy], scope: Scope, begun: float) -> FirstStop:
     """When rules that begin at `begun` first ask for a stop."""
     judge = Judge(policies, begun, "stop the job")
     warned = False
@@ -79,8 +79,8 @@ def first_stop(looks: Iterable[Look], policies: Sequence[Policy], scope: Scope, 
         judgement = judge.observe(scope.observe(look))
         warned = warned or bool(judgement.new_warnings)
         if judgement.fired:
-            return Stop(look.at, warned, judgement.verdict.rule)
-    return Stop(None, warned)
+            return FirstStop(look.at, warned, judgement.verdict.rule)
+    return FirstStop(None, warned)
 
 
 def hours_after(begun: float, at: float | None) -> float | None:

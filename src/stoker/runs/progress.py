@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, ClassVar, Final, Protocol, get_args
 from stoker.gpus.model import JobProgress, Trust
 from stoker.logs.wandb import BLOCK, count_steps
 from stoker.procfs import Identity
-from stoker.runs.processes.usage import Usage, UsageMeter, WrittenFile, written_files
-from stoker.runs.record import Progress, RankProgress
+from stoker.runs.processes.usage import ProcessUsage, UsageMeter, WrittenFile, written_files
+from stoker.runs.record import RankProgress, RunProgress
 from stoker.step_file import RankSteps, read_steps
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _NAME: Final = re.compile("|".join((_LOG_NAME.pattern, _EVENTS_NAME.pattern, _CH
 _STANDARD_OUTPUT: Final = (1, 2)
 
 
-class Job(Protocol):
+class _Job(Protocol):
     """Where the processes of the job come from."""
 
     def processes(self) -> list[Identity]:
@@ -74,7 +74,7 @@ class ProgressTracker:
 
     def __init__(
         self,
-        job: Job,
+        job: _Job,
         *,
         directory: str | None = None,
         log: Callable[[], str | None] = lambda: None,
@@ -93,7 +93,7 @@ class ProgressTracker:
         self._positions: dict[tuple[str, int, int], int] | None = None
         """Of the files that the job writes; None before the first scan."""
         self._meter = UsageMeter()
-        self._usage = Usage()
+        self._usage = ProcessUsage()
         self._scan_due = -math.inf
         self._cost = 0.0
         """Processor seconds of the last scan."""
@@ -111,12 +111,12 @@ class ProgressTracker:
                 return seen._replace(steps=source.steps, since=source.since, trust=trust)
         return seen
 
-    def progress(self, wall: float) -> Progress | None:
+    def progress(self, wall: float) -> RunProgress | None:
         """For the record of the run. `wall`: what turns monotonic seconds into seconds since the epoch."""
         for trust, source in self._sources.items():
             if source.counts:
                 since = round(source.since + wall, 3)
-                return Progress(steps=source.steps, since=since, trust=trust, ranks=self._all_ranks(wall))
+                return RunProgress(steps=source.steps, since=since, trust=trust, ranks=self._all_ranks(wall))
         return None
 
     def _all_ranks(self, wall: float) -> tuple[RankProgress, ...]:

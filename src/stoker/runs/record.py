@@ -87,7 +87,7 @@ class RankProgress(msgspec.Struct, frozen=True, kw_only=True):
     """When it reported the last one, in seconds since the epoch."""
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The steps of the job."""
 
     steps: int
@@ -109,7 +109,7 @@ class Status(msgspec.Struct, kw_only=True):
     verdict_reason: str = ""
     verdict_progress: float = 0.0
     """The share of the rule's window that has passed."""
-    progress: Progress | None = None
+    progress: RunProgress | None = None
     """Its own steps; None while they cannot be seen."""
     warning: RuleWarning | None = None
     """What people are warned of now."""
@@ -362,7 +362,7 @@ class Summary(msgspec.Struct, kw_only=True):
     verdict: str
     verdict_reason: str
     verdict_progress: float
-    progress: Progress | None
+    progress: RunProgress | None
     warning: RuleWarning | None
     snoozed_until: float | None
     policy: dict[str, Any]

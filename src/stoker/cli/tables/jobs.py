@@ -18,7 +18,7 @@ from stoker.units import format_duration, format_memory
 
 if TYPE_CHECKING:
     from stoker.fit.model import ProbeOutcome
-    from stoker.runs.record import Progress, Record, Summary
+    from stoker.runs.record import Record, RunProgress, Summary
     from stoker.status.detail import AttemptDetail, JobDetail
 
 # In the order of the table.
@@ -270,7 +270,7 @@ def run_text(record: "Record") -> str:
     return "".join(f"{name:13}{value}\n" for name, value in lines.items() if value) + report
 
 
-def _progress_text(progress: "Progress") -> str:
+def _progress_text(progress: "RunProgress") -> str:
     """`120 steps, the last one at 14:02:11, seen by step counts in its log; rank 0: 60, rank 1: 60`."""
     from stoker.rules.stalled import SEEN_BY
 

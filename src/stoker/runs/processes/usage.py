@@ -20,7 +20,7 @@ _MOST_DESCRIPTORS: Final = 8192
 _LOCAL: Final = frozenset({"btrfs", "zfs", "bcachefs", "overlay", "tmpfs", "ramfs"})
 
 
-class Usage(NamedTuple):
+class ProcessUsage(NamedTuple):
     """Over the time since the measurement before. None: it cannot be read."""
 
     cpu: float | None = None
@@ -39,7 +39,7 @@ class UsageMeter:
         self._moved: tuple[int, int] | None = None
         """Bytes by system calls, and bytes from and to disks. The one misses mapped files, the other cached ones."""
 
-    def measure(self, at: float, processes: Iterable[Identity]) -> Usage:
+    def measure(self, at: float, processes: Iterable[Identity]) -> ProcessUsage:
         # One that has ended keeps its figures until its parent has waited for it, and has them from then on.
         wanted = dict.fromkeys([*processes, *self._known])
         found = [one for who in list(wanted)[:_MOST_PROCESSES] if (one := _stat(who)) is not None]
@@ -48,12 +48,12 @@ class UsageMeter:
         before, ticks_before, moved_before = self._at, self._ticks, self._moved
         self._at, self._known, self._ticks, self._moved = at, [one.identity for one in found], ticks, moved
         if before is None or at <= before or not found:
-            return Usage()
+            return ProcessUsage()
         passed = at - before
         cpu = min(max(ticks - ticks_before, 0) / _TICKS / passed, float(os.cpu_count() or 1))
         if moved is None or moved_before is None:
-            return Usage(cpu)
-        return Usage(cpu, max(0, moved[0] - moved_before[0], moved[1] - moved_before[1]) / passed)
+            return ProcessUsage(cpu)
+        return ProcessUsage(cpu, max(0, moved[0] - moved_before[0], moved[1] - moved_before[1]) / passed)
 
 
 def _stat(who: Identity) -> Stat | None:
