@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import stoker
+from tests.support.http_receiver import Receiver
 from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite
 
@@ -24,6 +25,20 @@ def test_run_acts_in_order_after_the_stop_and_keeps_its_exit_code(tmp_path: Path
     assert done.code == 124
     assert (tmp_path / "first").read_text() == "idle all GPUs below 1% for 0.3s\n"
     assert "the command of exec ended with code 3" in done.err
+
+
+@pytest.mark.usefixtures("machine")
+def test_warning_of_a_run_is_sent_before_its_stop() -> None:
+    with Receiver().listening() as receiver:
+        notify = f"notify json://127.0.0.1:{receiver.port}/s3cret"
+        window = ("--for", "6s", "--every", "200ms", "--after", "0", "--warn-at", "5%")
+        done = stoker("run", *window, "--then", notify, "--", "sleep", "60")
+        messages = [asked.json()["message"] for asked in receiver.asked]
+    assert done.code == 124
+    assert "s3cret" not in done.err
+    warning, stop = messages
+    assert "unless it works or is snoozed: stop the job" in warning
+    assert stop.startswith("GPU 0 stayed below 1% for 6s")
 
 
 @pytest.mark.usefixtures("machine")

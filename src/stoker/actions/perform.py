@@ -1,5 +1,6 @@
 """Actions after a rule has stopped a run or a queued job: one after the other, each for a limited time."""
 
+import contextlib
 import functools
 import os
 import subprocess
@@ -16,13 +17,17 @@ from stoker.errors import StokerError
 
 # The process only reads its request and forks before this is over.
 _START_TIMEOUT: Final = 60.0
+_COMMAND: Final = (sys.executable, "-m", "stoker.actions.perform")
 
 
 class ActionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The request that a detached process carries out."""
 
     then: tuple[str, ...]
-    facts: Facts
+    facts: Facts | None = None
+    host: str = ""
+    message: str = ""
+    """Without facts: what those that send messages send."""
 
 
 def prepared(then: Sequence[str], log: Callable[[str], None]) -> list[Action]:
@@ -53,8 +58,19 @@ def perform_detached(then: Sequence[str], facts: Facts) -> None:
     """Performs them in a process that outlives this one. Returns when it has started."""
     request = msgspec.json.encode(ActionRequest(then=tuple(then), facts=facts))
     # By standard input: the URL of a notification is a secret, and command lines are not.
-    command = (sys.executable, "-m", "stoker.actions.perform")
-    subprocess.run(command, input=request, timeout=_START_TIMEOUT, check=False, start_new_session=True)
+    subprocess.run(_COMMAND, input=request, timeout=_START_TIMEOUT, check=False, start_new_session=True)
+
+
+def send_detached(then: Sequence[str], host: str, message: str) -> None:
+    """Sends a message by those that send messages, in a process of which nothing is awaited."""
+    request = msgspec.json.encode(ActionRequest(then=tuple(then), host=host, message=message))
+    with contextlib.suppress(OSError):
+        process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, start_new_session=True)
+        if process.stdin is not None:
+            process.stdin.write(request)
+            process.stdin.close()
+        # It forks at once; its exit is collected without waiting for it.
+        threading.Thread(target=process.wait, daemon=True).start()
 
 
 def main() -> None:
@@ -62,7 +78,13 @@ def main() -> None:
     if os.fork():
         os._exit(0)
     try:
-        perform(prepared(request.then, log_to_stderr), request.facts, log_to_stderr)
+        actions = prepared(request.then, log_to_stderr)
+        if request.facts is not None:
+            perform(actions, request.facts, log_to_stderr)
+        else:
+            for action in actions:
+                if action.sends_messages:
+                    action.send_message(request.host, request.message)
     except StokerError as error:
         log_to_stderr(str(error))
 

@@ -27,14 +27,21 @@ from stoker.runs.record import Ending, NoRecord, Record, Records, Spec, readable
 from stoker.runs.supervisor import Supervisor, log
 
 
-def supervise(plan: Plan, on_rule_stop: Callable[[Verdict], None] | None = None) -> int:
-    """The exit code that the whole command ends with. `on_rule_stop` is called after a rule has stopped it."""
+def supervise(
+    plan: Plan,
+    on_rule_stop: Callable[[Verdict], None] | None = None,
+    on_warning: Callable[[str], None] | None = None,
+) -> int:
+    """The exit code that the whole command ends with. `on_rule_stop` is called after a rule has stopped it.
+
+    `on_warning` is called with what people should be notified of meanwhile; it returns at once.
+    """
     prober = Prober(plan.source, deadline=plan.deadline, start=forked)
     _check_gpus(plan, prober)
     record = _create_record(plan)
     with SignalStream(FORWARDED) as signals, contextlib.closing(Terminal()) as terminal:
         reaper = _fork_reaper(prober)
-        supervisor = Supervisor(plan, record, prober, os.environ, signals, reaper)
+        supervisor = Supervisor(plan, record, prober, os.environ, signals, reaper, on_warning=on_warning)
         try:
             code = supervisor.run()
         finally:

@@ -5,7 +5,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -96,10 +96,12 @@ class Supervisor(CommandHandler[int]):
         signals: SignalStream,
         reaper: Reaper,
         controller: Controller | None = None,
+        on_warning: Callable[[str], None] | None = None,
     ) -> None:
         self._plan = plan
         self._record = record
         self._controller = controller
+        self._on_warning = on_warning
         tags = {"STOKER_RUN": record.id, "STOKER_RUN_DIR": str(record.directory)} if record.is_kept else {}
         self._environment = {**environment, **tags}
         self._prober = prober
@@ -235,6 +237,8 @@ class Supervisor(CommandHandler[int]):
         stops = judgement.fired and not self._plan.dry_run
         for message in judgement.messages if not stops else ():
             log(message.text)
+            if message.urgent and self._on_warning is not None:
+                self._on_warning(message.text)
         return self._stop_by_rule(judgement.verdict) if stops else None
 
     def _progress(self, look: Look) -> JobProgress:

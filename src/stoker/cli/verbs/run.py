@@ -106,19 +106,22 @@ def run_command(
         )
         from stoker.runs.run import supervise
 
-        return supervise(plan, _actions(plan)) if then else supervise(plan)
+        return supervise(plan, *_actions(plan)) if then else supervise(plan)
     except BadInputError as error:
         raise StokerError(str(error), exit_code=OWN_FAILURE) from None
 
 
-def _actions(plan: "Plan") -> "Callable[[Verdict], None]":
-    """The actions, checked before the run starts."""
+def _actions(plan: "Plan") -> "tuple[Callable[[Verdict], None], Callable[[str], None] | None]":
+    """What is done after a stop, and with a warning. The actions are checked before the run starts."""
     from stoker.actions.action import facts_of, log_to_stderr
-    from stoker.actions.perform import perform, prepared
+    from stoker.actions.perform import perform, prepared, send_detached
 
     actions = prepared(plan.then, log_to_stderr)
 
     def act(verdict: "Verdict") -> None:
         perform(actions, facts_of(verdict, plan.policies, time.monotonic(), socket.gethostname()), log_to_stderr)
 
-    return act
+    def warn(text: str) -> None:
+        send_detached(plan.then, socket.gethostname(), text)
+
+    return act, warn if any(action.sends_messages for action in actions) and not plan.dry_run else None
