@@ -1,5 +1,7 @@
 """The errors a person reads: one sentence that says what is wrong, where, and what to do."""
 
+from collections.abc import Mapping
+
 
 class StokerError(Exception):
     """Shown to the person as it is, without a traceback; `exit_code` becomes the command's."""
@@ -16,6 +18,14 @@ class BadInputError(StokerError):
     """Invalid input on the command line, in a request or in a file."""
 
     exit_code = 2
+
+
+class InvalidFieldsError(BadInputError):
+    """Invalid fields of a job, a form or a request, with a message for each; the name "" stands for all of it."""
+
+    def __init__(self, mistakes: Mapping[str, str]) -> None:
+        super().__init__("; ".join(f"{field}: {message}" if field else message for field, message in mistakes.items()))
+        self.mistakes = dict(mistakes)
 
 
 class QueueAwayError(StokerError):

@@ -314,10 +314,10 @@ def test_sheet_started_over_runs_again(sheet: Sheet, cleaned: bool) -> None:
 
 def test_invalid_command_is_reported_and_skipped(sheet: Sheet) -> None:
     sheet.fill("python train.py --batch {batch_size}", "fine")
-    assert "row 3 is left out: it has {batch_size} in it" in sheet.look()
+    assert "row 3 is left out: batch_size: the command contains {batch_size}" in sheet.look()
     assert sheet.queue.commands() == ["fine"]
     assert sheet.cells["B1"] == "3"
-    assert sheet.cells["D3"].startswith("left out: it has {batch_size} in it")
+    assert sheet.cells["D3"].startswith("left out: batch_size: the command contains {batch_size}")
     sheet.fill("python train.py --batch 8")
     sheet.look()
     assert sheet.queue.commands() == ["fine", "python train.py --batch 8"]

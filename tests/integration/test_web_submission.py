@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from stoker.errors import InvalidFieldsError
 from stoker.queue import Store
-from stoker.web.problems import InvalidFieldsError
 from stoker.web.submission import jobs_of
 from tests.support.queue_jobs import queue, submit
 

@@ -91,7 +91,6 @@ def test_busy_job_is_left_alone_under_the_same_rule(site: WorkSite) -> None:
         ({"command": "true", "directory": "/no/such/place"}, 125, "the directory to run it in cannot be entered"),
         ({"command": "true", "pin": True, "commit": "0" * 40}, 125, "no snapshot of"),
         ({"command": "true", "gpus": 1, "policy": {"strange": 1}}, 125, "the policy of job"),
-        ({"command": "run {batch_size}"}, 125, "contains {batch_size}, but the job has no batch size"),
         ({"command": "kill -9 $$"}, 137, "it died of SIGKILL"),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stoker.errors import BadInputError
 from stoker.queue.commands import Command, check_command, filled, mentioned, wants_batch_size
 from stoker.queue.field_kinds import LONGEST_LABEL
-from stoker.queue.sweep import MOST_JOBS, Sweep, check_sweeps, parse_sweep, variants
+from stoker.queue.sweep import MOST_JOBS, Sweep, job_specs, parse_sweep
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_invalid_sweep_is_refused_with_one_message(text: str, says: str) -> None
 
 def test_products_keep_the_order_given_and_the_last_varies_fastest() -> None:
     sweeps = [Sweep("lr", ["a", "b"]), Sweep("seed", ["1", "2", "3"])]
-    labels = [variant.name for variant in variants("train", "", sweeps)]
+    labels = [job.name for job in job_specs({}, ["train"], sweeps)]
     assert labels == ["lr=a seed=1", "lr=a seed=2", "lr=a seed=3", "lr=b seed=1", "lr=b seed=2", "lr=b seed=3"]
 
 
@@ -88,37 +88,40 @@ def test_products_keep_the_order_given_and_the_last_varies_fastest() -> None:
 def test_value_replaces_its_placeholder_or_is_appended(
     command: str | tuple[str, ...], expected: str | tuple[str, ...]
 ) -> None:
-    (variant,) = variants(command, "", [Sweep("lr", ["a b"])])
-    if isinstance(expected, str) and isinstance(variant.command, str) and "|" not in expected:
-        assert shlex.split(variant.command) == shlex.split(expected)
+    (job,) = job_specs({}, [command], [Sweep("lr", ["a b"])])
+    if isinstance(expected, str) and isinstance(job.command, str) and "|" not in expected:
+        assert shlex.split(job.command) == shlex.split(expected)
     else:
-        assert variant.command == expected
+        assert job.command == expected
 
 
 def test_value_that_looks_like_a_placeholder_is_unchanged() -> None:
     sweeps = [Sweep("a", ["{b}"]), Sweep("b", ["1"])]
-    (variant,) = variants(("{a}", "{b}"), "", sweeps)
-    assert variant.command == ("{b}", "1")
+    (job,) = job_specs({}, [("{a}", "{b}")], sweeps)
+    assert job.command == ("{b}", "1")
 
 
 def test_command_without_sweeps_is_unchanged() -> None:
-    (variant,) = variants("echo {x}  \n", "", [])
-    assert variant == ("echo {x}  \n", "")
+    (job,) = job_specs({}, ["echo {x}  \n"])
+    assert (job.command, job.name) == ("echo {x}  \n", "")
 
 
 def test_conflicting_sweeps_are_refused() -> None:
     with pytest.raises(BadInputError, match="'lr' is swept twice"):
-        check_sweeps([Sweep("lr", ["1"]), Sweep("lr", ["2"])], 1)
+        job_specs({}, ["train"], [Sweep("lr", ["1"]), Sweep("lr", ["2"])])
     many = [Sweep("a", ["x"] * 1000), Sweep("b", ["x"] * 100)]
-    check_sweeps(many, 1)
     with pytest.raises(BadInputError, match="that would be 200,000 jobs"):
-        check_sweeps(many, 2)
+        job_specs({}, ["train", "train"], many)
+    few = [Sweep("a", ["x", "y"])]
+    assert len(job_specs({}, ["train"], few, most=2)) == 2
+    with pytest.raises(BadInputError, match="that would be 4 jobs: at most 3"):
+        job_specs({}, ["train", "train"], few, most=3)
 
 
 def test_job_name_has_its_values_on_one_line() -> None:
     def named(name: str, **values: str) -> str:
-        (variant,) = variants("train", name, [Sweep(key, [value]) for key, value in values.items()])
-        return variant.name
+        (job,) = job_specs({"name": name}, ["train"], [Sweep(key, [value]) for key, value in values.items()])
+        return job.name
 
     assert named("", lr="1", seed="2") == "lr=1 seed=2"
     assert named("base", lr="1") == "base lr=1"
@@ -138,7 +141,7 @@ def test_every_combination_occurs_once_and_survives_the_shell(lists: list[list[s
     text = f"train {shlex.quote(word)}" + "".join(f" {{{sweep.name}}}" for sweep in sweeps[1:])
     if mentioned(word, [sweep.name for sweep in sweeps]):
         return
-    found = [shlex.split(str(variant.command)) for variant in variants(text, "", sweeps)]
+    found = [shlex.split(str(job.command)) for job in job_specs({}, [text], sweeps)]
     assert len(found) == len({tuple(words) for words in found}) == math.prod(len(sweep.values) for sweep in sweeps)
     for words in found:
         assert words[:2] == ["train", word]

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from stoker.backoff import Backoff
 from stoker.errors import BadInputError, StokerError
-from stoker.queue.commands import check_command, wants_batch_size
-from stoker.queue.fields import JobSpec
+from stoker.queue.commands import check_command
+from stoker.queue.fields import JobSpec, check
 from stoker.queue.provenance import checkout_of
 
 
@@ -36,10 +36,9 @@ class Intake:
         """Why no job can be made of this command; None when one can."""
         try:
             check_command(command)
+            check(replace(self._pattern, command=command))
         except BadInputError as error:
             return str(error)
-        if self._pattern.batch_size is None and not self._pattern.fit and wants_batch_size(command):
-            return "it has {batch_size} in it: start the feed with --batch-size, or write {{batch_size}} for the word"
         return None
 
     def made(self, commands: Sequence[SourceCommand]) -> list[JobSpec]:

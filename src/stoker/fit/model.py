@@ -238,16 +238,12 @@ class FitSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How often the job is started again at a smaller size after it ran out of memory."""
 
 
-def check_fittable(batch_size: int | None, gpus: int) -> None:
-    """Raises BadInputError for a job whose batch size is given or that uses no GPU."""
+def fit_fields(spec: FitSpec, commands: Sequence[Command], batch_size: int | None, gpus: int) -> dict[str, Any]:
+    """The field `fit` of jobs with these commands and values. Raises BadInputError for what could not be fitted."""
     if batch_size is not None:
         raise BadInputError("--batch-size and --fit exclude each other: leave one of them out")
     if gpus == 0:
         raise BadInputError("--fit needs a GPU, and the job asks for none")
-
-
-def fit_fields(spec: FitSpec, commands: Sequence[Command]) -> dict[str, Any]:
-    """The fields to store with a job. Raises BadInputError when the size would not reach one of the commands."""
     spec.search_options.check()
     spec.limits.pattern()
     for command in commands:

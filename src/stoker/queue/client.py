@@ -9,13 +9,13 @@ from typing import Any, Final, Literal, Self, TypedDict, Unpack, overload
 
 from stoker.errors import BadInputError, QueueAwayError
 from stoker.queue import open_or_create
-from stoker.queue.commands import check_command, wants_batch_size
-from stoker.queue.fields import FIELDS, JobSpec, State, editable, spec_of
+from stoker.queue.fields import FIELDS, State, editable, spec_of
 from stoker.queue.jobs import Cancellation
 from stoker.queue.model import ENDED, Job, Order
-from stoker.queue.provenance import check_environment, kept_environment, submitted_from
+from stoker.queue.provenance import submitted_from
 from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb
 from stoker.queue.store import Store
+from stoker.queue.sweep import job_specs
 from stoker.settings import load_settings
 
 # `wait` is woken by changes; it polls in case the listener cannot listen.
@@ -105,8 +105,10 @@ class Queue:
 
     def submit_many(self, commands: Iterable[str | Sequence[str]], **options: Unpack[Options]) -> list[Job]:
         """Submits several commands with the same options, in their order: all of them, or none."""
-        asked = self._asked({**options})
-        jobs = [_new_job(command, asked) for command in _several(commands)]
+        if isinstance(commands, str):
+            raise BadInputError("submit_many takes several commands: use submit for one")
+        several = [spec_of({"command": one if isinstance(one, str) else tuple(one)}).command for one in commands]
+        jobs = job_specs(self._values({**options}), several)
         return [self._store.jobs.get(name) for name in self._store.jobs.submit(jobs)]
 
     def job(self, which: Which) -> Job:
@@ -188,27 +190,23 @@ class Queue:
             found += [job.id for job in trials if job.state in verb.among] if trials else self._ids(one)
         return found
 
-    def _asked(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _values(self, options: dict[str, Any]) -> dict[str, Any]:
         """The values of a job's fields, with the directory, commit and environment that it is submitted from."""
         bare, allow_dirty = options.pop("bare_environment", False), options.pop("allow_dirty", False)
         where = options.pop("directory", None)
         if unknown := options.keys() - set(editable()) - {"hold"}:
             raise BadInputError(f"a job cannot be submitted with {min(unknown)!r}: there is no such option")
-        if options.get("share") and options.get("memory") is None:
-            raise BadInputError("a job that shares a GPU needs memory=…: say how much it takes")
         for name in ("after", "after_any"):
             if name in options:
                 options[name] = self._ids(_each(options[name]))
-        values = {}
-        for name, value in options.items():
-            try:
-                values[name] = FIELDS[name].read(value)
-            except BadInputError as error:
-                raise BadInputError(f"{name}: {error}") from None
-        values["environment"] = ({} if bare else kept_environment()) | values.get("environment", {})
-        check_environment(values["environment"])
-        place = submitted_from(None if where is None else os.fspath(where), bool(values.get("pin")), bool(allow_dirty))
-        return values | place
+        values = {name: FIELDS[name].read(value) for name, value in options.items()}
+        return values | submitted_from(
+            None if where is None else os.fspath(where),
+            values.get("environment", {}),
+            bare=bare,
+            pin=values.get("pin", False),
+            allow_dirty=allow_dirty,
+        )
 
     def _ended(self, ids: Sequence[str], deadline: float | None) -> dict[str, Job]:
         ended: dict[str, Job] = {}
@@ -246,19 +244,5 @@ def _rest(descriptor: int, seconds: float) -> None:
     poll.poll(seconds * 1000)
 
 
-def _new_job(command: str | Sequence[str], asked: Mapping[str, Any]) -> JobSpec:
-    job = spec_of({**asked, "command": command if isinstance(command, str) else tuple(command)})
-    check_command(job.command)
-    if job.batch_size is None and not job.fit and wants_batch_size(job.command):
-        raise BadInputError("the command has {batch_size} in it: set it with batch_size=…")
-    return job
-
-
 def _each(which: Which | Iterable[Which]) -> Iterable[Which]:
     return [which] if isinstance(which, str | Job) else which
-
-
-def _several(commands: Iterable[str | Sequence[str]]) -> Iterable[str | Sequence[str]]:
-    if isinstance(commands, str):
-        raise BadInputError("submit_many takes several commands: use submit for one")
-    return commands

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Final, Literal, get_type_hints
 
 import msgspec
 
-from stoker.errors import BadInputError
+from stoker.errors import BadInputError, InvalidFieldsError
+from stoker.queue.commands import wants_batch_size
 from stoker.queue.field_kinds import (
     ACTIONS,
     COMMAND,
@@ -72,8 +73,11 @@ class JobField(msgspec.Struct, frozen=True, kw_only=True):
         """The value from text or JSON. None or blank text means the default."""
         if not self.required and (value is None or (isinstance(value, str) and not value.strip())):
             return self.default
-        found = self.kind.read("" if value is None else value)
-        self.kind.check(found)
+        try:
+            found = self.kind.read("" if value is None else value)
+            self.kind.check(found)
+        except BadInputError as error:
+            raise InvalidFieldsError({self.name: str(error)}) from None
         return found
 
     def value(self, job: "JobSpec") -> Any:
@@ -87,7 +91,7 @@ class JobField(msgspec.Struct, frozen=True, kw_only=True):
         try:
             self.kind.check(value)
         except BadInputError as error:
-            raise BadInputError(f"{self.name}: {error}") from None
+            raise InvalidFieldsError({self.name: str(error)}) from None
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -339,15 +343,10 @@ def spec_of(values: Mapping[str, Any]) -> JobSpec:
     try:
         return msgspec.convert(values, JobSpec)
     except msgspec.ValidationError as error:
-        raise BadInputError(in_words(error)) from None
-
-
-def in_words(error: msgspec.ValidationError) -> str:
-    """`gpus: expected int, got str`."""
-    said, _, where = str(error).replace("`", "").partition(" - at $.")
-    if "required field" in said:
-        return "a job needs a command"
-    return f"{where}: {said[:1].lower()}{said[1:]}" if where else said
+        said, _, where = str(error).replace("`", "").partition(" - at $.")
+        if "required field" in said:
+            raise BadInputError("a job needs a command") from None
+        raise InvalidFieldsError({where: f"{said[:1].lower()}{said[1:]}"}) from None
 
 
 def _check_needs(names: Sequence[str]) -> None:
@@ -364,6 +363,15 @@ def check(job: JobSpec) -> None:
         # Most values are defaults, and a sweep may have a hundred thousand jobs.
         if name not in _CHECKED_ELSEWHERE and field.value(job) != field.default:
             field.check(job)
+    if job.share and job.memory is None:
+        raise InvalidFieldsError({"memory": "a job that shares a GPU must say how much memory it needs"})
+    if job.batch_size is None and not job.fit and wants_batch_size(job.command):
+        raise InvalidFieldsError(
+            {
+                "batch_size": "the command contains {batch_size}: give a batch size, or write {{batch_size}} for the "
+                "literal text"
+            }
+        )
     _check_needs((*job.after, *job.after_any))
     if job.id and not ID.fullmatch(job.id):
         raise BadInputError(f"{job.id!r} cannot be the id of a job: it must be eight hexadecimal digits")

@@ -5,7 +5,7 @@ import getpass
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from stoker.errors import BadInputError
 from stoker.program import NOT_RUN, run_program
@@ -50,8 +50,20 @@ def checkout_of(directory: str, *, to_pin: bool = False) -> Checkout:
     return Checkout(commits[0], dirty=any(not line.startswith("#") for line in lines))
 
 
-def submitted_from(directory: str | None, pin: bool, allow_dirty: bool) -> dict[str, str | bool | None]:
-    """The fields of a job that say where it runs, which code is there, and who submits it."""
+def submitted_from(
+    directory: str | None,
+    variables: Mapping[str, str],
+    *,
+    bare: bool = False,
+    pin: bool = False,
+    allow_dirty: bool = False,
+) -> dict[str, Any]:
+    """The fields of a job that say where it runs, with which variables, which code is there, and who submits it.
+
+    `bare`: without the variables of the active virtualenv or conda environment.
+    """
+    environment = {**({} if bare else kept_environment()), **variables}
+    check_environment(environment)
     where = working_directory(directory)
     found = checkout_of(where, to_pin=pin)
     if pin and found.commit is None:
@@ -61,7 +73,13 @@ def submitted_from(directory: str | None, pin: bool, allow_dirty: bool) -> dict[
             f"a pinned job runs what is committed, and {where} has changes that are not: commit them, or leave them "
             "out with --allow-dirty"
         )
-    return {"directory": where, "commit": found.commit, "dirty": found.dirty, "submitter": login_name()}
+    return {
+        "directory": where,
+        "environment": environment,
+        "commit": found.commit,
+        "dirty": found.dirty,
+        "submitter": login_name(),
+    }
 
 
 def working_directory(chosen: str | None = None) -> str:

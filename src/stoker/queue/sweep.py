@@ -3,12 +3,13 @@
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from stoker.errors import BadInputError
 from stoker.queue.commands import Command, check_command, filled, mentioned
 from stoker.queue.field_kinds import LONGEST_LABEL
+from stoker.queue.fields import JobSpec, spec_of
 
 # More at once is most likely a mistake.
 MOST_JOBS: Final = 100_000
@@ -26,13 +27,6 @@ class Sweep(NamedTuple):
 
     name: str
     values: Sequence[str]
-
-
-class Variant(NamedTuple):
-    """One job of a sweep: the command with the values in it, and a name like `bert lr=1e-3 seed=1`."""
-
-    command: Command
-    name: str
 
 
 def parse_sweep(text: str) -> Sweep:
@@ -59,8 +53,24 @@ def sweep_of(name: str, values: Sequence[str]) -> Sweep:
     return Sweep(name, values)
 
 
-def variants(command: Command, name: str, sweeps: Sequence[Sweep]) -> Iterator[Variant]:
-    """Every combination in the order of the sweeps, the last one varies fastest; without sweeps, the command alone."""
+def job_specs(
+    values: Mapping[str, Any], commands: Iterable[Command], sweeps: Sequence[Sweep] = (), most: int = MOST_JOBS
+) -> list[JobSpec]:
+    """Jobs with these values of their fields: one for each command and each combination of the swept parameters."""
+    names = [sweep.name for sweep in sweeps]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BadInputError(f"{twice[0]!r} is swept twice: write all its values into one --sweep")
+    templates = list(commands)
+    _refuse_too_many(len(templates) * math.prod(len(sweep.values) for sweep in sweeps), most)
+    return [
+        spec_of({**values, "command": command, "name": name})
+        for template in templates
+        for command, name in _variants(template, values.get("name", ""), sweeps)
+    ]
+
+
+def _variants(command: Command, name: str, sweeps: Sequence[Sweep]) -> Iterator[tuple[Command, str]]:
+    """The command and the name, like `bert lr=1e-3 seed=1`, of each combination; the last sweep varies fastest."""
     names = [sweep.name for sweep in sweeps]
     words = (command,) if isinstance(command, str) else command
     # Decided by the command as it was written: a value that looks like a placeholder makes none.
@@ -68,17 +78,8 @@ def variants(command: Command, name: str, sweeps: Sequence[Sweep]) -> Iterator[V
     for values in itertools.product(*(sweep.values for sweep in sweeps)):
         chosen = dict(zip(names, values, strict=True))
         whole = _with_values(command, chosen, present)
-        if sweeps:
-            check_command(whole)
-        yield Variant(whole, _named(name, " ".join(f"{one}={value}" for one, value in chosen.items())))
-
-
-def check_sweeps(sweeps: Sequence[Sweep], commands: int) -> None:
-    """Raises for a parameter that is swept twice and for too many jobs."""
-    names = [sweep.name for sweep in sweeps]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise BadInputError(f"{twice[0]!r} is swept twice: write all its values into one --sweep")
-    _refuse_too_many(commands * math.prod(len(sweep.values) for sweep in sweeps))
+        check_command(whole)
+        yield whole, _named(name, " ".join(f"{one}={value}" for one, value in chosen.items()))
 
 
 def _named(name: str, label: str) -> str:
@@ -117,9 +118,9 @@ def _range(part: str, first: str, last: str, step: str | None) -> range:
     return range(begin, end + (1 if by > 0 else -1), by)
 
 
-def _refuse_too_many(jobs: int) -> None:
-    if jobs > MOST_JOBS:
-        raise BadInputError(f"that would be {jobs:,} jobs: at most {MOST_JOBS:,} can be submitted at once")
+def _refuse_too_many(jobs: int, most: int = MOST_JOBS) -> None:
+    if jobs > most:
+        raise BadInputError(f"that would be {jobs:,} jobs: at most {most:,} can be submitted at once")
 
 
 def _with_values(command: Command, values: dict[str, str], present: set[str]) -> Command:

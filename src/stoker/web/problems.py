@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from stoker.errors import BadInputError, StokerError
+from stoker.errors import BadInputError, InvalidFieldsError, StokerError
 
 MEDIA_TYPE: Final = "application/problem+json"
 # JSON or text even for browsers.
@@ -61,27 +61,12 @@ class ConflictError(BadInputError):
     status = 409
 
 
-class InvalidFieldsError(BadInputError):
-    """Invalid fields of a form or body, with a message for each; the name "" stands for all of it."""
-
-    def __init__(self, mistakes: Mapping[str, str]) -> None:
-        super().__init__("; ".join(f"{field}: {message}" for field, message in mistakes.items()))
-        self.mistakes = dict(mistakes)
-
-    @property
-    def errors(self) -> list[dict[str, str]]:
-        return [
-            {"pointer": f"#/{_escaped(field)}" if field else "#", "detail": _shown(text)}
-            for field, text in list(self.mistakes.items())[:_MAX_ERRORS]
-        ]
-
-
 class ParameterError(BadInputError):
     """An invalid parameter or header."""
 
     def __init__(self, parameter: str, message: str) -> None:
         super().__init__(message)
-        self.errors = [{"parameter": parameter, "detail": message}]
+        self.parameter = parameter
 
 
 def problem(
@@ -108,7 +93,7 @@ def install(app: FastAPI, page: ErrorPage | None = None) -> None:
 
     def stoker_error(request: Request, error: Exception) -> Response:
         if isinstance(error, InvalidFieldsError | ParameterError):
-            return invalid(request, error.errors)
+            return invalid(request, _errors_in(error))
         if isinstance(error, BadInputError):
             return answer(request, getattr(error, "status", 400), str(error))
         # Other errors are not the client's fault and may be temporary.
@@ -151,6 +136,15 @@ def wants_page(scope: Scope) -> bool:
     if any(path == place or path.startswith(f"{place}/") for place in _FOR_PROGRAMS):
         return False
     return "text/html" in Headers(scope=scope).get("accept", "")
+
+
+def _errors_in(error: InvalidFieldsError | ParameterError) -> list[dict[str, str]]:
+    if isinstance(error, ParameterError):
+        return [{"parameter": error.parameter, "detail": str(error)}]
+    return [
+        {"pointer": f"#/{_escaped(field)}" if field else "#", "detail": _shown(text)}
+        for field, text in list(error.mistakes.items())[:_MAX_ERRORS]
+    ]
 
 
 def _title(status: int) -> str:

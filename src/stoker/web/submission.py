@@ -1,7 +1,6 @@
 """Turns forms and request bodies into jobs, by the same rules as `stoker submit`."""
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -9,19 +8,19 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from stoker.errors import BadInputError
-from stoker.fit.model import FitSpec, Overrides, SearchOptions, check_fittable, fit_fields
+from stoker.errors import BadInputError, InvalidFieldsError
+from stoker.fit.model import FitSpec, Overrides, SearchOptions, fit_fields
 from stoker.masking import MASK
-from stoker.queue.commands import Command, wants_batch_size
 from stoker.queue.field_kinds import JOBS, check_seconds, read_flag, read_seconds
-from stoker.queue.fields import FIELDS, JobSpec, editable, spec_of, values_of
+from stoker.queue.fields import FIELDS, JobSpec, editable, values_of
+from stoker.queue.jobs import check_submission
 from stoker.queue.model import Job
 from stoker.queue.provenance import checkout_of
 from stoker.queue.store import Store
-from stoker.queue.sweep import Sweep, check_sweeps, parse_sweep, sweep_of, variants
+from stoker.queue.sweep import Sweep, job_specs, parse_sweep, sweep_of
 from stoker.rules.registry import policies_of, stored_form
 from stoker.units import parse_fraction
-from stoker.web.problems import ConflictError, InvalidFieldsError, ParameterError
+from stoker.web.problems import ConflictError, ParameterError
 
 T = TypeVar("T")
 Said = Mapping[str, object]
@@ -59,23 +58,20 @@ def jobs_of(store: Store, said: Said, submitter: str = "") -> list[JobSpec]:
     """The jobs to submit. Raises InvalidFieldsError with a message for each invalid field."""
     again = said.get("again")
     earlier = _or_mistake("again", lambda: store.jobs.get(str(again))) if again else None
-    form = _Form(earlier)
-    form.read(store, said, settable(at_submission=True))
+    form = _Form(store, earlier)
+    form.read(said, settable(at_submission=True))
     sweeps: Sequence[Sweep] = form.tried("sweep", lambda: _sweeps(said.get("sweep"))) or ()
-    form.demand("command", "a job needs a command")
-    form.demand("directory", "a job needs a directory to start in: write an absolute path, like /home/me/project")
-    form.check_together(sweeps)
     asked = form.result() | {"submitter": submitter}
     asked |= _code(asked["directory"], earlier)
-    chosen = _or_mistake("sweep", lambda: list(variants(asked["command"], asked.get("name", ""), sweeps)))
-    return [spec_of(asked | {"command": one.command, "name": one.name}) for one in chosen]
+    jobs = _or_mistake("sweep", lambda: job_specs(asked, [asked["command"]], sweeps, MOST_JOBS))
+    check_submission(jobs)
+    return jobs
 
 
 def changes_of(store: Store, said: Said, job: Job) -> dict[str, object]:
     """The fields of the job that change, with their new values."""
-    form = _Form(job)
-    form.read(store, said, settable(at_submission=False))
-    form.check_together(())
+    form = _Form(store, job)
+    form.read(said, settable(at_submission=False))
     asked = form.result()
     return {name: asked[name] for name in FIELDS if name in asked and asked[name] != FIELDS[name].value(job)}
 
@@ -83,7 +79,8 @@ def changes_of(store: Store, said: Said, job: Job) -> dict[str, object]:
 class _Form:
     """The values that were given or copied, and the mistakes in the others."""
 
-    def __init__(self, earlier: Job | None) -> None:
+    def __init__(self, store: Store, earlier: Job | None) -> None:
+        self._store = store
         self._asked: dict[str, Any] = {}
         self._mistakes: dict[str, str] = {}
         if earlier is not None:
@@ -91,54 +88,40 @@ class _Form:
             self._asked = {name: values[name] for name in editable()}
         self._environment: Mapping[str, str] = self._asked.get("environment", {})
 
-    def read(self, store: Store, said: Said, names: Sequence[str]) -> None:
+    def read(self, said: Said, names: Sequence[str]) -> None:
         for name in names:
-            if name in said and name != "fit":
-                self._take(name, partial(self._value, store, name, said[name]))
+            if name != "fit" and (name in said or (FIELDS[name].required and name not in self._asked)):
+                self._take(name, partial(self._value, name, said.get(name)))
         self._take_policy(said)
         if "fit" in said:
-            self._take("fit", lambda: _fit(said["fit"], self._asked.get("command", ("-",))))
+            self._take("fit", lambda: _fit(said["fit"]))
+        if self._asked.get("fit"):
+            self._take("fit", self._checked_fit)
 
-    def _value(self, store: Store, name: str, said: object) -> object:
+    def _value(self, name: str, said: object) -> object:
         field = FIELDS[name]
         value = field.read(said)
         if field.kind is JOBS:
-            return store.jobs.ids_of(value)
+            return self._store.jobs.ids_of(value)
         if name == "environment":
             return _unmasked(value, self._environment)
         return value
 
-    def demand(self, field: str, message: str) -> None:
-        if field not in self._asked:
-            self._mistakes.setdefault(field, message)
-
     def tried(self, field: str, work: Callable[[], T]) -> T | None:
         try:
             return work()
+        except InvalidFieldsError as error:
+            self._mistakes |= error.mistakes
+            return None
         except BadInputError as error:
             self._mistakes[field] = str(error)
             return None
 
-    def check_together(self, sweeps: Sequence[Sweep]) -> None:
-        """Finds mistakes in the combination of fields."""
+    def _checked_fit(self) -> dict[str, Any]:
         asked = self._asked
-        command, batch_size, fit = asked.get("command", ()), asked.get("batch_size"), asked.get("fit")
-        if asked.get("share") and asked.get("memory") is None:
-            self._mistakes.setdefault("memory", "a job that shares a GPU must say how much memory it needs")
-        if fit:
-            self.tried("fit", lambda: check_fittable(batch_size, asked.get("gpus", FIELDS["gpus"].default)))
-            self.tried("fit", lambda: fit_fields(msgspec.convert(fit, FitSpec), [command] if command else []))
-        is_swept = any(sweep.name == "batch_size" for sweep in sweeps)
-        if batch_size is None and not fit and not is_swept and wants_batch_size(command):
-            self._mistakes.setdefault(
-                "batch_size",
-                "the command contains {batch_size}: give a batch size, or write {{batch_size}} for the text itself",
-            )
-        jobs = math.prod(len(sweep.values) for sweep in sweeps)
-        if jobs > MOST_JOBS:
-            self._mistakes["sweep"] = (
-                f"these are {jobs:,} jobs: submit at most {MOST_JOBS:,} here, or more with `stoker submit`"
-            )
+        commands = [asked["command"]] if "command" in asked else []
+        gpus = asked.get("gpus", FIELDS["gpus"].default)
+        return fit_fields(msgspec.convert(asked["fit"], FitSpec), commands, asked.get("batch_size"), gpus)
 
     def result(self) -> dict[str, Any]:
         if self._mistakes:
@@ -146,8 +129,8 @@ class _Form:
         return self._asked
 
     def _take(self, name: str, read: Callable[[], object]) -> None:
-        self._asked.pop(name, None)
         value = self.tried(name, read)
+        self._asked.pop(name, None)
         if name not in self._mistakes:
             self._asked[name] = value
 
@@ -156,21 +139,16 @@ class _Form:
         if not said.keys() & {"idle", *IDLE}:
             return
         policy = {**self._asked.get("policy", {})}
-        is_on = policy.pop("idle", True) is not False
         if "idle" in said:
-            idle = said["idle"]
-            is_on = self.tried("idle", lambda: idle in {None, ""} or read_flag(idle)) or False
-        given = {field: said[field] for field in IDLE if said.get(field) not in {None, ""}}
+            policy["idle"] = self.tried("idle", lambda: said["idle"] in {None, ""} or read_flag(said["idle"]))
+        given = [field for field in IDLE if said.get(field) not in {None, ""}]
         for field, (name, read) in IDLE.items():
             if field in said:
                 policy.pop(name, None)
             if field in given:
-                policy[name] = self.tried(field, partial(read, given[field]))
-        if not is_on:
-            self._asked["policy"] = stored_form(policies_of({**policy, "idle": False}))
-        elif not self._mistakes.keys() & IDLE.keys():
-            where = next(iter(given), "idle")
-            self._asked["policy"] = self.tried(where, lambda: stored_form(policies_of(policy)))
+                policy[name] = self.tried(field, partial(read, said[field]))
+        if not self._mistakes.keys() & {"idle", *IDLE}:
+            self._asked["policy"] = self.tried(given[0] if given else "idle", lambda: stored_form(policies_of(policy)))
 
 
 def seconds_of(value: object) -> float:
@@ -206,7 +184,7 @@ def _unmasked(said: dict[str, str], earlier: Mapping[str, str]) -> dict[str, str
     return said
 
 
-def _fit(value: object, command: Command) -> dict[str, Any]:
+def _fit(value: object) -> dict[str, Any]:
     """As stored with the job; empty if no batch size is searched."""
     if not isinstance(value, Mapping):
         if not read_flag(value):
@@ -226,9 +204,10 @@ def _fit(value: object, command: Command) -> dict[str, Any]:
         effective=chosen.effective,
     )
     overrides = Overrides(argument=chosen.batch_arg, variable=chosen.batch_env, probe_arguments=chosen.probe_args)
-    return fit_fields(
-        FitSpec(search_options=search_options, overrides=overrides, retries_oom=chosen.retries_oom), [command]
+    fields: dict[str, Any] = msgspec.to_builtins(
+        FitSpec(search_options=search_options, overrides=overrides, retries_oom=chosen.retries_oom)
     )
+    return fields
 
 
 def _sweeps(value: object) -> list[Sweep]:
@@ -242,7 +221,6 @@ def _sweeps(value: object) -> list[Sweep]:
         ]
     else:
         return []
-    check_sweeps(found, 1)
     return found
 
 

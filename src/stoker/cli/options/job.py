@@ -113,11 +113,6 @@ def _help(verb: JobVerb, field: JobField) -> str:
     return f"{text.removesuffix('.')} [{field.kind.write(field.default)}]."
 
 
-def check_share(values: Mapping[str, Any]) -> None:
-    if values.get("share") and values.get("memory") is None:
-        raise BadInputError("--share needs --memory: how much of a GPU does the job take?")
-
-
 def fit_options(what: str) -> Callable[[F], F]:
     """`--fit`, `--fit-with` and `--retries-oom`; `what` is done with `--fit`."""
     options = (
@@ -138,10 +133,9 @@ def fit_of(
     text: str, retries_oom: int, commands: "Sequence[Command]", batch_size: int | None, gpus: int
 ) -> dict[str, Any]:
     """The field `fit` of a job. Refuses now what could not be fitted later."""
-    from stoker.fit.model import check_fittable, fit_fields
+    from stoker.fit.model import fit_fields
 
-    check_fittable(batch_size, gpus)
-    return fit_fields(fit_spec_of(text, retries_oom), commands)
+    return fit_fields(fit_spec_of(text, retries_oom), commands, batch_size, gpus)
 
 
 def fit_spec_of(text: str, retries_oom: int) -> "FitSpec":

@@ -216,12 +216,7 @@ def _plain(field: JobField, value: object) -> object:
     """The value of a field, read with its unit."""
     if field.name == "policy" and isinstance(value, dict):
         return {key: None if each == OFF else each for key, each in value.items()}
-    if not field.kind.has_unit or not isinstance(value, str):
-        return value
-    try:
-        return field.kind.read(value)
-    except BadInputError as error:
-        raise BadInputError(f"{field.name}: {error}") from None
+    return field.read(value) if field.kind.has_unit and isinstance(value, str) else value
 
 
 def _in_toml(field: JobField, value: Any) -> str:

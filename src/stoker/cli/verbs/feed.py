@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from stoker.cli.options.common import DURATION, Typed
-from stoker.cli.options.job import check_share, fit_of, fit_options, job_options, job_values
+from stoker.cli.options.job import fit_of, fit_options, job_options, job_values
 from stoker.cli.options.queue import opened_or_created, queue_option
 from stoker.errors import BadInputError, StokerError
 
@@ -165,17 +165,11 @@ def _sheet_feed(
 def _intake(options: dict[str, Any]) -> "Intake":
     from stoker.feeds.intake import Intake
     from stoker.queue.fields import check, spec_of
-    from stoker.queue.provenance import check_environment, kept_environment, login_name, working_directory
+    from stoker.queue.provenance import submitted_from
 
-    environment = kept_environment()
-    check_environment(environment)
     asked = job_values(options)
-    check_share(asked)
     if options["fits"] or options["fit_with"] is not None:
         asked["fit"] = fit_of(options["fit_with"] or "", options["retries_oom"], (), asked["batch_size"], asked["gpus"])
-    directory = working_directory(options["directory"])
-    pattern = spec_of(
-        {**asked, "command": "-", "directory": directory, "environment": environment, "submitter": login_name()}
-    )
+    pattern = spec_of({**asked, **submitted_from(options["directory"], {}), "command": "-"})
     check(pattern)
     return Intake(pattern, options["append"])

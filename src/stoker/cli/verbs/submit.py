@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from stoker.cli.options.common import Typed
-from stoker.cli.options.job import check_share, fit_of, fit_options, job_options, job_values
+from stoker.cli.options.job import fit_of, fit_options, job_options, job_values
 from stoker.cli.options.policy import policy_options_with, with_joined_actions
 from stoker.cli.options.queue import opened, opened_or_created, queue_option
 from stoker.cli.output import count_of, dry_run_option, json_option, print_json
 from stoker.errors import BadInputError
-from stoker.queue.commands import Command, check_command, shell_text, wants_batch_size
-from stoker.queue.fields import JobSpec, spec_of
-from stoker.queue.provenance import check_environment, kept_environment, submitted_from
-from stoker.queue.sweep import Sweep, check_sweeps, parse_sweep, variants
+from stoker.queue.commands import Command, check_command, shell_text
+from stoker.queue.fields import JobSpec
+from stoker.queue.provenance import submitted_from
+from stoker.queue.sweep import Sweep, job_specs, parse_sweep
 from stoker.rules.registry import policies_of, stored_form
 
 if TYPE_CHECKING:
@@ -71,26 +71,13 @@ def submit_command(
 ) -> int:
     """Put COMMAND into the queue, and print its id."""
     commands = _commands(words, file)
-    check_sweeps(sweeps, len(commands))
-    is_fitted = fits or fit_with is not None
     asked = job_values(options)
-    check_share(asked)
-    is_sized = asked["batch_size"] is not None or is_fitted or any(sweep.name == "batch_size" for sweep in sweeps)
-    if not is_sized and any(map(wants_batch_size, commands)):
-        raise BadInputError(
-            "the command contains {batch_size}: set it with --batch-size, or write {{batch_size}} for the literal text"
-        )
     asked["policy"] = stored_form(policies_of(options))
-    asked["environment"] = _environment(variables, bare_env)
-    asked |= submitted_from(directory, asked["pin"], allow_dirty)
-    if is_fitted:
+    asked |= submitted_from(directory, _variables(variables), bare=bare_env, pin=asked["pin"], allow_dirty=allow_dirty)
+    if fits or fit_with is not None:
         asked["fit"] = fit_of(fit_with or "", retries_oom, commands, asked["batch_size"], asked["gpus"])
-    name, needs = asked.pop("name"), {field: asked.pop(field) for field in ("after", "after_any")}
-    jobs = [
-        spec_of({**asked, "command": variant.command, "name": variant.name})
-        for template in commands
-        for variant in variants(template, name, sweeps)
-    ]
+    needs = {field: asked.pop(field) for field in ("after", "after_any")}
+    jobs = job_specs(asked, commands, sweeps)
     if dry_run:
         _print_dry_run(jobs, needs, queue_url, as_json)
         return 0
@@ -113,22 +100,19 @@ def _commands(words: tuple[str, ...], file: str | None) -> list[Command]:
         raise BadInputError(
             "there is no command to submit: write it after --, as in `stoker submit -- python train.py`, or use --from"
         )
-    typed: Command = words[0] if len(words) == 1 else words
-    check_command(typed)
-    return [typed]
+    return [words[0] if len(words) == 1 else words]
 
 
-def _environment(variables: tuple[str, ...], bare: bool) -> dict[str, str]:
-    added = {} if bare else kept_environment()
-    for written in variables:
+def _variables(texts: tuple[str, ...]) -> dict[str, str]:
+    variables = {}
+    for written in texts:
         name, equals, value = written.partition("=")
         if not name:
             raise BadInputError(f"--env {written!a} is not a variable: write NAME=VALUE, or NAME to copy yours")
         if not equals and name not in os.environ:
             raise BadInputError(f"--env {name!a} cannot be copied: it is not set here")
-        added[name] = value if equals else os.environ[name]
-    check_environment(added)
-    return added
+        variables[name] = value if equals else os.environ[name]
+    return variables
 
 
 def _depending(store: "Store", jobs: list[JobSpec], needs: Mapping[str, Sequence[str]]) -> list[JobSpec]:

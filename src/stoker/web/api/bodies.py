@@ -6,9 +6,9 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
+from stoker.errors import InvalidFieldsError
 from stoker.queue.field_kinds import JobName, Label, Seconds, Value, Written
 from stoker.queue.fields import FIELDS
-from stoker.web.problems import InvalidFieldsError
 from stoker.web.submission import Fit, settable
 
 Fraction = Annotated[float, Meta(ge=0, le=1)]

@@ -8,7 +8,7 @@ from msgspec import to_builtins
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.errors import BadInputError
+from stoker.errors import BadInputError, InvalidFieldsError
 from stoker.masking import MASK, masked_environment
 from stoker.queue.jobs import check_changes
 from stoker.queue.model import Job
@@ -31,7 +31,7 @@ from stoker.web.api.bodies import ChangeBody, MoveBody, RetryBody, SnoozeBody, b
 from stoker.web.api.jobs import JobId
 from stoker.web.api.openapi import operation
 from stoker.web.app_state import user_of
-from stoker.web.problems import ConflictError, InvalidFieldsError
+from stoker.web.problems import ConflictError
 from stoker.web.submission import changes_of, seconds_of
 
 router = APIRouter(tags=["steering"])

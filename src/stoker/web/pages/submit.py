@@ -11,7 +11,7 @@ import msgspec
 from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import RedirectResponse, Response
 
-from stoker.errors import BadInputError
+from stoker.errors import BadInputError, InvalidFieldsError
 from stoker.queue.field_kinds import FLAG, seconds_text
 from stoker.queue.fields import FIELDS, JobField, JobSpec
 from stoker.queue.model import Job
@@ -19,7 +19,6 @@ from stoker.queue.store import Store
 from stoker.status.job_text import whole_command
 from stoker.units import format_percent
 from stoker.web.app_state import AppState, app_state_of, user_of
-from stoker.web.problems import InvalidFieldsError
 from stoker.web.submission import IDLE, jobs_of, submit_once
 from stoker.web.templating import page
 
