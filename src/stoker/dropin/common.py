@@ -9,16 +9,15 @@ from collections.abc import Callable, Iterator
 from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import Prober, Sampler
 from stoker.gpus.source import AbsentError
-from stoker.gpus.spawn import forked
+from stoker.gpus.spawn import Helper, forked
 from stoker.settings import load_settings
 from stoker.units import parse_duration
 
 
-def open_prober() -> Prober:
-    """The prober that environment and settings ask for."""
+def open_prober(start: Callable[[str, str], Helper] = forked) -> Prober:
+    """The prober that environment and settings ask for. The drop-ins have one thread: a fork shares their memory."""
     settings = load_settings()
-    # These programs have one thread, so a forked helper can share their memory.
-    return Prober(settings.gpus, deadline=parse_duration(settings.deadline), start=forked)
+    return Prober(settings.gpus, deadline=parse_duration(settings.deadline), start=start)
 
 
 def steady_looks(every: float) -> Iterator[Look]:

@@ -11,17 +11,16 @@ from typing import Final
 
 import msgspec
 
+from stoker.dropin.common import open_prober
 from stoker.errors import StokerError
 from stoker.fill.claims import KILLED_LATELY
 from stoker.fill.config_files import check, gpu_mon_path, read_ini
 from stoker.fill.filler import Filler
 from stoker.fill.status import lock
-from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
+from stoker.gpus.spawn import spawned
 from stoker.paths import state_home
-from stoker.settings import load_settings
 from stoker.streams import ERROR, OUTPUT, emit, open_missing
-from stoker.units import parse_duration
 
 INTERRUPTED: Final = 130
 
@@ -43,8 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="gpu_mon", description="Runs programs on GPUs while nobody else uses them.")
     parser.add_argument("-c", "--conf", metavar="FILE", default=str(gpu_mon_path()), help="default: %(default)s")
     options = parser.parse_args(arguments)
-    settings = load_settings()
-    with Prober(settings.gpus, deadline=parse_duration(settings.deadline)) as prober:
+    with open_prober(spawned) as prober:
         try:
             look = prober.look()
         except AbsentError as absent:

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Final
 
+from stoker.dropin.common import open_prober
 from stoker.gpus.model import Look, Reading, known
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
-from stoker.settings import load_settings
-from stoker.units import parse_duration
+from stoker.gpus.spawn import spawned
 
 # Longer than a look takes, shorter than a person waits for a program that is done.
 _CLOSING: Final = 0.5
@@ -117,13 +117,8 @@ def get_gpu_usage(device_ids: Collection[int] | None = None) -> float:
     return _METER.usage(device_ids)
 
 
-def _open_prober() -> Prober:
-    settings = load_settings()
-    # Spawned, not forked: the program around this may have threads and open CUDA devices.
-    return Prober(settings.gpus, deadline=parse_duration(settings.deadline))
-
-
 # One helper process for as many calls as the program makes. The function has no object that a caller could keep it in,
 # so this one lives as long as the program, starts nothing before the first call, and is closed at the end.
-_METER: Final = GpuUsageMeter(_open_prober)
+# Spawned, not forked: the program around this may have threads and open CUDA devices.
+_METER: Final = GpuUsageMeter(lambda: open_prober(spawned))
 atexit.register(_METER.close)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from stoker.errors import BadInputError
-from stoker.gpus.model import Look, Process, Reading, known
+from stoker.gpus.model import Look, Reading, known
 
 # PyTorch asks the driver for blocks of 2 MiB and 20 MiB: one more block does not count as growth.
 BLOCK: Final = 20 * 2**20
@@ -19,7 +19,6 @@ FLAT_STEPS: Final = 5
 _FLAT_LEAST: Final = 1.0
 # A program that rarely prints its steps is watched for at most this many times `flat_for`.
 _SELDOM: Final = 3.0
-_MPS_SERVER: Final = "nvidia-cuda-mps-server"
 DIFFERENCE_NOTE: Final = (
     "the driver does not report memory per process here, so all memory that was taken on the GPU since the probe began "
     "counts as the probe's"
@@ -67,7 +66,7 @@ class MemoryTracker:
             own = [one for one in reading.processes if known(one.started) and self._owns(one.pid)]
             self.pids |= {one.pid for one in own}
             amounts = [one.memory for one in own if known(one.memory)]
-            if len(amounts) == len(own) and (own or all(map(_is_identified, reading.processes))):
+            if len(amounts) == len(own) and (own or all(one.is_identified for one in reading.processes)):
                 return sum(amounts)
         return self._difference(reading) if reading.uuid in self._expected else 0
 
@@ -83,11 +82,6 @@ class MemoryTracker:
             return 0  # the windows of a desktop vary by as much
         self.note = DIFFERENCE_NOTE
         return more
-
-
-def _is_identified(process: Process) -> bool:
-    """Whether the process is one of this machine and not the MPS server, which holds the memory of its clients."""
-    return known(process.started) and process.name != _MPS_SERVER
 
 
 class Plateau:

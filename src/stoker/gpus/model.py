@@ -45,6 +45,8 @@ class Gpu(msgspec.Struct, frozen=True, array_like=True):
 
 
 _NOT_RECORDED: Final = Unknown("not recorded")
+# It works for several clients and holds their memory; the driver does not report which.
+MPS_SERVER: Final = "nvidia-cuda-mps-server"
 
 
 class Utilization(NamedTuple):
@@ -69,6 +71,11 @@ class Process(msgspec.Struct, frozen=True, array_like=True):
     utilization: Maybe[float]
     memory_activity: Maybe[float] = _NOT_RECORDED
     """The fraction of time in which this process had the device memory read or written."""
+
+    @property
+    def is_identified(self) -> bool:
+        """Whether it is a process of this machine that works for itself alone, which the MPS server does not."""
+        return not isinstance(self.started, Unknown) and self.name != MPS_SERVER
 
 
 class Pipes(NamedTuple):

@@ -16,6 +16,7 @@ import msgspec
 
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import DeviceHealth, Gpu, JobProgress, Look, Pipes, Process, Reading, Unknown, Utilization
+from stoker.procfs import boot_id
 
 FORMAT: Final = "stoker readings"
 VERSION: Final = 2
@@ -25,7 +26,6 @@ _FIELDS: Final = tuple(name for name in Reading.__struct_fields__ if name != "uu
 _FIELDS_1: Final = _FIELDS[: _FIELDS.index("pipes") + 1]
 _DIGITS: Final = {"span": 3, "power": 1, "power_limit": 1, "energy": 1, "temperature": 0, "sm_clock": 0}
 _DAMAGED: Final = Unknown("the recording is damaged before this look")
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -107,8 +107,7 @@ class RecordingWriter:
             os.write(self._descriptor, b"\n")
 
     def _begin_session(self, look: Look) -> None:
-        boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
-        header = Header(FORMAT, VERSION, socket.gethostname(), boot, look.source, look.gpus, _FIELDS)
+        header = Header(FORMAT, VERSION, socket.gethostname(), boot_id(), look.source, look.gpus, _FIELDS)
         self._write(msgspec.json.encode(header))
         self._gpus = look.gpus
         self._before = [[] for _ in look.gpus]

@@ -12,8 +12,6 @@ from stoker.rules.rule import UNSEEN, Activity, Observation
 GpuScope = Literal["job", "mine", "visible", "all"]
 # A process of root may run in a container that the job asked a daemon to start.
 _NOBODY_ELSE: Final = frozenset({"root"})
-# It works for several clients, and the driver does not report which.
-_MPS_SERVER: Final = "nvidia-cuda-mps-server"
 # The driver reports shares in whole percents: this much of each can be lost in rounding.
 _ROUNDING: Final = 0.01
 # Shares and the device's own figure are sampled at different moments, so they never add up exactly. Where less than
@@ -143,7 +141,9 @@ class _Part:
 
     def __call__(self, reading: Reading) -> Maybe[float]:
         used, processes = reading.utilization, reading.processes
-        if not known(used) or used.peak == 0 or not known(processes) or not _can_be_told_apart(processes):
+        if not known(used) or used.peak == 0 or not known(processes):
+            return _device(reading)
+        if not all(process.is_identified for process in processes):
             return _device(reading)
         others = [process for process in processes if not self._counts(process)]
         own = [process.utilization for process in processes if self._counts(process)]
@@ -165,11 +165,6 @@ class _Part:
 def _is_among(process: Process, pids: Container[int]) -> bool:
     """A pid of another namespace may equal one of the job's by chance: it does not count."""
     return known(process.started) and process.pid in pids
-
-
-def _can_be_told_apart(processes: Sequence[Process]) -> bool:
-    """Whether each pid belongs to a process here, and none is an MPS server."""
-    return all(known(process.started) and process.name != _MPS_SERVER for process in processes)
 
 
 def _is_attributed(used: Utilization, processes: Sequence[Process]) -> bool:

@@ -5,7 +5,7 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from stoker.gpus.model import Maybe, Process, Unknown, plausible_fraction
+from stoker.gpus.model import MPS_SERVER, Maybe, Process, Unknown, plausible_fraction
 from stoker.gpus.nvml import library
 from stoker.gpus.processes import ProcessCache
 
@@ -15,7 +15,6 @@ _INFO_535 = struct.Struct("=I4xQIIQ")
 # nvmlProcessUtilizationSample_t: pid, timestamp, SM, memory, encoder, decoder.
 _UTILIZATION = struct.Struct("=I4xQIIII")
 _NO_MEMORY: Final = 2**64 - 1
-_MPS_SERVER: Final = "nvidia-cuda-mps-server"
 _FIRST_CAPACITY: Final = 128
 
 
@@ -81,7 +80,7 @@ class ProcessLists:
         if not memory:
             return (), last_seen
         process_cache = self._process_cache
-        if any(process_cache.name(pid) == _MPS_SERVER for pid in memory):
+        if any(process_cache.name(pid) == MPS_SERVER for pid in memory):
             # Clients of the MPS server are in a separate list.
             self._list(self._mps, handle, memory)
         used, newest = self._used(handle, last_seen)
