@@ -123,6 +123,14 @@ def test_lost_rank_shortens_the_window() -> None:
     assert job.until_stopped(SPIN, SPIN, IDLE) == pytest.approx(10 * MINUTE, abs=2 * EVERY)
 
 
+def test_rank_that_goes_on_alone_with_light_work_is_not_taken_for_a_hang() -> None:
+    """The others have ended; this one evaluates with a quarter of the usual memory traffic."""
+    job = Job(boards=3)
+    job.work()
+    job.dead = frozenset({1, 2})
+    assert job.until_stopped(a_board(1.0, 150.0, 0.08), IDLE, IDLE, most=3 * HOUR - MINUTE) is None
+
+
 def test_gpu_with_a_fatal_error_does_not_hide_the_hang_of_the_others() -> None:
     job = Job()
     job.work()

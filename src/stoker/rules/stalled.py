@@ -466,10 +466,10 @@ class StalledRule(Rule):
         policy = self.policy
         if not self._steps.are_seen or look.surely == _SUSPECT:
             return (policy.window, False) if policy.unseen_for is None else (policy.unseen_for, True)
-        if any(board.lost_process or board.is_broken for board in self._boards.values()):
-            return policy.window * LOST_RANK_SHARE, True
         if look.surely in _LONG_WINDOWS:
             return policy.window * _LONG_WINDOWS[look.surely], True
+        if any(board.lost_process or board.is_broken for board in self._boards.values()):
+            return policy.window * LOST_RANK_SHARE, True
         ranks = sum(max(len(activity.processes), 1) for activity in look.hollow)
         if progress.cpu is not None and progress.cpu > ranks * _SPINNING_CORES + 1.0:
             return policy.window * _CPU_WINDOWS, True
