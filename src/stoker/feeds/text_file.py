@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 from urllib.parse import quote
 
-import msgspec
-
 from stoker import inotify
 from stoker.errors import BadInputError, StokerError
 from stoker.feeds.intake import FeedLog, Intake, RetryForever, SourceCommand
@@ -226,101 +224,46 @@ class FileAwayError(StokerError):
     """A file cannot be read or written now."""
 
 
-class FinishedEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of the journal: what is about to be appended, or, without a text, that it was appended."""
-
-    jobs: tuple[str, ...] = ()
-    at: int = 0
-    """How long the file was before."""
-    text: str = ""
-
-
 class FinishedFile:
-    """The file of `--finished`, which people may edit or remove. A journal beside it remembers what was appended."""
+    """The file of `--finished`, which people may edit or remove. A file beside it has the ids of its jobs."""
 
     def __init__(self, path: Path, appended: str = "") -> None:
         """`appended`: what the feed put behind each command; it is left out here."""
         self.path = path
         self._appended = appended
-        self._journal = path.with_name(f".{path.name}.stoker")
+        self._ids = path.with_name(f".{path.name}.stoker")
         self._seen: set[str] = set()
         """Jobs that are known to be in it."""
 
     def append(self, jobs: Sequence[Job]) -> None:
-        """Appends the commands of those jobs that it does not have yet."""
+        """Appends the commands of those jobs that it does not have yet. After a crash some may be there twice."""
         unseen = [job for job in jobs if job.id not in self._seen]
         if not unseen:
             return
         try:
-            with self._locked() as journal:
-                known = self._known(journal)
+            with self._ids.open("a+b") as ids:
+                # One feeder at a time.
+                fcntl.flock(ids, fcntl.LOCK_EX)
+                ids.seek(0)
+                known = set(ids.read().decode(errors="replace").split())
                 if fresh := [job for job in unseen if job.id not in known]:
-                    self._append(journal, fresh)
+                    with self.path.open("a+b") as file:
+                        _append_lines(file, [_one_line(job, self._appended) for job in fresh])
+                    _append_lines(ids, [job.id for job in fresh])
                 self._seen |= {job.id for job in unseen}
         except OSError as error:
             raise FileAwayError(f"finished commands cannot be written to {self.path}: {error.strerror}") from None
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[BinaryIO]:
-        """The journal, for one feeder at a time."""
-        with self._journal.open("a+b") as journal:
-            fcntl.flock(journal, fcntl.LOCK_EX)
-            yield journal
 
-    def _known(self, journal: BinaryIO) -> set[str]:
-        """The jobs that are in the file, after an append that was interrupted is completed."""
-        journal.seek(0)
-        entries = [_entry(line) for line in journal.read().splitlines()]
-        if entries and entries[-1] is not None and entries[-1].text:
-            self._mend(entries[-1])
-            _write(journal, FinishedEntry())
-        return {job for entry in entries if entry is not None for job in entry.jobs}
-
-    def _append(self, journal: BinaryIO, jobs: Sequence[Job]) -> None:
-        with self.path.open("a+b") as file:
-            size = file.seek(0, os.SEEK_END)
-            text = _separator(file, size) + "".join(f"{_one_line(job, self._appended)}\n" for job in jobs)
-            _write(journal, FinishedEntry(tuple(job.id for job in jobs), size, text))
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        _write(journal, FinishedEntry())
-
-    def _mend(self, entry: FinishedEntry) -> None:
-        text = entry.text.encode()
-        with self.path.open("a+b") as file:
-            file.seek(entry.at)
-            there = file.read(len(text))
-            if text.startswith(there):
-                file.write(text[len(there) :])
-            else:
-                # It was edited since: either all of the text is there, or none.
-                file.seek(0)
-                if text.strip() not in file.read():
-                    file.write(text)
-
-
-def _write(journal: BinaryIO, entry: FinishedEntry) -> None:
-    # The first newline ends a line that was cut off by a crash or a full disk.
-    journal.write(b"\n" + msgspec.json.encode(entry) + b"\n")
-    journal.flush()
-    os.fsync(journal.fileno())
-
-
-def _entry(line: bytes) -> FinishedEntry | None:
-    """None for an empty line, and for one that was cut off before anything was appended."""
-    try:
-        return msgspec.json.decode(line, type=FinishedEntry) if line else None
-    except msgspec.DecodeError:
-        return None
-
-
-def _separator(file: BinaryIO, size: int) -> str:
-    """A newline, if the file does not end with one."""
-    if not size:
-        return ""
-    file.seek(size - 1)
-    return "" if file.read(1) == b"\n" else "\n"
+def _append_lines(file: BinaryIO, lines: Sequence[str]) -> None:
+    """On lines of their own, also after a last line without a newline."""
+    separator = ""
+    if file.seek(0, os.SEEK_END):
+        file.seek(-1, os.SEEK_END)
+        separator = "" if file.read(1) == b"\n" else "\n"
+    file.write((separator + "".join(f"{line}\n" for line in lines)).encode())
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _one_line(job: Job, appended: str) -> str:
