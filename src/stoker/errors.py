@@ -1,6 +1,14 @@
 """The errors a person reads: one sentence that says what is wrong, where, and what to do."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+
+
+def did_you_mean(word: str, known: Collection[str]) -> str:
+    """What to do about a name that is not known."""
+    import difflib
+
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"use {', '.join(known)}"
 
 
 class StokerError(Exception):

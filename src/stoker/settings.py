@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from stoker.errors import BadInputError
+from stoker.errors import BadInputError, did_you_mean
 from stoker.masking import without_passwords
 from stoker.paths import may_be_read_by_others
 from stoker.settings_path import config_path
@@ -198,13 +198,9 @@ def _mistake(message: str) -> str:
     if not (unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem)):
         place = f"{_title(section)}{key}".strip()
         return f"{place}: {problem[:1].lower()}{problem[1:]}" if place else problem
-    import difflib
-
     section = f"{section}.{key}".strip(".")
     keys = [field.encode_name for field in msgspec.structs.fields(_SECTIONS[section])]
-    near = difflib.get_close_matches(unknown[1], keys, n=1)
-    cure = f"did you mean {near[0]!r}?" if near else f"use {', '.join(keys)}"
-    return f"{_title(section)}has no key {unknown[1]!r}: {cure}"
+    return f"{_title(section)}has no key {unknown[1]!r}: {did_you_mean(unknown[1], keys)}"
 
 
 def _title(section: str) -> str:

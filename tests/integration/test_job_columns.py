@@ -8,7 +8,7 @@ import pytest
 from stoker.cli.top.screen import TopView, frame
 from stoker.cli.verbs.show import list_command
 from stoker.queue import Store
-from stoker.status.job_columns import COLUMNS, JobColumn, register
+from stoker.status.job_columns import COLUMNS, JobColumn
 from stoker.web.pages.sections import render_list
 from tests.support.queue_jobs import queue, submit
 from tests.support.snapshots import snapshot
@@ -19,7 +19,7 @@ __all__ = ["queue"]
 @pytest.fixture(autouse=True)
 def column() -> Iterator[JobColumn]:
     added = JobColumn(key="experiment", title="experiment", text=lambda row: f"of-{row.job.name}")
-    register(added)
+    COLUMNS.append(added)
     yield added
     COLUMNS.remove(added)
 

@@ -6,7 +6,7 @@ import pytest
 
 from stoker.errors import BadInputError
 from stoker.queue import AttemptDetails, Requests, Snoozed, Store, Usage, open_queue
-from stoker.queue.attempts import LONGEST_REPORT
+from stoker.queue.model import LONGEST_REPORT
 from stoker.queue.store import KEPT_MINUTES, KEPT_SECONDS
 from tests.support.either_queue import queue, url
 from tests.support.queue_jobs import LONG, moment, start, submit

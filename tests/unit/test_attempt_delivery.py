@@ -7,14 +7,14 @@ import msgspec
 import pytest
 
 from stoker.engines.attempt import AppliedSnooze
-from stoker.engines.delivery import LONGEST_REPORT, LogTail, details_of, write_details, write_fit
+from stoker.engines.delivery import LogTail, details_of, write_details, write_fit
 from stoker.engines.local.attempts import LocalAttempt
 from stoker.engines.local.record import LocalAttemptRecord, LocalAttemptSpec
 from stoker.errors import StokerError
 from stoker.fit.model import Fitted, ProbeOutcome
 from stoker.queue import QueueAwayError, Store
 from stoker.queue.driver import CollisionError
-from stoker.queue.model import AttemptDetails, Snoozed
+from stoker.queue.model import LONGEST_REPORT, AttemptDetails, Snoozed
 from stoker.runs.record import Ending, Snooze, Status
 
 FITTED = Fitted(

@@ -172,7 +172,7 @@ def test_missing_log_means_the_console_and_terminals_count_only_if_configured(tm
             "While reading from 'FILE' [line 5]: option 'cmd' in section 'process-0' already exists",
         ),
         (GOOD + "[tty]\nwhite_list=me\n", "[tty] has no key 'white_list': did you mean 'whitelist'?"),
-        (GOOD + "[tty]\nxyz=me\n", "[tty] has no key 'xyz': it takes enabled, whitelist, idle_seconds, idle"),
+        (GOOD + "[tty]\nxyz=me\n", "[tty] has no key 'xyz': use enabled, whitelist, idle_seconds, idle"),
         (
             GOOD + "[TTY]\n",
             "[TTY] is not a section: use [defaults], [gpu-…], [process-…], [tty] or [schedule-…]",

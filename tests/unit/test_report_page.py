@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from stoker.fit.model import Fitted, ProbeOutcome
 from stoker.queue.explanation import Why
-from stoker.queue.model import Attempt, AttemptDetails, Job
+from stoker.queue.model import LONGEST_REPORT, Attempt, AttemptDetails, Job
 from stoker.runs.postmortem.text import block
 from stoker.status.detail import AttemptDetail, JobDetail
-from stoker.web.reports import LONGEST_REPORT, fit_of, report_html
+from stoker.web.reports import fit_of, report_html
 from stoker.web.templating import rendered
 from tests.support.deep import examples
 

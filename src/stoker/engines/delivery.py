@@ -16,7 +16,7 @@ from stoker.logs.reader import read_tail
 from stoker.procfs import close_inherited_descriptors
 from stoker.queue import QueueAwayError, Store, open_queue
 from stoker.queue.driver import CollisionError
-from stoker.queue.model import AttemptDetails
+from stoker.queue.model import LONGEST_REPORT, AttemptDetails
 
 # What the queue keeps of a log; the whole is in the file on the machine that ran it.
 TAIL: Final = 64 * 1024
@@ -26,8 +26,6 @@ RUNNING_TAIL: Final = 16 * 1024
 # A training prints its link at the start. Beyond this it is not searched for.
 _LINK_WITHIN: Final = 16 * 2**20
 _BLOCK: Final = 256 * 1024
-# A report is a few pages. One of a job with thousands of processes is complete only on the machine that ran it.
-LONGEST_REPORT: Final = 256 * 1024
 _CUT: Final = "\n\n… (the rest is on the machine that ran it)\n"
 
 # As much of an unfinished line is kept.

@@ -4,7 +4,6 @@ Both formats become the same sections, which msgspec converts and checks.
 """
 
 import configparser
-import difflib
 import os
 import pwd
 import re
@@ -18,7 +17,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
-from stoker.errors import BadInputError
+from stoker.errors import BadInputError, did_you_mean
 from stoker.fill.config import (
     EVERY_DAY,
     Background,
@@ -232,9 +231,7 @@ def _converted(section: _Section, struct: type[_Struct]) -> _Struct:
         if key not in keys:
             # In [fill] the key may have been meant for a table.
             tables = _FillTable.__struct_fields__ if struct is _Defaults else ()
-            near = difflib.get_close_matches(key, [*keys, *tables], n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(keys)}"
-            raise BadInputError(f"{section.title} has no key {key!r}: {hint}")
+            raise BadInputError(f"{section.title} has no key {key!r}: {did_you_mean(key, [*keys, *tables])}")
         name = _ALIASES.get(key, key)
         try:
             values[name] = _PARSERS[name](value) if name in _PARSERS else value

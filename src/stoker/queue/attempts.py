@@ -14,6 +14,7 @@ from stoker.queue.driver import CollisionError, Driver, NotifyThrottle, Paramete
 from stoker.queue.field_kinds import LONGEST_LABEL
 from stoker.queue.fields import State
 from stoker.queue.model import (
+    LONGEST_REPORT,
     Attempt,
     AttemptDetails,
     Job,
@@ -39,8 +40,6 @@ LONGEST_BACKOFF: Final = 3600.0
 MOST_LOSSES: Final = 10
 # A job that no machine can start must not stay first in the queue.
 LONGEST_REQUEUE_DELAY: Final = 30.0
-# Many times the report on a large program; a report begins with what matters.
-LONGEST_REPORT: Final = 256 * 1024
 # Details are written shortly before or after the outcome, never this far apart.
 SECONDS_APART: Final = 3600.0
 

@@ -158,6 +158,10 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
         return not self.view.left and now - self.seen <= HEARD_WITHIN
 
 
+# In bytes. A report is a few pages; one on thousands of processes is complete only on the machine that ran them.
+LONGEST_REPORT: Final = 256 * 1024
+
+
 class AttemptDetails(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of an attempt beyond its outcome."""
 

@@ -100,10 +100,5 @@ COLUMNS: Final[list[JobColumn]] = [
 ]
 
 
-def register(column: JobColumn) -> None:
-    """Adds a column to every list that it names."""
-    COLUMNS.append(column)
-
-
 def columns_of(where: List) -> list[JobColumn]:
     return [column for column in COLUMNS if where in column.lists]

@@ -14,9 +14,8 @@ from markdown_it.utils import EnvType, OptionsDict
 from markupsafe import Markup
 
 from stoker.fit.model import Fitted, ProbeOutcome
+from stoker.queue.model import LONGEST_REPORT
 
-# In bytes. A usual report has a few thousand; the rest of a longer one is only in the download.
-LONGEST_REPORT: Final = 256 * 1024
 # Links and HTML.
 _OFF: Final = ["autolink", "html_block", "html_inline", "image", "link", "reference"]
 # Below the headings of the page.

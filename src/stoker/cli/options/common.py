@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from stoker.errors import BadInputError
+from stoker.errors import BadInputError, did_you_mean
 from stoker.gpus.source import source_names
 from stoker.gpus.spawn import Helper, spawned
 from stoker.settings import OptionTable, load_settings
@@ -85,18 +85,13 @@ def option_defaults(
         try:
             option = options.get(key.replace("_", "-"))
             if option is None:
-                raise BadInputError(f"[{section}] has no key {key!r}: {_nearest(key.replace('_', '-'), options)}")
+                raise BadInputError(
+                    f"[{section}] has no key {key!r}: {did_you_mean(key.replace('_', '-'), sorted(options))}"
+                )
             found[str(option.name)] = _as_typed(option, value, f"[{section}] {key}")
         except BadInputError as error:
             raise BadInputError(f"error in the configuration file {config_path(os.environ)}: {error}") from None
     return found
-
-
-def _nearest(key: str, options: Collection[str]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(key, options, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"use {', '.join(sorted(options))}"
 
 
 def _as_typed(option: click.Option, value: Any, place: str) -> Any:
