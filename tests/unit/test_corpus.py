@@ -1,5 +1,6 @@
 """The corpus: the same every time, balanced, plausible; and the floor under Stoker's own judgement on it."""
 
+import math
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -10,18 +11,22 @@ import pytest
 from bench.judgement import RUN, WATCH, stoker_run, stoker_watch
 from stoker.gpus.model import MOST_WATTS, known
 from stoker.gpus.recording import RecordingReader
-from stoker.rules.score import Score, score
+from stoker.rules.score import score
 from tests.corpus import LABELS, Trace, corpus, trace_classes
 from tests.corpus.__main__ import facts, file_name, write_corpus
+from tests.support.deep import DEEP
 
-# What the default rules of `stoker run` do with the half that they are not tuned on. Lower them as the rules improve.
-MOST_HEALTHY_KILLED = 0
-MOST_UNKNOWN_KILLED = 0
-MOST_IDLE_MISSED = 1
-MOST_STALLED_MISSED = 17
-MOST_KILLED_EARLY = 0
-# A watcher sees no steps: it takes a server that waits in a collective at 100 % for busy.
-MOST_IDLE_MISSED_BY_WATCH = 7
+# What the default rules may do with the half that they are not tuned on, by figure: `stoker run`, `stoker watch`.
+# Lower them as the rules improve. A watcher sees no steps, so it stops no stalled job.
+AT_MOST = {
+    "healthy_killed": (0, 0),
+    "unknown_killed": (0, 0),
+    "killed_early": (0, 0),
+    "idle_missed": (1, 7),
+    "stalled_missed": (17, 81),
+}
+# In the daily suite only every third of these traces, and a third of what may be missed.
+SHARE = 1 if DEEP else 3
 
 
 @cache
@@ -114,31 +119,13 @@ def test_traces_are_written_as_recordings_with_their_labels(tmp_path: Path) -> N
     assert read[-1].at == pytest.approx(written[-1].at, abs=0.01)
 
 
-@cache
-def held_out_scores() -> dict[str, Score]:
+def test_stoker_is_at_least_this_good_on_the_half_that_it_is_not_tuned_on() -> None:
+    traces = [trace for trace in all_traces() if trace.half == "held-out"][::SHARE]
     outcomes = []
-    for trace in all_traces():
-        if trace.half == "held-out":
-            moments = list(trace.moments())
-            outcomes += [stoker_run(trace, moments), stoker_watch(trace, moments)]
-    return {rule: score([one for one in outcomes if one.rule == rule]) for rule in (RUN, WATCH)}
-
-
-@pytest.mark.parametrize(
-    ("figure", "at_most"),
-    [
-        ("healthy_killed", MOST_HEALTHY_KILLED),
-        ("unknown_killed", MOST_UNKNOWN_KILLED),
-        ("idle_missed", MOST_IDLE_MISSED),
-        ("stalled_missed", MOST_STALLED_MISSED),
-        ("killed_early", MOST_KILLED_EARLY),
-    ],
-)
-def test_stoker_run_is_at_least_this_good_on_the_held_out_half(figure: str, at_most: int) -> None:
-    assert getattr(held_out_scores()[RUN], figure) <= at_most
-
-
-def test_stoker_watch_kills_no_job_of_the_held_out_half() -> None:
-    found = held_out_scores()[WATCH]
-    assert (found.healthy_killed, found.unknown_killed, found.killed_early) == (0, 0, 0)
-    assert found.idle_missed <= MOST_IDLE_MISSED_BY_WATCH
+    for trace in traces:
+        moments = list(trace.moments())
+        outcomes += [stoker_run(trace, moments), stoker_watch(trace, moments)]
+    for rule, place in ((RUN, 0), (WATCH, 1)):
+        found = score([outcome for outcome in outcomes if outcome.rule == rule])
+        for figure, at_most in AT_MOST.items():
+            assert getattr(found, figure) <= math.ceil(at_most[place] / SHARE), (rule, figure, found)

@@ -68,7 +68,7 @@ GROUPS: Final = {
         "up": VerbModule("verbs.up", "Start page, worker and queue on this machine."),
         "serve": VerbModule("verbs.serve", "Serve the page and the HTTP API."),
         "top": VerbModule("top", "Watch GPUs and jobs live in the terminal."),
-        "tokens": VerbModule("verbs.tokens", "Manage access to the page."),
+        "tokens": VerbModule("verbs.serve", "Manage access to the page."),
         "notify": VerbModule("verbs.serve", "Send notifications about the queue."),
     },
     "Tools": {
