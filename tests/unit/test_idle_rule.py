@@ -796,3 +796,24 @@ def test_steps_between_momentary_samples_of_zero_are_work(samples: int, fired: b
         )
         acted = acted or verdict.effect == "act"
     assert acted == fired
+
+
+def test_unknown_reading_does_not_hide_that_the_job_has_worked_on_the_cpu() -> None:
+    """An evaluation on the CPU, in which the driver fails once."""
+    phases: list[tuple[float, Maybe[float], JobProgress]] = [
+        (6, 0.9, WORKING),
+        (50, 0.0, WORKING),
+        (0.1, HIDDEN, WORKING),
+        (60, 0.0, WORKING),
+    ]
+    assert minutes_until_firing(usual(every=5.0), *phases, every=5.0) is None
+
+
+def test_window_that_lacks_samples_is_not_filled_by_looks_in_quick_succession() -> None:
+    rule, at = usual(every=60.0, unused_for=0.0), 0.0
+    momentary = msgspec.structs.replace(Reading.unknown("GPU-0", "n/a"), utilization=Utilization(0.0, 0.0, 1))
+    while at < 45 * MINUTE:
+        at += MINUTE
+        assert rule.observe(Observation(at, [Activity("GPU-0", "GPU 0", 0.0, 0.0, momentary)])).effect == "none"
+        due = rule.due()
+        assert due is None or due > at

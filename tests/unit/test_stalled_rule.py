@@ -324,3 +324,114 @@ def test_unknown_readings_never_advance_the_window(unknown: int) -> None:
     after = job.look([SPIN, SPIN])
     assert after.progress <= before[-1] + 2 * EVERY / HOUR
     assert after.effect == "none"
+
+
+# Evidence that changes
+
+
+@pytest.mark.parametrize(
+    ("usually", "now_and_then"),
+    [
+        pytest.param({"cpu": 12.0}, {"cpu": 2.0}, id="work on the CPU pauses"),
+        pytest.param({"boards": (a_board(1.0, 110.0, 0.05), SPIN)}, {}, id="one sample of memory traffic is low"),
+        pytest.param({"boards": (SPIN, IDLE)}, {}, id="the absent rank looks in"),
+    ],
+)
+def test_one_look_does_not_shorten_the_window(usually: dict[str, Any], now_and_then: dict[str, Any]) -> None:
+    """One of ten looks asks for a single window: the others say that the job may work."""
+    job = Job()
+    job.work()
+    effects = set()
+    for number in range(int(1.9 * HOUR / EVERY)):
+        shown = dict(now_and_then if number % 10 == 9 else usually)
+        effects.add(job.look(shown.pop("boards", (SPIN, SPIN)), **shown).effect)
+    assert effects == {"none"}
+
+
+def test_single_look_that_asks_for_more_does_not_lengthen_the_window() -> None:
+    job = Job()
+    job.work()
+    begun = job.at
+    job.until_stopped(SPIN, SPIN, most=30 * MINUTE)
+    job.look([SPIN, SPIN], cpu=12.0)
+    job.until_stopped(SPIN, SPIN)
+    assert job.at - begun == pytest.approx(HOUR, abs=2 * EVERY)
+
+
+@pytest.mark.parametrize("other", [WORK, LOST])
+def test_pauses_that_are_a_large_part_of_the_time_restart_the_window(other: Reading) -> None:
+    """Each of them alone is short: an evaluation that works on GPUs and CPUs by turns."""
+    job = Job()
+    job.work()
+    for number in range(int(6 * HOUR / EVERY)):
+        shown = other if number % 6 < 3 else SPIN
+        assert job.look([shown, SPIN]).effect == "none"
+
+
+def test_fault_that_passes_neither_shortens_the_window_nor_hides_work() -> None:
+    fault = {"health": DeviceHealth(xids=(119,))}
+    faulty_work, faulty_spin = (msgspec.structs.replace(one, **fault) for one in (WORK, SPIN))
+    evaluating = Job()
+    evaluating.work()
+    assert evaluating.until_stopped(SPIN, faulty_work) is None
+    job = Job()
+    job.work()
+    for _ in range(5):
+        job.look([WORK, faulty_work], steps=True)
+    assert job.until_stopped(SPIN, faulty_spin) == pytest.approx(HOUR, abs=2 * EVERY)
+
+
+@pytest.mark.parametrize("limit", [NOT_READ, 0.0])
+@pytest.mark.parametrize(("power", "stops"), [(450.0, False), (110.0, True)])
+def test_board_without_a_limit_is_compared_with_the_most_power_that_it_drew(
+    limit: Maybe[float], power: float, stops: bool
+) -> None:
+    job = Job()
+    job.work(reading=msgspec.structs.replace(WORK, power_limit=limit))
+    without = msgspec.structs.replace(a_board(1.0, power, 0.0), power_limit=limit)
+    assert (job.until_stopped(without, without) is not None) == stops
+
+
+def test_snooze_that_is_taken_back_ends_at_once() -> None:
+    job = Job()
+    job.work()
+    job.rule.snooze(job.at + 10 * HOUR)
+    job.look([SPIN, SPIN])
+    job.rule.snooze(job.at)
+    assert job.until_stopped(SPIN, SPIN) == pytest.approx(HOUR, abs=2 * EVERY)
+
+
+def test_rule_that_has_acted_without_steps_acts_again_once_the_boards_have_worked() -> None:
+    job = Job(unseen_for=HOUR)
+    job.look([WORK, WORK])
+    assert job.until_stopped(SPIN, SPIN) is not None
+    job.rule.rearm(job.at)
+    assert job.until_stopped(SPIN, SPIN) is None
+    job.look([WORK, WORK])
+    assert job.until_stopped(SPIN, SPIN) is not None
+
+
+def test_look_is_due_only_when_something_is_decided_then() -> None:
+    """A due time that has passed would be a look at once, and again."""
+
+    def due_later(job: Job) -> bool:
+        due = job.rule.due()
+        return due is None or due > job.at
+
+    unseen = Job()
+    for _ in range(600):
+        unseen.look([SPIN, SPIN])
+        assert due_later(unseen)
+    paused = Job()
+    paused.work()
+    paused.look([SPIN, SPIN])
+    assert paused.rule.due() == pytest.approx(paused.at + HOUR, abs=2 * EVERY)
+    for _ in range(10):
+        paused.look([WORK, SPIN])
+        assert due_later(paused)
+
+
+def test_board_without_a_limit_that_never_made_a_step_is_warned_of() -> None:
+    job = Job()
+    spin = msgspec.structs.replace(SPIN, power_limit=NOT_READ)
+    assert "warn" in {job.look([spin, spin]).effect for _ in range(300)}

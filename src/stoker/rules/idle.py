@@ -321,7 +321,8 @@ class IdleRule(Rule):
         for activity in activities:
             clocks[activity.uuid].observe(at, activity, self.policy, self._longest_unseen, earliest)
         self._clocks = clocks
-        idle = self._idle_since(self._required(len(clocks))) is not None
+        # A clock that pauses goes on afterwards, and what the job did on the CPU before still counts.
+        idle = sum(clock.idle_since is not None for clock in clocks.values()) >= max(self._required(len(clocks)), 1)
         self._cpu.observe(at, observation.progress, self.policy.longest_gap, idle=idle)
         verdict = self._verdict(at, activities)
         self._fulfilled = verdict.effect == "act"
@@ -353,11 +354,15 @@ class IdleRule(Rule):
         return bool(self._clocks) and not any(clock.fresh for clock in self._clocks.values())
 
     def due(self) -> float | None:
-        """None while too few GPUs are idle, and once the rule is fulfilled."""
+        """None while too few GPUs are idle, and once the window is over.
+
+        If it lacks samples then, looks in quick succession would not make up for them.
+        """
         if self._fulfilled or not self._arming.armed:
             return None
         since = self._idle_since(self._required(len(self._clocks)))
-        return since + self._window(since) if since is not None else None
+        ends = since + self._window(since) if since is not None else self._at
+        return ends if ends > self._at else None
 
     def _window(self, since: float) -> float:
         """How long the GPUs must stay idle that have been since then, by what is known now."""

@@ -37,7 +37,8 @@ LEAST_STEPS: Final = 3
 # may say less: then from half on, if all that is known says that nothing moves.
 _FULL: Final = 0.95
 _HALF: Final = 0.5
-# Of the power limit: above it a board does work, whatever else is known.
+# Of the power limit, or of the most that it drew at steps if there is no limit: above it a board does work, whatever
+# else is known.
 _MOST_POWER: Final = 0.55
 # Activity of memory or tensor cores that counts as none, and the least that shows that a counter works at all.
 _STILL: Final = 0.02
@@ -67,6 +68,9 @@ _ABSENT_RANK_WINDOWS: Final = 2.0
 # Another process with this share of a board makes its counters say nothing about the job.
 _FOREIGN_SHARE: Final = 0.05
 _MOST_VALUES: Final = 128
+# Of the time in which the evidence was strong it may have been weaker, or the CPU busier: a sample, a checkup.
+_OTHER_SHARE: Final = 0.05
+_ALL_WINDOWS: Final = (LOST_RANK_SHARE, 1.0, _ABSENT_RANK_WINDOWS, _CPU_WINDOWS, _FAINT_WINDOWS)
 
 
 class StalledPolicy(Policy, frozen=True, kw_only=True):
@@ -160,12 +164,25 @@ class _Board:
         """Steps of the job since a process of it was on the board."""
         self.is_broken = False
         """Whether the driver has reported an error after which it does nothing more."""
+        self.steps_since_fault = 0
+        """Steps of the job since then: some faults pass."""
+        self._most_power = 0.0
+        """The most watts at a step."""
         self.floor: float | None = None
         """Watts while nothing ran."""
         self._power, self._memory, self._dram, self._tensor = _Work(), _Work(), _Work(), _Work()
 
+    def note_fault(self, reading: Reading | None, *, stepped: bool) -> None:
+        """The last step may be seen after the fault. With more of them, the fault has passed."""
+        has_fault = self.is_broken or _is_broken(reading)
+        if stepped and has_fault:
+            self.steps_since_fault += 1
+        self.is_broken = has_fault and self.steps_since_fault < LEAST_STEPS
+
     def learn(self, reading: Reading, *, stepped: bool) -> None:
         """Remembers what work looks like."""
+        if stepped and known(reading.power):
+            self._most_power = max(self._most_power, reading.power)
         for typical, value in (
             (self._power, reading.power),
             (self._memory, _memory_mean(reading)),
@@ -184,7 +201,8 @@ class _Board:
         used, power, limit = reading.utilization, reading.power, reading.power_limit
         if not known(used) or used.mean < _HALF:
             return _WORKS
-        if known(power) and known(limit) and power > limit * _MOST_POWER:
+        most = limit if known(limit) and limit > 0 else self._most_power
+        if known(power) and 0 < most * _MOST_POWER < power:
             return _WORKS
         pipes, memory = reading.pipes, _memory_mean(reading)
         piped = [(pipes.dram, self._dram), (pipes.tensor, self._tensor)] if known(pipes) else []
@@ -295,6 +313,25 @@ class _Steps:
         return (self.last_at or 0.0) + max(shortest, LATE * self.longest_gap)
 
 
+class _Stretch:
+    """How long the boards have shown what must last for no more than so many windows."""
+
+    def __init__(self, windows: float) -> None:
+        self.windows = windows
+        self.since = 0.0
+        self._other = 0.0
+        """Seconds since then that asked for more windows."""
+
+    def begin(self, at: float) -> None:
+        self.since, self._other = at, 0.0
+
+    def observe(self, at: float, passed: float, windows: float) -> None:
+        if windows > self.windows:
+            self._other += passed
+        if self._other > (at - self.since) * _OTHER_SHARE:
+            self.begin(at)
+
+
 class _Look(NamedTuple):
     """What the boards did at one look."""
 
@@ -317,10 +354,14 @@ class StalledRule(Rule):
         self._boards: dict[str, _Board] = {}
         self._steps = _Steps()
         self._not_before = begun
+        self._snoozed_until = begun
         self._last: float | None = None
         self._since: float | None = None
         """Since when boards have been hollow and none worked. Interruptions are left out."""
+        self._stretches = [_Stretch(windows) for windows in _ALL_WINDOWS]
         self._interrupted_at: float | None = None
+        self._interruptions = 0.0
+        """Seconds of those that are over."""
         self._unknown_only = False
         self._spent = False
         self._due: float | None = None
@@ -334,20 +375,22 @@ class StalledRule(Rule):
         self._boards = {a.uuid: self._boards.get(a.uuid) or _Board() for a in observation.activities}
         look = self._sort(at, observation.activities, stepped=stepped)
         self._find_lost_ranks(observation.activities, stepped=stepped)
+        windows = self._windows(look, observation.progress)
+        self._spent = self._spent and not stepped and not look.working
         if stepped:
-            self._spent = False
             self._restart()
         else:
-            self._advance(at, last, look)
-        verdict = self._verdict(at, look, observation.progress)
-        self._due = None if verdict.effect == "act" or self._since is None else at + max(verdict.left, 0.0)
+            self._advance(at, last, look, windows)
+        verdict = self._verdict(at, look, windows)
+        # None while no decision falls due: else the next look would be taken at once, again and again.
+        self._due = at + verdict.left if verdict.left > 0 else None
         return verdict
 
     def due(self) -> float | None:
         return self._due
 
     def snooze(self, until: float) -> None:
-        self._not_before = max(self._not_before, until)
+        self._snoozed_until = until
         self._restart()
 
     def rearm(self, at: float) -> None:
@@ -358,8 +401,13 @@ class StalledRule(Rule):
 
     # State
 
+    @property
+    def _earliest(self) -> float:
+        return max(self._not_before, self._snoozed_until)
+
     def _restart(self) -> None:
         self._since = self._interrupted_at = self._due = None
+        self._interruptions = 0.0
 
     def _sort(self, at: float, activities: Sequence[Activity], *, stepped: bool) -> _Look:
         hollow, working, unknown = [], [], []
@@ -368,11 +416,10 @@ class StalledRule(Rule):
             board = self._boards[activity.uuid]
             board.label = activity.label
             reading = activity.reading
-            board.is_broken = board.is_broken or _is_broken(reading)
-            if board.is_broken:
-                continue
+            board.note_fault(reading, stepped=stepped)
             if reading is None or not known(activity.peak) or not known(reading.utilization):
-                unknown.append(activity)
+                if not board.is_broken:
+                    unknown.append(activity)
                 continue
             board.learn_floor(reading)
             if activity.peak == 0:
@@ -407,8 +454,8 @@ class StalledRule(Rule):
             if stepped or is_known:
                 board.lost_process = board.had_process and not stepped and not activity.processes
 
-    def _advance(self, at: float, last: float | None, look: _Look) -> None:
-        if at < self._not_before:
+    def _advance(self, at: float, last: float | None, look: _Look, windows: float) -> None:
+        if at < self._earliest:
             self._restart()
         elif look.unknown or look.working or not look.hollow:
             if self._since is None:
@@ -418,15 +465,25 @@ class StalledRule(Rule):
                 self._unknown_only = True
             self._unknown_only = self._unknown_only and not look.working and bool(look.unknown)
             longest = min(_LONGEST_PAUSE, self.policy.window * _PAUSE_SHARE)
-            if self._unknown_only:
-                longest = _LONGEST_UNKNOWN
-            if at - self._interrupted_at > longest:
+            # A job that works now and then is not hung: all pauses together are a small part of the time.
+            most = max(longest, (self._interrupted_at - self._since) * _PAUSE_SHARE)
+            passed = at - self._interrupted_at
+            if passed > (_LONGEST_UNKNOWN if self._unknown_only else longest) or passed + self._interruptions > most:
                 self._restart()
         elif self._since is None:
-            self._since = max(at - self._covered(at, last, look), self._not_before)
+            self._since = max(at - self._covered(at, last, look), self._earliest)
+            for stretch in self._stretches:
+                stretch.begin(self._since)
         elif self._interrupted_at is not None:
-            self._since += max(at - self._covered(at, last, look), self._interrupted_at) - self._interrupted_at
+            pause = max(at - self._covered(at, last, look), self._interrupted_at) - self._interrupted_at
+            self._since += pause
+            self._interruptions += pause
+            for stretch in self._stretches:
+                stretch.since += pause
             self._interrupted_at = None
+        elif last is not None:
+            for stretch in self._stretches:
+                stretch.observe(at, at - last, windows)
 
     def _covered(self, at: float, last: float | None, look: _Look) -> float:
         """Seconds before this look that its readings speak for."""
@@ -435,15 +492,12 @@ class StalledRule(Rule):
 
     # Verdicts
 
-    def _verdict(self, at: float, look: _Look, progress: JobProgress) -> Verdict:
+    def _verdict(self, at: float, look: _Look, windows: float) -> Verdict:
         if self._spent:
-            return Verdict("arming", "it has fired: not armed until the job makes a step again")
+            return Verdict("arming", "it has fired: not armed until the GPUs work again")
         if self._since is None or self._interrupted_at is not None:
             return self._not_stalled(look)._replace(is_paused=self._since is not None)
-        window, certain = self._window(look, progress)
-        ends = self._since + window
-        if self._steps.are_seen:
-            ends = max(ends, self._steps.overdue_at(self.policy.window))
+        ends, certain = self._ends(windows)
         over = at >= ends
         acts = over and certain
         labels = [activity.label for activity in look.hollow]
@@ -461,19 +515,26 @@ class StalledRule(Rule):
             evidence=self._evidence(at, look),
         )
 
-    def _window(self, look: _Look, progress: JobProgress) -> tuple[float, bool]:
-        """How long the boards must be hollow, and whether the rule may act at all."""
+    def _ends(self, windows: float) -> tuple[float, bool]:
+        """When the boards have been hollow for long enough, and whether the rule may act at all."""
         policy = self.policy
-        if not self._steps.are_seen or look.surely == _SUSPECT:
-            return (policy.window, False) if policy.unseen_for is None else (policy.unseen_for, True)
+        if not self._steps.are_seen:
+            window = policy.window if policy.unseen_for is None else policy.unseen_for
+            return (self._since or 0.0) + window, policy.unseen_for is not None
+        stretches = [stretch for stretch in self._stretches if stretch.windows >= windows]
+        ends = min(stretch.since + policy.window * stretch.windows for stretch in stretches)
+        return max(ends, self._steps.overdue_at(policy.window)), True
+
+    def _windows(self, look: _Look, progress: JobProgress) -> float:
+        """For how many windows the boards must show what they show now."""
         if look.surely in _LONG_WINDOWS:
-            return policy.window * _LONG_WINDOWS[look.surely], True
+            return _LONG_WINDOWS[look.surely]
         if any(board.lost_process or board.is_broken for board in self._boards.values()):
-            return policy.window * LOST_RANK_SHARE, True
+            return LOST_RANK_SHARE
         ranks = sum(max(len(activity.processes), 1) for activity in look.hollow)
         if progress.cpu is not None and progress.cpu > ranks * _SPINNING_CORES + 1.0:
-            return policy.window * _CPU_WINDOWS, True
-        return policy.window * (_ABSENT_RANK_WINDOWS if look.absent else 1.0), True
+            return _CPU_WINDOWS
+        return _ABSENT_RANK_WINDOWS if look.absent else 1.0
 
     def _not_stalled(self, look: _Look) -> Verdict:
         if look.unknown and not look.working:
