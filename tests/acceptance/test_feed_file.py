@@ -176,6 +176,8 @@ def test_finished_commands_are_appended_once(lines: Lines) -> None:
         store.attempts.finish(attempt.id, "succeeded", 0)
     lines.queue.run("bad", "failed")
     wait_for(lambda: lines.finished.read_text() == "from before, without a newline\ngood\n", named="the first")
+    ids = lines.finished.with_name(f".{lines.finished.name}.stoker")
+    wait_for(lambda: ids.exists() and ids.read_text(), named="its id, after which a crash repeats nothing")
     feeder.end(signal.SIGKILL)
     lines.queue.run("later", "succeeded")
     for _ in range(2):
