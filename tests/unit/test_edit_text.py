@@ -26,7 +26,7 @@ def jobs(draw: st.DrawFn) -> Job:
         tags=tuple(draw(st.lists(WORD, max_size=3))),
         memory=draw(st.none() | st.integers(0, 2**45)),
         backoff=draw(st.floats(0, 3e8)),
-        time_limit=draw(st.none() | st.floats(0, 1e9)),
+        time_limit=draw(st.none() | st.floats(0.001, 3e8)),
         priority=draw(st.integers(-(2**31), 2**31)),
         share=draw(st.booleans()),
         policy=draw(st.sampled_from([{}, {"idle": False}, {"warn_at": None, "window": 600.0, "require": "any"}])),
