@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.gpus.model import JobProgress, Look, known
+from stoker.gpus.model import JobProgress, Look, Maybe, known
 from stoker.gpus.prober import Prober, Sampler
 from stoker.gpus.report import describe
 from stoker.gpus.source import AbsentError
@@ -43,6 +43,8 @@ FIRST_LOOK: Final = 3.0
 ABSENT_RETRY: Final = 60.0
 # How old the progress in the status on disk may be; changes of the verdict are written at once.
 STATUS_EVERY: Final = 10.0
+# A process is the job's from its start. One that is not is asked about again after this, in case it could not be read.
+FOREIGN_RECHECK: Final = 30.0
 # After a round of the loop that failed, so that a lasting problem does not keep a core busy.
 ERROR_PAUSE: Final = 0.2
 # The driver takes seconds to clear the memory of a large job. Who still holds it after this is named.
@@ -131,6 +133,8 @@ class Supervisor(CommandHandler[int]):
         self.stopped_by: Verdict | None = None
         """The verdict by which a rule stopped the run."""
         self._log_path: str | None = None
+        self._owned: dict[tuple[int, Maybe[int]], tuple[bool, float]] = {}
+        """Whether each process on the GPUs, by pid and start, is the job's, and when that was found out."""
         self._tracker = ProgressTracker(
             reaper,
             directory=str(record.directory) if record.is_kept else None,
@@ -243,8 +247,14 @@ class Supervisor(CommandHandler[int]):
 
     def _progress(self, look: Look) -> JobProgress:
         """What the job shows of its progress, and which processes on the GPUs are its own."""
-        pids = {process.pid for reading in look.readings if known(reading.processes) for process in reading.processes}
-        return self._tracker.observe(look.at, tuple(sorted(pid for pid in pids if self._reaper.owns(pid))))
+        listed = [process for reading in look.readings if known(reading.processes) for process in reading.processes]
+        before, self._owned = self._owned, {}
+        for process in listed:
+            key = (process.pid, process.started)
+            if (seen := before.get(key)) is None or (not seen[0] and look.at - seen[1] > FOREIGN_RECHECK):
+                seen = (self._reaper.owns(process.pid), look.at)
+            self._owned[key] = seen
+        return self._tracker.observe(look.at, tuple(sorted({pid for (pid, _), (own, _) in self._owned.items() if own})))
 
     def _read_snooze(self) -> None:
         """Read before every verdict, so that a snooze takes effect at once."""
