@@ -314,7 +314,7 @@ class _Steps:
 
 
 class _Stretch:
-    """How long the boards have shown what must last for no more than so many windows."""
+    """How long the boards have shown what must last for at most this number of windows."""
 
     def __init__(self, windows: float) -> None:
         self.windows = windows
