@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up demo test collect lint format docs snapshots coverage release bench chaos soak lock clean
+.PHONY: help up demo test collect lint format docs snapshots coverage release bench bench-quick chaos soak lock clean
 
 PYTHON ?= python3
 UV_VERSION := 0.13.7
@@ -13,8 +13,8 @@ export UV_PYTHON_DOWNLOADS := never
 export UV_PROJECT_ENVIRONMENT := .venv
 # Compiled at install: where Python may not write bytecode itself, every command would compile its imports anew.
 export UV_COMPILE_BYTECODE := 1
-# Most tests wait for something most of the time: one more of them than there are cores keeps these busy.
-TESTS_AT_ONCE := $(shell echo $$(($$(nproc) + 1)))
+# Most tests wait for something most of the time: two more of them than there are cores keep these busy.
+TESTS_AT_ONCE := $(shell echo $$(($$(nproc) + 2)))
 RUN := $(UV) run --frozen --no-sync
 ifdef DEEP
 export STOKER_TESTS_DEEP := 1
@@ -34,8 +34,10 @@ help:
 	@echo 'make snapshots write anew what the verbs print, in tests/snapshots'
 	@echo 'make coverage  run the unit tests and check the branch coverage of the pure modules'
 	@echo 'make release   check version, changelog and tag, and build wheel and sdist in dist'
-	@echo 'make bench     measure, as ratios against peers in the same run'
-	@echo 'make chaos     2,000 random faults on SQLite and PostgreSQL: half an hour (SEED=N repeats a run)'
+	@echo 'make bench     measure, as ratios against peers in the same run; appends the results to docs/performance.md'
+	@echo 'make bench-quick  the main ones in two minutes; fails when a ratio is worse than the committed one'
+	@echo 'make chaos     2,000 random faults on SQLite and PostgreSQL and 500 on a Slurm cluster: an hour'
+	@echo '               (SEED=N repeats a run, CLUSTER=1 runs only the cluster)'
 	@echo 'make soak      10,000 short jobs through one worker: its memory, descriptors and disk use must stay flat'
 
 $(UV):
@@ -96,11 +98,18 @@ release: .venv/.dev-stamp
 bench: .venv/.dev-stamp
 	@scripts/system-packages test
 	@scripts/system-packages bench
-	@$(RUN) python -m bench
+	@$(RUN) python -m bench --document
+
+# Goals that are missed do not fail it, ratios that got worse do.
+bench-quick: .venv/.dev-stamp
+	@scripts/system-packages test
+	@scripts/system-packages bench
+	@$(RUN) python -m bench --quick || true
+	@$(RUN) python -m bench compare
 
 chaos: .venv/.dev-stamp
 	@scripts/system-packages test
-	@$(RUN) python -m tests.chaos $(if $(SEED),--seed $(SEED))
+	@$(RUN) python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(CLUSTER),--on slurm)
 
 soak: .venv/.dev-stamp
 	@$(RUN) python -m tests.chaos soak

@@ -1,11 +1,12 @@
-"""Queues on PostgreSQL that take a job and finish it, over and over: one process of the benchmark of claims each.
+"""Other queues on PostgreSQL: `DRAIN` takes and finishes jobs that carry nothing, `SERVE` runs a program for each.
 
-Each is called as its documentation says, one job at a time, with jobs that carry nothing.
+Each is called as its documentation says, one job at a time.
 """
 
 import asyncio
 import importlib
 import importlib.util
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -25,28 +26,37 @@ def prepare_ours(url: str, count: int) -> None:
 
 
 def drain_ours(url: str) -> None:
-    from stoker.queue import open_queue
+    from stoker.queue import JobSpec, open_queue
+    from stoker.queue.attempts import ClaimRequest
+    from stoker.queue.fields import shape_of
 
+    claim = ClaimRequest(shape=shape_of(JobSpec(command="", gpus=0)), worker="w", lease=60.0)
     with open_queue(url) as queue:
 
         def one() -> bool:
-            attempt = queue.attempts.claim(None, "w", [], 60.0)
-            return attempt is not None and queue.attempts.finish(attempt.id, "succeeded", 0)
+            claimed = queue.attempts.take_head(claim)
+            return claimed is not None and queue.attempts.finish(claimed.attempt.id, "succeeded", 0)
 
         _timed(one)
 
 
 def drain_as_a_worker(url: str) -> None:
-    """As a worker does: it looks at what is ready, and claims whichever of the jobs of one shape nobody else has."""
-    from stoker.queue import open_queue
+    """As a worker does: it claims the next job of a shape with the outcome of the one before."""
+    from stoker.queue import JobSpec, open_queue
+    from stoker.queue.attempts import ClaimRequest
+    from stoker.queue.fields import shape_of
 
+    claim = ClaimRequest(shape=shape_of(JobSpec(command="", gpus=0)), worker="w", lease=60.0)
     with open_queue(url) as queue:
+        claimed = queue.attempts.take_head(claim)
 
         def one() -> bool:
-            while ready := queue.attempts.ready(16):
-                if attempt := queue.attempts.claim([job.id for job in ready], "w", [], 60.0):
-                    return queue.attempts.finish(attempt.id, "succeeded", 0)
-            return False
+            nonlocal claimed
+            if claimed is None:
+                return False
+            done = queue.attempts.complete(claimed.attempt.id, "succeeded", 0, claim=claim)
+            claimed = done.claimed
+            return done.accepted
 
         _timed(one)
 
@@ -117,6 +127,40 @@ def drain_pgqueuer(url: str) -> None:
     asyncio.run(_with_pgqueuer(url, drain))
 
 
+def serve_procrastinate(url: str, command: list[str]) -> None:
+    """A worker that runs the command for each job until none is left."""
+
+    async def serve() -> None:
+        from procrastinate import App, PsycopgConnector
+
+        app = App(connector=PsycopgConnector(conninfo=url))
+
+        @app.task(name=ENTRYPOINT)
+        async def run() -> None:
+            subprocess.run(command, check=True)
+
+        async with app.open_async():
+            await app.run_worker_async(concurrency=1, wait=False)
+
+    asyncio.run(serve())
+
+
+def serve_pgqueuer(url: str, command: list[str]) -> None:
+    async def serve(queries: Any) -> None:
+        from pgqueuer.qm import QueueManager
+        from pgqueuer.types import QueueExecutionMode
+
+        manager = QueueManager(queries)
+
+        @manager.entrypoint(ENTRYPOINT)
+        async def run(_job: object) -> None:
+            subprocess.run(command, check=True)
+
+        await manager.run(batch_size=1, max_concurrent_tasks=2, mode=QueueExecutionMode.drain)
+
+    asyncio.run(_with_pgqueuer(url, serve))
+
+
 async def _with_pgqueuer(url: str, use: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
     from pgqueuer.queries import Queries
 
@@ -175,3 +219,4 @@ DRAIN = {
     "procrastinate": drain_procrastinate,
     "pgqueuer": drain_pgqueuer,
 }
+SERVE = {"procrastinate": serve_procrastinate, "pgqueuer": serve_pgqueuer}

@@ -1,17 +1,23 @@
 """Fixtures that several tiers share."""
 
 import compileall
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.deep import examples
 from tests.support.mock_nvml import MockMachine
+from tests.support.slurm_cluster import cluster, slurm_cluster
+from tests.support.waiting import wait_for
+
+__all__ = ["cluster", "slurm_cluster"]
 
 # No example is wrong because the machine was busy with something else.
 settings.register_profile(
@@ -62,3 +68,22 @@ def nvidia(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MockMach
         monkeypatch.setenv(name, value)
     yield machine
     machine.clear_faults()  # helpers that hang in it must be able to leave
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_helper_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A shared helper outlives the process that started it, and must end when it has no clients."""
+    yield
+    here = str(tmp_path_factory.getbasetemp())
+    wait_for(lambda: not _helpers_of(here), deadline=20.0, named=f"the end of all helpers ({_helpers_of(here)})")
+
+
+def _helpers_of(directory: str) -> list[int]:
+    """The GPU helpers that this process or a command in this directory started."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_helper = process.name() == "stoker-gpus" and process.status() != psutil.STATUS_ZOMBIE
+            if is_helper and (process.ppid() == os.getpid() or directory in str(process.environ())):
+                found.append(process.pid)
+    return found

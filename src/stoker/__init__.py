@@ -4,8 +4,8 @@ __all__ = ["Job", "Queue", "Sentinel", "SentinelState", "__version__", "get_gpu_
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from stoker.client import Queue
     from stoker.dropin.usage import get_gpu_usage
-    from stoker.queue.client import Queue
     from stoker.queue.model import Job
     from stoker.rules.sentinel import Sentinel, SentinelState
     from stoker.step_file import step
@@ -25,7 +25,7 @@ else:
 
             return get_gpu_usage
         if name == "Queue":
-            from stoker.queue.client import Queue
+            from stoker.client import Queue
 
             return Queue
         if name == "Job":

@@ -17,8 +17,8 @@ from stoker.errors import StokerError
 # Files of Stoker in its state directory. A directory with other files in it keeps its mode: only Stoker's files are
 # made private.
 _OWN: Final = re.compile(
-    r"(queue\.db|\.?(tokens|fits|fill-.+|kept-.+|quarantine-.+)\.json|(access|page|work)\.log"
-    r"|(worker|fill|quarantine)-.+\.lock)([.-].+)?|runs|attempts|probes|sim|demo|gpus"
+    r"(queue\.db|\.?(tokens|fits|machines|fill-.+|kept-.+|quarantine-.+)\.json|(access|page|work)\.log"
+    r"|(worker|fill|quarantine)-.+\.lock)([.-].+)?|runs|attempts|snapshots|probes|sim|demo|gpus|slurm-watch"
 )
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 

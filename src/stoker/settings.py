@@ -13,7 +13,7 @@ from stoker.masking import without_passwords
 from stoker.paths import may_be_read_by_others
 from stoker.settings_path import config_path
 from stoker.streams import warn
-from stoker.units import parse_positive_duration
+from stoker.units import parse_memory, parse_positive_duration
 
 OptionTable = dict[str, Any]
 """Options of a verb without the dashes. The command checks them, because its options depend on the registered rules."""
@@ -81,6 +81,50 @@ class WebSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             )
 
 
+class Exemption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[[slurm-watch.exempt]]`: jobs to which all of this applies are left alone. Names may be patterns: `svc-*`."""
+
+    users: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    qos: tuple[str, ...] = ()
+    hours: str = ""
+    """`20:00-08:00`; empty: all day."""
+    days: str = ""
+    """`sat,sun`; empty: every day."""
+    reason: str = ""
+    """Why, for the log."""
+
+
+class SlurmWatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """`[slurm-watch]`: how `stoker watch --slurm` treats the jobs of a cluster."""
+
+    owner: str = ""
+    """The apprise URL by which the owner of a job is warned, with {user} in place of the name. It is a secret."""
+    administrator: str = ""
+    """The apprise URL that gets the weekly table. It is a secret."""
+    notice: str = "15m"
+    """How long before a job is cancelled its owner has been warned at the least."""
+    interactive_for: str = "2h"
+    """The window of interactive jobs, if that is longer than --for."""
+    owners_may_keep: bool = True
+    """Whether a comment like "stoker: keep until 2026-11-20" exempts a job."""
+    most_steps: Annotated[int, msgspec.Meta(ge=1)] = 500
+    """How many jobs are watched at once: each has one srun on this machine."""
+    exempt: tuple[Exemption, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<SlurmWatch with {len(self.exempt)} exemptions>"
+
+    def check(self) -> None:
+        """Raises BadInputError for invalid values, without showing a URL."""
+        for key, text in (("notice", self.notice), ("interactive-for", self.interactive_for)):
+            _check_duration(key, text)
+        if self.owner and "{user}" not in self.owner:
+            raise BadInputError("owner: the URL needs {user} where the name of a job's owner goes")
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings that more than one verb needs."""
 
@@ -92,21 +136,31 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where jobs wait: a SQLite file, or postgresql://…; empty for a file in the state directory."""
     engine: str = "local"
     """Where `stoker work` runs jobs."""
+    snapshot_limit: str = msgspec.field(name="snapshot-limit", default="50MiB")
+    """The largest snapshot that `stoker submit --snapshot` stores."""
     run: OptionTable = {}
     """Defaults of the options of `stoker run`: `for = "20m"`."""
     watch: OptionTable = {}
     """Defaults of the options of `stoker watch`."""
+    work: dict[str, OptionTable] = {}
+    """By engine: defaults of the options of `stoker work` and `stoker up` with it."""
     fill: dict[str, Any] | None = None
     """Background programs on idle GPUs: `fill.config_files` converts and checks it."""
     fit: dict[str, OptionTable] = {}
     """Presets of `stoker fit` by name."""
     notify: Notifications = Notifications()
     web: WebSettings = WebSettings()
+    slurm_watch: SlurmWatch = msgspec.field(name="slurm-watch", default=SlurmWatch())
+
+    @property
+    def snapshot_bytes(self) -> int:
+        return parse_memory(self.snapshot_limit)
 
     @property
     def has_secrets(self) -> bool:
         """Whether the file holds a password of the queue or a notification URL."""
-        return without_passwords(self.queue) != self.queue or bool(self.notify.urls)
+        urls = (*self.notify.urls, self.slurm_watch.owner, self.slurm_watch.administrator)
+        return without_passwords(self.queue) != self.queue or any(urls)
 
 
 def _check_duration(key: str, text: str) -> None:
@@ -174,7 +228,15 @@ def settings_of(tables: Mapping[str, Any]) -> Settings:
     except msgspec.ValidationError as error:
         raise BadInputError(_mistake(str(error))) from None
     _check_duration("deadline", settings.deadline)
-    for section, content in (("notify", settings.notify), ("web", settings.web)):
+    try:
+        parse_memory(settings.snapshot_limit)
+    except BadInputError as error:
+        raise BadInputError(f"snapshot-limit: {error}") from None
+    for section, content in (
+        ("notify", settings.notify),
+        ("web", settings.web),
+        ("slurm-watch", settings.slurm_watch),
+    ):
         try:
             content.check()
         except BadInputError as error:
@@ -188,17 +250,25 @@ def _convert_path(kind: type, value: object) -> object:
     raise TypeError(f"Expected `str`, got `{type(value).__name__}`")
 
 
-_SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {"": Settings, "notify": Notifications, "web": WebSettings}
+_SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
+    "": Settings,
+    "notify": Notifications,
+    "web": WebSettings,
+    "slurm-watch": SlurmWatch,
+    "slurm-watch.exempt": Exemption,
+}
 
 
 def _mistake(message: str) -> str:
     """A message of msgspec, with section and key as they are in the file: `[web] port: expected `int`, got `str``."""
     problem, _, where = message.partition(" - at `$")
+    where = where.replace("[...]", "")  # any key of a table of tables
     section, _, key = where.strip(".`").rpartition(".")
     if not (unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem)):
         place = f"{_title(section)}{key}".strip()
         return f"{place}: {problem[:1].lower()}{problem[1:]}" if place else problem
     section = f"{section}.{key}".strip(".")
+    section = re.sub(r"\[\d+\]", "", section)
     keys = [field.encode_name for field in msgspec.structs.fields(_SECTIONS[section])]
     return f"{_title(section)}has no key {unknown[1]!r}: {did_you_mean(unknown[1], keys)}"
 

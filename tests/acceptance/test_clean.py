@@ -64,6 +64,7 @@ def test_dependency_of_an_unfinished_job_is_kept(queue: Store) -> None:
         "states": ["succeeded", "failed", "cancelled"],
         "deleted": 0,
         "kept": 1,
+        "snapshot_bytes": 0,
     }
     assert names(queue) == {"needed", "waits"}
 

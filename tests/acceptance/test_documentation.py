@@ -1,5 +1,6 @@
 """The tutorial and the how-tos, typed as they are written, and the JSON that the reference describes."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ from tests.support.pages import (
     pages,
     section,
 )
-from tests.support.waiting import kill_all
+from tests.support.slurm_cluster import SlurmCluster
+from tests.support.waiting import kill_all, wait_for
 
 PAGES = [
     page
@@ -29,10 +31,22 @@ PAGES = [
 ]
 
 
+# Pages for people who have a cluster.
+ON_A_CLUSTER = {"slurm", "slurm-admin"}
+
+
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[PageShell]:
+def shell(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[PageShell]:
+    cluster: SlurmCluster | None = None
+    if request.node.callspec.params["page"].stem in ON_A_CLUSTER:
+        cluster = request.getfixturevalue("cluster")
+        cluster.configure(["PartitionName=gpu Nodes=ALL PriorityTier=10 State=UP PreemptMode=off"])
     shell = PageShell(tmp_path)
     yield shell
+    if cluster is not None:
+        # Cancelled jobs, before their worker ends. What is left after that is a mistake of the page.
+        with contextlib.suppress(AssertionError):
+            wait_for(lambda: not cluster.active_jobs(), deadline=20.0)
     shell.close()
     mark = f"HOME={shell.home}".encode()
 

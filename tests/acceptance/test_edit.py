@@ -43,6 +43,12 @@ def edited(queue: Store, *words: str) -> Job:
         (["--time-limit", "none"], "time_limit", None),
         (["--no-preemptible"], "preemptible", False),
         (["--on-loss", "hold"], "on_loss", "hold"),
+        (["--gpu-model", "h100|A100"], "gpu_model", "h100|A100"),
+        (["--cpus", "16"], "cpus", 16),
+        (["--ram", "none"], "ram", None),
+        (["--partition", "none", "--account", "lab"], "slurm", {"sbatch": ["--nice=5"], "account": "lab"}),
+        (["--sbatch", "--nice=9"], "slurm", {"partition": "gpu", "sbatch": ["--nice=9"]}),
+        (["--sbatch", "none"], "slurm", {"partition": "gpu"}),
         (["--env", "B=2=3", "--no-env", "A"], "environment", {"B": "2=3"}),
         (["--directory", "/"], "directory", "/"),
         (["--for", "10m"], "policy", {"window": 600.0, "below": 0.3}),
@@ -67,6 +73,8 @@ def test_option_changes_only_its_field(
                 environment={"A": "1"},
                 directory=str(tmp_path),
                 policy={"below": 0.3},
+                ram=2**36,
+                slurm={"partition": "gpu", "sbatch": ["--nice=5"]},
             )
         ]
     )
@@ -93,6 +101,16 @@ def test_invalid_command_after_dashes_is_refused(queue: Store, words: list[str],
     assert (done.code, len(done.err.splitlines())) == (2, 1)
     assert says in done.err
     assert queue.jobs.get("a").command == "echo a"
+
+
+def test_job_is_not_edited_into_one_that_no_worker_could_run(queue: Store) -> None:
+    submit(queue, "a")
+    done = stoker("edit", "a", "--nodes", "2")
+    assert (done.code, done.err) == (
+        2,
+        "stoker: nodes: a job over several machines needs a worker with --engine slurm\n",
+    )
+    assert queue.jobs.get("a").nodes == 1
 
 
 def test_several_jobs_are_edited_all_or_none(queue: Store) -> None:
@@ -217,7 +235,8 @@ def test_changes_made_in_the_editor_are_applied(queue: Store, tmp_path: Path) ->
         ("'gpus = 1'", "a job needs a command"),
         ("text.replace('gpus = 1', 'memory = \"much\"')", "memory: 'much' is not an amount of memory"),
         ("text.replace('after = []', 'after = [\"12345678\"]')", "there is no such job"),
-        ("text + 'nonsense = 1'", "no rule has a setting 'nonsense'"),
+        ("text.replace('[policy]', '[policy]\\nnonsense = 1')", "no rule has a setting 'nonsense'"),
+        ("text + 'partitoin = \"gpu\"'", "Slurm's options have no 'partitoin': did you mean 'partition'?"),
     ],
 )
 def test_invalid_editor_text_is_reported_and_kept(queue: Store, tmp_path: Path, change: str, sentence: str) -> None:

@@ -8,9 +8,9 @@ from tests.support.queue_jobs import end, start, states, submit
 def test_held_job_does_not_start_until_it_is_released(queue: Store) -> None:
     job, other = submit(queue, "a", "b")
     assert stoker("hold", "a").out == f"{job} (a): held\n"
-    assert [ready.id for ready in queue.attempts.ready()] == [other]
+    assert [ready.id for ready in queue.attempts.heads().jobs] == [other]
     assert stoker("release", "a").out == f"{job} (a): released\n"
-    assert [ready.id for ready in queue.attempts.ready()] == [job, other]
+    assert [ready.id for ready in queue.attempts.heads().jobs] == [job, other]
 
 
 def test_all_waiting_jobs_are_held_and_all_held_jobs_released(queue: Store) -> None:

@@ -1,5 +1,8 @@
 """`stoker list` as typed: what runs, what waits in its order, what ended last, and what keeps jobs."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -153,3 +156,23 @@ def test_missing_queue_explains_how_to_create_one() -> None:
     done = stoker("list")
     assert (done.code, done.out) == (1, "")
     assert "the first `stoker submit` creates it" in done.err
+
+
+@pytest.mark.parametrize("verb", [["list"], ["list", "--all", "--json"], ["submit", "true"], ["gpus"]], ids=" ".join)
+def test_short_command_in_a_pipe_loads_no_module_that_it_does_not_use(verb: list[str]) -> None:
+    """Each of these costs more than the command itself."""
+    with init_queue() as store:
+        submit(store, "a job")
+    program = (
+        "import sys; from stoker.cli.app import run; run(sys.argv[1:]);"
+        "heavy = {'rich.console', 'asyncio', 'psycopg', 'fastapi', 'apprise', 'psutil'};"
+        "print(*heavy & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *verb],
+        env={**os.environ, "STOKER_GPUS": "sim:2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.strip() == ""

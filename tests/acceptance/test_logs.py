@@ -83,7 +83,7 @@ def test_output_after_the_outcome_is_shown(queue: Store, monkeypatch: pytest.Mon
         queue.logs.write(attempt.id, "one\ntwo\n", is_last=True)
 
     monkeypatch.setattr("stoker.queue.logs.time.sleep", bring)
-    ((update, is_tail),) = logs._updates(queue, queue.attempts.of(job)[0], None)
+    ((update, is_tail),) = logs._updates(queue, queue.attempts.of(job)[0], 0, None)
     assert (update.finished, is_tail) == (b"one\ntwo\n", False)
 
 

@@ -70,9 +70,9 @@ def test_jobs_that_have_not_ended_are_reported_and_unchanged(queue: Store) -> No
 def test_job_waiting_for_its_retry_starts_at_once(queue: Store) -> None:
     (job,) = submit(queue, "a", retries=3, backoff=3000.0)
     end(queue, job)
-    assert not queue.attempts.ready()
+    assert not queue.attempts.heads().jobs
     assert stoker("retry", job).code == 0
-    assert [ready.id for ready in queue.attempts.ready()] == [job]
+    assert [ready.id for ready in queue.attempts.heads().jobs] == [job]
 
 
 def test_dry_run_queues_nothing(queue: Store) -> None:

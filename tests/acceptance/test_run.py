@@ -333,9 +333,18 @@ def test_every_sigint_from_a_program_is_forwarded() -> None:
     assert process.stdout is not None
     for _ in range(3):
         assert process.stdout.readline() == "received\n"
+        # A signal that comes while an equal one is pending is lost.
+        wait_for(lambda: not _is_pending(process.pid, signal.SIGINT), named="the signal before it being read")
         process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 7
+
+
+def _is_pending(pid: int, signum: int) -> bool:
+    fields = dict(
+        line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
+    )
+    return bool((int(fields["SigPnd"], 16) | int(fields["ShdPnd"], 16)) & 1 << (signum - 1))
 
 
 def test_job_control_works_as_if_started_from_the_shell() -> None:

@@ -88,7 +88,7 @@ def test_server_supports_tls(tmp_path: Path) -> None:
         result = f"stoker: other users of this machine can read the key {key}: run `chmod 600 {key}`\n"
         assert site.said.count(result) == 1
         with httpx.Client(base_url=site.address, verify=trusting, timeout=PATIENCE) as client:
-            assert client.get("/healthz").status_code == 200
+            wait_for(lambda: client.get("/healthz").status_code == 200)
             entered = client.post("/login", data={"token": site.token}, headers={"Origin": site.address})
         assert "Secure" in entered.headers["Set-Cookie"]
         assert entered.headers["Set-Cookie"].startswith("__Host-")

@@ -18,6 +18,7 @@ from stoker.cli.app import VERBS
 from stoker.cli.app import stoker as root_command
 from stoker.queue import Store, init_queue
 from tests.support.attempts import be_there, run, start, submit
+from tests.support.code_repository import CodeRepository
 from tests.support.command import stoker
 from tests.support.queue_jobs import moment
 
@@ -28,6 +29,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "cancel": ("cancel --dry-run --all", "cancel --tag vision --json", "cancel done", "cancel nothing", "cancel"),
     "clean": ("clean --dry-run --older-than 0s", "clean --json --older-than 0s", "clean", "clean --older-than soon"),
     "completion": ("completion tcsh",),
+    "diff": ("diff changed", "diff changed other", "diff changed --json", "diff changed changed", "diff next"),
     "doctor": ("doctor --hang-test --for 1s",),
     "edit": ("edit next --priority 5", "edit next --gpus 2 --json", "edit baseline --gpus 2", "edit next"),
     "feed": ("feed file jobs.txt --once", "feed file missing.txt --once", "feed sheet abc --credentials missing.json"),
@@ -37,6 +39,16 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "hold": ("hold next", "hold baseline --json", "hold next later done"),
     "list": ("list", "list --json --state failed", "list --state failed", "list --state lost"),
     "logs": ("logs broken", "logs broken --json", "logs next", "logs broken --attempt 7"),
+    "machines": (
+        "machines",
+        "machines --json",
+        "machines drain gpu-box",
+        "machines drain gpu-box --dry-run --json",
+        "machines resume gpu-box",
+        "machines remove gpu-box --dry-run --purge",
+        "machines drain other",
+        "machines add user@gpu-box",
+    ),
     "move": ("move first later", "move after later next --json", "move before", "move first baseline"),
     "notify": ("notify",),
     "pause": ("pause --dry-run", "pause", "pause", "pause --worker gpu-box --json", "pause --worker other"),
@@ -83,7 +95,7 @@ MASKS: Final[tuple[tuple[str, str], ...]] = (
     (r"login#[\w-]+", "login#SECRET"),
     (r"\b1[6-9]\d{8}(\.\d+)?\b", "TIME"),
     (r'("\w+": )\d+\.\d{3,}', r"\1NUMBER"),
-    (r'("(?:started|position|silent|seconds|looks|utilization_samples)": )[\d.]+', r"\1NUMBER"),
+    (r'("(?:started|position|silent|seen|seconds|looks|utilization_samples)": )[\d.]+', r"\1NUMBER"),
     (r"\b[0-9a-f]{16,}\b", "HASH"),
     (r"\b[0-9a-f]{8}\b", "ID"),
     (r'("id": )"[0-9a-f]{6}"', r'\1"ID"'),
@@ -135,6 +147,12 @@ def test_command_output_equals_its_snapshot(
         assert stoker("run", "--", "true").code == 0
     if verb == "replay":
         assert stoker("record", "trace", "--every", "100ms", "--for", "250ms").code == 0
+    if verb == "diff":
+        code = CodeRepository(tmp_path / "code", {"train.py": "lr = 1\n"})
+        code.write({"train.py": "lr = 2\n", "new.py": ""})
+        for name in ("changed", "other"):
+            assert stoker("submit", "--snapshot", "--directory", str(code.path), "--name", name, "true").code == 0
+            code.write({"train.py": "lr = 3\n"})
     texts = [_help(words) for words in _commands_of(verb)]
     texts += [_typed(line, tmp_path) for line in COMMANDS.get(verb, ())]
     assert_same("\n".join(texts), SNAPSHOTS / f"{verb}.txt", update=request.config.getoption("--update-snapshots"))

@@ -10,7 +10,7 @@ from stoker.paths import state_home
 from stoker.procfs import boot_id, read_stat
 from stoker.queue import Attempt, Store, init_queue
 from stoker.runs.record import Record, Records, Spec, Status
-from tests.support.attempts import WORKER, start, submit
+from tests.support.attempts import start, submit
 from tests.support.command import stoker
 
 
@@ -60,7 +60,7 @@ def test_remote_job_is_snoozed_through_the_queue(queue: Store, elsewhere: Attemp
         done = stoker("snooze", "30m", name)
         assert done.code == 0, done.err
         assert done.out.startswith(f"job {elsewhere.job} is left alone for 30m, until ")
-        wish = queue.attempts.requests(WORKER).snoozed[elsewhere.id]
+        wish = queue.attempts.requests([elsewhere.id]).snoozed[elsewhere.id]
         assert 1700.0 < wish.seconds <= 1800.0
         done = stoker("snooze", "--end", name)
         assert (done.code, done.out) == (0, f"job {elsewhere.job} is watched again\n")
@@ -69,7 +69,7 @@ def test_remote_job_is_snoozed_through_the_queue(queue: Store, elsewhere: Attemp
 
 def test_worker_records_who_snoozed_the_job(queue: Store, elsewhere: Attempt) -> None:
     assert stoker("snooze", "1h", "resnet", environment={"LOGNAME": "alice"}).code == 0
-    assert queue.attempts.requests(WORKER).snoozed[elsewhere.id].by == "alice"
+    assert queue.attempts.requests([elsewhere.id]).snoozed[elsewhere.id].by == "alice"
 
 
 def test_local_job_is_snoozed_in_its_record(queue: Store, elsewhere: Attempt, here: Record) -> None:
@@ -81,7 +81,7 @@ def test_local_job_is_snoozed_in_its_record(queue: Store, elsewhere: Attempt, he
         assert snooze.wall > time.time() + 1700.0
         assert stoker("snooze", "--end", environment={"STOKER_RUN": name}).code == 0
         assert here.snooze() is None
-    assert queue.attempts.requests(WORKER).snoozed == {}
+    assert queue.attempts.requests([elsewhere.id]).snoozed == {}
 
 
 def test_remote_retry_is_snoozed_when_the_local_attempt_has_ended(

@@ -125,6 +125,8 @@ def test_every_option_reaches_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
             "--warn-at",
             "off",
         ),
+        *("--gpu-model", "A100 | h100", "--cpus", "8", "--ram", "64GiB", "--partition", "gpu,spare", "--qos", "high"),
+        *("--sbatch=--exclude=node3", "--sbatch", "--nice=100"),
         *("--require", "any", "--", "train", "{batch_size}"),
         environment={"COPIED": "from here"},
     )
@@ -133,6 +135,8 @@ def test_every_option_reaches_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
         "after": [first], "after_any": [second], "retries": 2, "backoff": 60.0, "time_limit": 43200.0,
         "preemptible": True, "on_loss": "hold", "state": "held", "environment": {"A": "1=2", "COPIED": "from here"},
         "directory": "/srv/not here", "batch_size": 32,
+        "gpu_model": "A100|h100", "cpus": 8, "ram": 64 * 2**30, "nodes": 1,
+        "slurm": {"partition": "gpu,spare", "qos": "high", "sbatch": ["--exclude=node3", "--nice=100"]},
         "policy": {"window": 300.0, "after": 0.0, "warn_at": None, "require": "any"},
     }  # fmt: skip
     assert {name: found[name] for name in expected} == expected
@@ -189,6 +193,14 @@ def test_standard_input_creates_one_job_per_line() -> None:
     assert done.returncode == 0
     with open_queue() as queue:
         assert [queue.jobs.get(name).command for name in done.stdout.decode().split()] == ["echo 1", "echo 'ü 🔥'"]
+
+
+def test_job_that_no_worker_could_run_is_refused() -> None:
+    submit("true")
+    for words in (("--nodes", "2", "true"), ("--dry-run", "--nodes", "2", "true")):
+        done = submit(*words)
+        assert (done.code, done.out) == (2, "")
+        assert done.err == "stoker: nodes: a job over several machines needs a worker with --engine slurm\n"
 
 
 def test_dry_run_prints_the_commands_and_creates_no_queue() -> None:
@@ -342,6 +354,15 @@ def test_unusual_commands_are_stored_unchanged(command: str) -> None:
         (("--gpus", "99999999999", "true"), "--gpus: must be between 0"),
         (("--memory", "lots", "true"), "--memory: 'lots' is not an amount of memory"),
         (("--share", "true"), "memory: a job that shares a GPU must say how much memory it needs"),
+        (("--gpu-model", "a100|", "true"), "--gpu-model: 'a100|' is not the name of a GPU: write a part of it"),
+        (("--gpus", "0", "--gpu-model", "a100", "true"), "gpu_model: a job without a GPU cannot choose its model"),
+        (("--cpus", "0", "true"), "--cpus: must be between 1"),
+        (("--ram", "64", "true"), "--ram: 64 bytes is not the memory of a program: write it like 64GiB"),
+        (("--ram", "much", "true"), "--ram: 'much' is not an amount of memory"),
+        (("--nodes", "1025", "true"), "--nodes: must be between 1 and 1024, not 1025"),
+        (("--partition", "", "true"), "--partition: '' is not text"),
+        (("--sbatch", "nice", "true"), "--sbatch: 'nice' is not an option of sbatch: it must begin with -"),
+        (("--sbatch=--job-name=x", "true"), "'--job-name=x' cannot be given to sbatch: Stoker sets --job-name itself"),
         (("--priority", "99999999999", "true"), "must be between"),
         (("--retries", "-1", "true"), "--retries"),
         (("--time-limit", "0", "true"), "--time-limit: must be greater than zero"),

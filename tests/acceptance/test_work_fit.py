@@ -5,33 +5,17 @@ from pathlib import Path
 import pytest
 
 from stoker.queue import WorkerGpu
-from tests.support.command import stoker_command
-from tests.support.feeding import Feeders
+from tests.support.feeding import Feeders, write_trainer
 from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite
 
-# 2 GiB plus 100 MiB for each example of the batch: on a card of 24 GiB, 200 fit below a margin of 10 %.
-# As a probe it goes on until enough of it was seen, however long that takes.
-TRAINER = """\
-#!/bin/sh
-size=8
-for word in "$@"; do case $word in --batch_size=*) size=${word#*=} ;; esac; done
-echo "trains: $*"
-echo "tracks: $STOKER_JOB_ID in $WANDB_RUN_ID, ${WANDB_MODE:-online}, probe ${STOKER_PROBE:-no}"
-lasts=600s
-if [ -z "$STOKER_FIT_PROBE" ]; then size=$((size + ${MORE:-0})) lasts=0.1s; fi
-exec STOKER sim load --gpu 0 --memory $((2048 + size * 100))MiB --for $lasts
-"""
 QUICKLY = "--flat-for 500ms"
 
 
 @pytest.fixture
 def trainer(site: WorkSite) -> Path:
     site.environment["STOKER_GPUS"] = "sim:1x24GiB"
-    path = site.directory / "train"
-    path.write_text(TRAINER.replace("STOKER sim", f"{stoker_command()} sim"))
-    path.chmod(0o755)
-    return path
+    return write_trainer(site.directory)
 
 
 def submitted(site: WorkSite, *words: str) -> str:

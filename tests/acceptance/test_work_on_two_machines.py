@@ -59,7 +59,7 @@ def test_disconnected_machine_stops_its_jobs_before_another_starts_them(
     assert near.stop() == far.stop() == 0
 
     first_of_long, second_of_long = site.store.attempts.of(jobs[0])
-    last_sign = max(entry.time for entry in long.entries() if entry.attempt == 1)
+    last_sign = max(entry.wall_time for entry in long.entries() if entry.attempt == 1)
     assert last_sign < first_of_long.lease_expires < second_of_long.started < time.time()
     assert (long.overlaps(), short.overlaps()) == ([], [])
     for job, journal in zip(jobs, (long, short), strict=True):

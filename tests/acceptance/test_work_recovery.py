@@ -1,6 +1,7 @@
 """Jobs while their worker, supervisor, reaper or database is killed."""
 
 import contextlib
+import os
 import re
 import shutil
 import signal
@@ -11,6 +12,8 @@ import msgspec
 import pytest
 
 from stoker.engines.identity import WorkerIdentity
+from stoker.errors import BadInputError
+from stoker.gpus.recording import RecordingReader
 from stoker.procfs import read_stat
 from stoker.queue import QueueAwayError, init_queue
 from stoker.runs.processes.tree import send
@@ -112,6 +115,42 @@ def test_outcome_reaches_the_queue_without_a_worker(any_site: WorkSite, journal:
     wait_for(lambda: any_site.job(job).link == link, named="the link")
     wait_for_log(any_site, job, [link, *journal.printed(1)])
     wait_for(lambda: not any_site.processes(), named="the end of all that looked after the job")
+
+
+def test_jobs_share_a_gpu_helper_and_stay_watched_when_it_and_the_worker_are_killed(site: WorkSite) -> None:
+    jobs = [site.submit(site.until("end"), gpus=1, policy={"every": 0.2}) for _ in range(2)]
+    worker = site.work()
+    (helper,) = wait_for_helper_of(site, jobs)
+    os.kill(helper, signal.SIGKILL)
+    (helper,) = wait_for_helper_of(site, jobs, instead_of=helper)
+    worker.kill()
+    os.kill(helper, signal.SIGKILL)
+    # There is nobody left to start it but the supervisors of the jobs.
+    wait_for_helper_of(site, jobs, instead_of=helper)
+    site.create_flag("end")
+    for job in jobs:
+        found = site.wait_until(job, "succeeded")
+        assert [one.number for one in site.store.attempts.of(found.id)] == [1]
+    wait_for(lambda: not site.processes(), named="the end of all that looked after the jobs")
+
+
+def wait_for_helper_of(site: WorkSite, jobs: list[str], instead_of: int = 0) -> list[int]:
+    """The GPU helpers, once both jobs are seen by one and there is no other."""
+    before = {job: good_looks(site, job) for job in jobs}
+
+    def watched() -> list[int]:
+        helpers = [pid for pid, name in site.processes().items() if name == "stoker-gpus" and pid != instead_of]
+        seen = all(good_looks(site, job) > before[job] + 5 for job in jobs)
+        return helpers if seen and len(helpers) == 1 else []
+
+    return wait_for(watched, deadline=PATIENCE, named="looks at both jobs by one helper")
+
+
+def good_looks(site: WorkSite, job: str) -> int:
+    try:
+        return sum(look.problem is None for look in RecordingReader(site.output(job).with_name("readings")))
+    except BadInputError:
+        return 0
 
 
 @pytest.mark.parametrize(("on_loss", "becomes"), [("retry", "succeeded"), ("hold", "held")])
@@ -377,7 +416,7 @@ def test_job_without_a_reachable_queue_is_stopped_before_its_lease_expires(
     wait_for(lambda: processes_of(record_of(site, job)) == [], named="the end of the job")
     bring_back(mortal_server, site)
     # Read only now: until the database went away, the lease may have been renewed.
-    assert journal.entries()[-1].time < site.last_attempt(job).lease_expires
+    assert journal.entries()[-1].wall_time < site.last_attempt(job).lease_expires
     site.wait_until(job, "held")
     assert "could not be reached" in site.last_attempt(job).reason
 

@@ -1,6 +1,7 @@
 """Stopping processes and running commands, with real ones."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from stoker.runs.processes.syscalls import share_file
 from stoker.runs.processes.tree import descends
 from tests.support.waiting import wait_for
 
+PR_SET_CHILD_SUBREAPER = 36
 FACTS = Facts(
     kind="idle",
     cause="its GPUs stayed idle",
@@ -65,6 +67,12 @@ class Started:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+@pytest.fixture(autouse=True)
+def orphans_go_to_init() -> None:
+    """A test before it may have made this process a sub-reaper, which would adopt them."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
 @pytest.fixture

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.slurm_cluster import SlurmCluster
 from tests.support.waiting import wait_for
 from tests.support.work_site import PATIENCE, RunningWorker, WorkSite
 
-ENGINES = ("local", "scripted")
+ENGINES = ("local", "scripted", "slurm")
 ROOT = Path(__file__).parents[2]
 
 # Registers the engine, and kills the worker's process at one place the first time it gets there.
@@ -55,10 +56,10 @@ sys.exit(main())
 """
 
 FAULTS = {
-    "after the claim": "dying(Attempts, 'claim', after=True)",
+    "after the claim": "dying(Attempts, 'take_head', after=True)",
     "after the start": "dying(Scheduler, '_start', after=True)",
-    "before the result is delivered": "dying(Attempts, 'finish', after=False)",
-    "before the result is acknowledged": "dying(Attempts, 'finish', after=True)",
+    "before the result is delivered": "dying(Attempts, 'complete', after=False)",
+    "before the result is acknowledged": "dying(Attempts, 'complete', after=True)",
     "before the attempt is marked as delivered": "dying(AttemptRecord, 'delivered', after=False)",
 }
 
@@ -66,8 +67,9 @@ FAULTS = {
 class EngineSite:
     """A work site whose workers use one engine."""
 
-    def __init__(self, site: WorkSite, engine: str) -> None:
+    def __init__(self, site: WorkSite, engine: str, cluster: SlurmCluster | None = None) -> None:
         self.site = site
+        self._cluster = cluster
         self.engine = engine
         self.home = site.home
         self._runs = site.directory / "runs"
@@ -100,6 +102,25 @@ class EngineSite:
         worker = self.work("--until-empty")
         assert worker.process.wait(timeout=PATIENCE) == 0, worker.said
 
+    def cut_off(self) -> None:
+        """From now on the engine cannot find out what became of its attempts."""
+        if self._cluster is not None:
+            self._cluster.stop_controller()
+        else:
+            (self.home / "unreachable").touch()
+
+    def reconnect(self) -> None:
+        if self._cluster is not None:
+            self._cluster.start_controller()
+        else:
+            (self.home / "unreachable").unlink()
+
+    def wait_until_it_cannot_tell(self, worker: RunningWorker) -> None:
+        if self._cluster is not None:
+            worker.wait_until_it_says("Slurm does not answer")
+        else:
+            wait_for((self.home / "asked").exists, named="a search that fails")
+
     def wait_until_delivered(self) -> None:
         """The last of a log follows the outcome; a worker that is stopped in between leaves it to the next one."""
         wait_for(lambda: not list((self.home / "attempts").glob("*/attempt.json")), named="the last of the logs")
@@ -111,7 +132,14 @@ class EngineSite:
 
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest, site: WorkSite) -> EngineSite:
-    return EngineSite(site, request.param)
+    cluster: SlurmCluster | None = None
+    if request.param == "slurm":
+        cluster = request.getfixturevalue("cluster")
+        assert cluster is not None
+        site.environment |= cluster.environment()
+        # Each node has its own simulated GPUs.
+        del site.environment["STOKER_GPUS"]
+    return EngineSite(site, request.param, cluster)
 
 
 def test_job_runs_and_its_result_and_log_reach_the_queue(engine: EngineSite) -> None:
@@ -150,6 +178,25 @@ def test_worker_killed_at_any_step_neither_loses_nor_repeats_a_job(engine: Engin
     engine.assert_nothing_left()
 
 
+_ONE_AT_A_TIME = {"local": ("--cpu-jobs", "1"), "scripted": ("--slots", "1"), "slurm": ()}
+
+
+def test_worker_killed_after_an_outcome_with_the_next_claim_neither_loses_nor_repeats_a_job(engine: EngineSite) -> None:
+    """Both were written in one statement: the next worker finds a claim of which nothing was started."""
+    jobs = [engine.submit(), engine.submit()]
+    engine.create_flag()
+    worker = engine.work(*_ONE_AT_A_TIME[engine.engine], fault=FAULTS["before the result is acknowledged"])
+    assert worker.process.wait(timeout=PATIENCE) == -signal.SIGKILL, worker.said
+    if engine.engine == "local":  # the others may have claimed both before
+        assert [attempt.job for attempt in engine.site.store.attempts.running()] == jobs[1:]
+    engine.finish()
+    for job in jobs:
+        wait_for(lambda job=job: engine.site.job(job).state == "succeeded", named="the success of both")  # type: ignore[misc]
+        assert [outcome for outcome in engine.outcomes(job) if outcome != "requeued"] == ["succeeded"]
+    assert engine.runs() == 2
+    engine.assert_nothing_left()
+
+
 def test_attempt_of_an_earlier_worker_is_adopted_and_can_be_stopped(engine: EngineSite) -> None:
     job = engine.submit()
     worker = engine.work()
@@ -170,15 +217,14 @@ def test_attempt_of_unknown_state_is_neither_lost_nor_run_again(engine: EngineSi
     job = engine.submit()
     worker = engine.work(fault=FAULTS[fault])
     assert worker.process.wait(timeout=PATIENCE) == -signal.SIGKILL, worker.said
-    trouble = engine.home / "unreachable"
-    trouble.touch()
+    engine.cut_off()
     worker = engine.work(fault=_CANNOT_LOOK)
-    wait_for((engine.home / "asked").exists, named="a search that fails")
+    engine.wait_until_it_cannot_tell(worker)
     other = engine.site.submit("true")
     worker.ready()
     assert engine.outcomes(job) == [None]
     assert engine.outcomes(other) == [], "nothing is started before all attempts are known"
-    trouble.unlink()
+    engine.reconnect()
     engine.create_flag()
     engine.site.wait_until(job, "succeeded")
     engine.site.wait_until(other, "succeeded")
@@ -221,6 +267,8 @@ def test_attempt_with_expired_lease_is_stopped_and_its_result_refused(engine: En
     assert engine.outcomes(job)[0] == "lost"
     assert engine.site.store.attempts.of(job)[0].reason == "another worker swept it"
     engine.site.store.jobs.cancel([job])
+    engine.site.wait_until(job, "cancelled")
+    engine.wait_until_delivered()
     assert worker.stop() == 0
 
 
@@ -253,9 +301,35 @@ def test_attempts_keep_running_when_the_worker_ends(engine: EngineSite) -> None:
 # The registry and the options
 
 
+def test_leases_are_as_long_as_the_engine_says(site: WorkSite) -> None:
+    engine = EngineSite(site, "scripted")
+    job = engine.submit()
+    long_leases = "from tests.support.scripted_engine import ScriptedEngine\nScriptedEngine.lease = 86400.0"
+
+    def lease_expires() -> float:
+        return site.last_attempt(job).lease_expires
+
+    worker = engine.work("--lease", "6s", "--grace", "1s", fault=long_leases)
+    engine.wait_until_running()
+    claimed = lease_expires()
+    assert 80000.0 < claimed - site.store.clock() <= 86400.0
+    wait_for(lambda: lease_expires() > claimed, named="a renewal in the period of the worker's option")
+    engine.create_flag()
+    site.wait_until(job, "succeeded")
+    engine.wait_until_delivered()
+    assert worker.stop() == 0
+
+
+def test_worker_reports_the_name_of_its_engine(engine: EngineSite) -> None:
+    worker = engine.work()
+    wait_for(lambda: len(engine.site.store.workers.all()) == 1, named="a heartbeat")
+    assert [one.view.engine for one in engine.site.store.workers.all()] == [engine.engine]
+    assert worker.stop() == 0
+
+
 def test_unknown_engine_is_refused(site: WorkSite) -> None:
     done = site.stoker("work", "--engine", "clowder")
-    assert (done.code, done.err) == (2, "stoker: there is no engine 'clowder': choose local\n")
+    assert (done.code, done.err) == (2, "stoker: there is no engine 'clowder': choose local or slurm\n")
 
 
 def test_options_are_those_of_the_chosen_engine(site: WorkSite) -> None:

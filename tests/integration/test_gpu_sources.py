@@ -22,9 +22,9 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     return MACHINES[request.param](tmp_path, monkeypatch)
 
 
-@pytest.fixture
-def prober(machine: GpuMachine) -> Iterator[Prober]:
-    with Prober(machine.spec, deadline=60, root=str(machine.root)) as prober:
+@pytest.fixture(params=["no", "start"], ids=["private", "shared"])
+def prober(machine: GpuMachine, request: pytest.FixtureRequest) -> Iterator[Prober]:
+    with Prober(machine.spec, deadline=60, root=str(machine.root), sharing=request.param) as prober:
         yield prober
 
 

@@ -6,8 +6,8 @@ import pytest
 
 import stoker
 from stoker.cli.options.job import JobVerb, job_options, job_values
+from stoker.client import Options
 from stoker.queue import Store
-from stoker.queue.client import Options
 from stoker.queue.fields import FIELDS, check, editable, spec_of
 from stoker.queue.jobs import edited
 from stoker.web.api.bodies import IdleFields, job_body
@@ -64,8 +64,42 @@ def test_fields_are_in_the_form(queue: Store) -> None:
     assert job.retries == 6
 
 
+def test_entries_of_a_mapping_are_options_and_inputs(queue: Store) -> None:
+    @click.command()
+    @job_options("submit")
+    def command(**options: object) -> dict[str, object]:
+        return job_values(dict(options))
+
+    words = ["--partition", "gpu", "--sbatch=--nice=1", "--sbatch", "--exclude=node3"]
+    expected = {"partition": "gpu", "sbatch": ["--nice=1", "--exclude=node3"]}
+    assert command.main(words, standalone_mode=False)["slurm"] == expected
+    body = b"command=true&directory=/tmp&slurm_partition=gpu&slurm_sbatch=--nice%3D1+--exclude%3Dnode3"
+    (spec,) = jobs_of(queue, submit_form.submission_of(submit_form.sent(body), None))
+    assert spec.slurm == expected
+    (name,) = queue.jobs.submit([spec])
+    filled = submit_form.like(queue.jobs.get(name), "key")
+    assert (filled.texts["slurm_partition"], filled.texts["slurm_sbatch"]) == ("gpu", "--nice=1 --exclude=node3")
+    assert "slurm" not in submit_form.submission_of(filled, filled)
+    emptied = msgspec.structs.replace(filled, texts={**filled.texts, "slurm_sbatch": ""})
+    (again,) = jobs_of(queue, submit_form.submission_of(emptied, filled))
+    assert again.slurm == {"partition": "gpu"}
+
+
+def test_fields_are_kept_when_a_job_is_retried(queue: Store) -> None:
+    asked = {"gpu_model": "a100", "cpus": 8, "ram": 2**36, "slurm": {"partition": "gpu", "sbatch": ["--nice=1"]}}
+    (name,) = queue.jobs.submit([spec_of({"command": "true", **asked})])
+    queue.jobs.cancel([name])
+    assert queue.jobs.retry([name]) == [name]
+    found = queue.jobs.get(name)
+    assert {field: getattr(found, field) for field in asked} == asked
+
+
 def test_fields_are_options_of_the_client(queue: Store) -> None:
     taken = {name for name in FIELDS if name in editable() or name == "hold"} - {"command"}
     assert Options.__annotations__.keys() == taken | {"bare_environment", "allow_dirty"}
     with stoker.Queue() as client:
         assert client.submit("true", retries=8).retries == 8
+        job = client.submit("true", ram="64GiB", gpu_model="a100", slurm={"partition": "gpu", "sbatch": ["--nice=1"]})
+        assert (job.ram, job.gpu_model, job.slurm) == (2**36, "a100", {"partition": "gpu", "sbatch": ["--nice=1"]})
+        with pytest.raises(stoker.errors.BadInputError, match="no 'partitions': did you mean 'partition'"):
+            client.submit("true", slurm={"partitions": "gpu"})

@@ -17,10 +17,10 @@ NOBODY = 2**22 + 1
 """A pid that no process has: the kernel assigns none above 2**22."""
 
 
-@pytest.fixture
-def prober(nvidia: MockMachine) -> Iterator[Prober]:
+@pytest.fixture(params=["no", "start"], ids=["private", "shared"])
+def prober(nvidia: MockMachine, request: pytest.FixtureRequest) -> Iterator[Prober]:
     # Longer than the interactive deadline: the first sample starts an interpreter, which is slow on a busy machine.
-    with Prober("nvml", deadline=60) as prober:
+    with Prober("nvml", deadline=60, sharing=request.param) as prober:
         yield prober
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,9 +14,11 @@ import pytest
 
 from stoker.errors import BadInputError
 from stoker.gpus import prober
+from stoker.gpus.helper import HEADER, REQUEST
 from stoker.gpus.model import Look, Unknown, known
-from stoker.gpus.prober import Prober
+from stoker.gpus.prober import HelperProcess, Prober
 from stoker.gpus.source import AbsentError
+from stoker.gpus.spawn import Helper
 from stoker.procfs import identify, is_alive
 from tests.support.mock_nvml import MockMachine
 from tests.support.waiting import wait_for
@@ -210,3 +213,25 @@ def test_auto_selects_nvml_and_reports_it(nvidia: MockMachine) -> None:
     with Prober("auto", deadline=60) as prober:
         prober.look()
         assert [(choice.source, choice.taken) for choice in prober.choices] == [("nvml", True)]
+
+
+def test_reply_to_a_request_that_was_replaced_is_dropped() -> None:
+    mine, its = socket.socketpair()
+    with its:
+        helper = HelperProcess(Helper("sim", os.getpid(), mine.detach(), is_shared=True))
+        for _ in range(2):
+            helper.ask(0.0, 0.0)
+        numbers = [number for number, *_ in REQUEST.iter_unpack(its.recv(1000))]
+        its.send(
+            b"".join(HEADER.pack(3, number) + body for number, body in zip(numbers, (b"old", b"new"), strict=True))
+        )
+        assert helper.receive() == b"new"
+        assert helper.receive() is None
+        # In pieces, as a long one comes.
+        helper.ask(0.0, 0.0)
+        whole = HEADER.pack(4, numbers[-1] + 1) + b"long"
+        its.send(whole[:6])
+        assert helper.receive() is None
+        its.send(whole[6:])
+        assert helper.receive() == b"long"
+        helper.release()

@@ -65,7 +65,7 @@ def test_change_by_another_process_wakes_the_listener_and_is_visible(
     assert is_quiet(changes)
     (job,) = other.jobs.submit([JobSpec(command="x")])
     assert rings(changes)
-    assert queue.attempts.ready()[0].id == job
+    assert queue.attempts.heads().jobs[0].id == job
     assert is_quiet(changes)
     for change in (other.jobs.hold, other.jobs.release, other.jobs.cancel, other.jobs.retry):
         change([job])
@@ -85,8 +85,9 @@ def test_change_by_another_process_wakes_the_listener_and_is_visible(
 
 def test_heartbeats_leases_logs_and_usage_wake_no_listener(changes: ChangeListener, queue: Store, other: Store) -> None:
     (job,) = queue.jobs.submit([JobSpec(command="my own")])
-    assert select.select([changes], [], [], 60.0)[0]
-    assert not changes.poll()  # it wakes without a change
+    if Path(queue.place).exists():
+        assert select.select([changes], [], [], 60.0)[0]  # its own touch of the file
+    assert not changes.poll()
     attempt = other.attempts.claim([job], "w", [], 60.0)
     assert attempt is not None
     other.workers.heartbeat("w", "host", View())

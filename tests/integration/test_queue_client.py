@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 import stoker
+from stoker import client
+from stoker.client import Options
 from stoker.errors import BadInputError, StokerError
-from stoker.queue import JobSpec, Outcome, Store, View, client, init_queue, open_queue, postgres
-from stoker.queue.client import Options
+from stoker.queue import JobSpec, Outcome, Store, View, init_queue, open_queue, postgres
 from stoker.queue.fields import editable
 from tests.support.postgres import PostgresServer
 

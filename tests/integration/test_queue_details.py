@@ -27,30 +27,30 @@ def test_worker_sees_a_snooze_until_the_attempt_has_ended(queue: Store) -> None:
     (elsewhere,) = attempts(queue, 1, "another")
     assert queue.attempts.snooze(attempt, 600.0, "alice")
     assert queue.attempts.snooze(elsewhere, 60.0, "bob")
-    requests = queue.attempts.requests("w")
+    requests = queue.attempts.requests([attempt, other])
     assert requests.cancelled == frozenset()
     assert set(requests.snoozed) == {attempt}
     assert requests.snoozed[attempt].by == "alice"
     assert requests.snoozed[attempt].until == queue.attempts.snoozes()[attempt]
     assert 540.0 < requests.snoozed[attempt].seconds <= 600.0
     queue.jobs.cancel([queue.attempts.get(name).job for name in (attempt, other)])  # type: ignore[union-attr]  # they are there
-    requests = queue.attempts.requests("w")
+    requests = queue.attempts.requests([attempt, other])
     assert (requests.cancelled, set(requests.snoozed)) == (frozenset({attempt, other}), {attempt})
     assert queue.attempts.finish(attempt, "succeeded", 0)
     assert queue.attempts.finish(other, "succeeded", 0)
-    assert queue.attempts.requests("w") == Requests()
+    assert queue.attempts.requests([attempt]) == Requests()
 
 
 def test_later_snooze_replaces_the_earlier_and_zero_ends_it(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
     assert queue.attempts.snooze(attempt, 600.0, "alice")
     assert queue.attempts.snooze(attempt, 30.0, "bob")
-    assert queue.attempts.requests("w").snoozed[attempt].by == "bob"
+    assert queue.attempts.requests([attempt]).snoozed[attempt].by == "bob"
     assert queue.attempts.snoozes()[attempt] == pytest.approx(queue.clock() + 30.0, abs=25.0)
     assert queue.attempts.snooze(attempt, 0.0, "carol")
     assert queue.attempts.snoozes() == {}
     # The worker has to see that the snooze is over.
-    assert queue.attempts.requests("w") == Requests(snoozed={attempt: Snoozed(seconds=0.0, by="carol")})
+    assert queue.attempts.requests([attempt]) == Requests(snoozed={attempt: Snoozed(seconds=0.0, by="carol")})
 
 
 def test_worker_does_not_see_an_expired_snooze(queue: Store) -> None:
@@ -58,7 +58,7 @@ def test_worker_does_not_see_an_expired_snooze(queue: Store) -> None:
     assert queue.attempts.snooze(attempt, 0.001, "alice")
     over = queue.clock() + 0.002
     wait_for(lambda: queue.clock() > over, named="the end of the snooze")
-    assert (queue.attempts.requests("w"), queue.attempts.snoozes()) == (Requests(), {})
+    assert (queue.attempts.requests([attempt]), queue.attempts.snoozes()) == (Requests(), {})
 
 
 def test_only_running_jobs_can_be_snoozed(queue: Store) -> None:

@@ -104,7 +104,7 @@ def test_moved_job_takes_the_priority_of_its_neighbour(queue: Store) -> None:
     assert (order(queue), queue.jobs.get(b).priority) == ("ubva", 5)
     assert queue.jobs.move_beside([urgent[1]], a, "before") == [urgent[1]]
     assert (order(queue), queue.jobs.get(urgent[1]).priority) == ("ubva", 0)
-    assert [job.name for job in queue.attempts.ready()] == ["u", "v", "a"]
+    assert [queue.jobs.get(job.id).name for job in queue.attempts.heads().jobs] == ["u", "v", "a"]
 
 
 def test_job_can_always_be_moved_between_two_others(queue: Store) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from stoker.logs.reader import LogChunk
 from stoker.queue import Store, open_queue
-from stoker.queue.driver import CollisionError, Parameters, Row
+from stoker.queue.driver import Changes, CollisionError, Parameters, Row
 from stoker.queue.model import LogRequest
 from tests.support.either_queue import queue, url
 from tests.support.queue_jobs import LONG, start, submit
@@ -69,9 +69,9 @@ def rings_of(queue: Store, monkeypatch: pytest.MonkeyPatch) -> list[None]:
     rings: list[None] = []
     notify = queue._driver.notify
 
-    def counted() -> None:
+    def counted(changes: Changes) -> None:
         rings.append(None)
-        notify()
+        notify(changes)
 
     monkeypatch.setattr(queue._driver, "notify", counted)
     return rings

@@ -3,6 +3,8 @@
 The benchmark of the queue says the same of a million jobs; here are enough of them for every planner to see the point.
 """
 
+import contextlib
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +13,13 @@ from pathlib import Path
 import pytest
 
 from stoker.queue import JobSpec, State, Store, init_queue
+from stoker.queue.attempts import MOST_OF_SHAPE, ClaimRequest
 from stoker.queue.driver import Parameters, Row, script
+from stoker.queue.fields import shape_of
+from stoker.queue.sqlite import SqliteDriver
+from tests.support.deep import DEEP
 from tests.support.postgres import PostgresServer
-from tests.support.queue_history import write_history
+from tests.support.queue_history import write_history, write_waiting
 
 HISTORY = 100_000
 WAITING = 1_000
@@ -21,15 +27,26 @@ PARAMETERS: dict[str, str | int | float | None] = {
     "begin": "bert ",
     "beyond": "bert!",
     "id": "",
-    "job": "",
     "priority": 0,
     "jobs": '["0000000a", "0000000b"]',
     "attempt": "",
     "worker": "",
     "instead_of": "",
-    "wanted": 1,
+    "shape": "0000000000000000",
+    "shapes": 100,
+    "also": "[]",
+    "without": "[]",
+    "after": "",
+    "others": "[]",
+    "ended": "a",
+    "job": "",
+    "finished": "",
+    "is_needed": 0,
+    "began": 0.0,
+    "expires": 0.0,
     "gpus": "[]",
     "lease": 60.0,
+    "pending": 0,
     "number": 1,
     "exit_code": 0,
     "reason": "",
@@ -58,10 +75,10 @@ PARAMETERS: dict[str, str | int | float | None] = {
     "start": 0,
     "most": 8,
 }
-WALKS = ("ready", "claim next")
+WALKS = ("heads", "claim head", "succeed and claim")
 HOT = (
-    *(*WALKS, "claim", "succeed", "expired attempts", "is anything expired", "next wake", "requests"),
-    *("keep", "keep no more"),
+    *(*WALKS, "claim", "succeed", "first ready", "specs", "wake", "expired attempts", "is anything expired"),
+    *("requests", "keep", "keep no more", "keep for the dead no more"),
 )
 LOOKS = (
     "ended since",
@@ -106,7 +123,7 @@ def young(new_url: Callable[[], str]) -> Iterator[Store]:
 
 def plans(queue: Store, statement: str) -> list[str]:
     """How the database would run it: for these parameters, and on PostgreSQL for any, as it does in the long run."""
-    limit = " LIMIT 100" if statement in ("ready", "ended since") else ""
+    limit = " LIMIT 100" if statement == "ended since" else ""
     return plans_of(queue, queue._driver.sql(statement) + limit)
 
 
@@ -135,19 +152,20 @@ def generic_plan(queue: Store, sql: str) -> str:
 
 
 @pytest.mark.parametrize("statement", WALKS)
-def test_ready_jobs_are_read_in_order_from_the_index_of_queued_jobs(queue: Store, statement: str) -> None:
-    assert_walks_along_the_queued(queue, statement)
+def test_ready_jobs_are_read_in_order_from_the_index_of_ready_jobs(queue: Store, statement: str) -> None:
+    assert_walks_along_the_ready(queue, statement)
 
 
 @pytest.mark.parametrize("statement", WALKS)
-def test_index_of_queued_jobs_is_used_without_statistics(young: Store, statement: str) -> None:
-    assert_walks_along_the_queued(young, statement)
+def test_index_of_ready_jobs_is_used_without_statistics(young: Store, statement: str) -> None:
+    assert_walks_along_the_ready(young, statement)
 
 
-def assert_walks_along_the_queued(queue: Store, statement: str) -> None:
+def assert_walks_along_the_ready(queue: Store, statement: str) -> None:
     for plan in plans(queue, statement):
-        assert "stoker_jobs_queued" in plan
-        assert "Sort" not in plan
+        assert "stoker_jobs_ready" in plan
+        # Of the few jobs for which machines reserve GPUs some are sorted.
+        assert "Sort" not in plan.partition("stoker_jobs_kept")[0]
         assert "USE TEMP B-TREE" not in plan
 
 
@@ -229,8 +247,9 @@ def test_expired_leases_use_the_index_of_running_attempts(queue: Store) -> None:
 
 
 def test_next_retry_uses_the_index_of_pending_retries(queue: Store) -> None:
-    for plan in plans(queue, "next wake"):
-        assert "stoker_jobs_later" in plan
+    for statement in ("heads", "is anything expired", "wake"):
+        for plan in plans(queue, statement):
+            assert "stoker_jobs_later" in plan
 
 
 def test_lookup_by_id_prefix_reads_only_matching_rows(queue: Store) -> None:
@@ -284,3 +303,78 @@ def test_frequent_statements_do_not_scan_the_history(queue: Store, statement: st
 def test_log_stream_statements_read_only_their_own_rows(queue: Store, statement: str) -> None:
     for plan in plans(queue, statement):
         assert_reads_little(plan)
+
+
+# What is read, however long the queue and its history are
+
+
+@pytest.fixture(scope="module")
+def long_queue(new_url: Callable[[], str]) -> Iterator[Store]:
+    """With jobs that are ready, blocked, or wait for a retry, in a queue that nothing has counted since."""
+    waiting, ended = (100_000, 1_000_000) if DEEP else (20_000, 50_000)
+    with init_queue(new_url()) as opened:
+        write_history(opened, ended)
+        write_waiting(opened, waiting)
+        write_waiting(opened, waiting, blocked=1)
+        write_waiting(opened, waiting, not_before=1.0e10)
+        yield opened
+
+
+@pytest.mark.parametrize("statement", WALKS)
+def test_long_queue_is_read_by_the_index_of_ready_jobs(long_queue: Store, statement: str) -> None:
+    assert_walks_along_the_ready(long_queue, statement)
+
+
+@pytest.mark.parametrize("statement", HOT)
+def test_worker_statements_do_not_scan_a_long_queue(long_queue: Store, statement: str) -> None:
+    for plan in plans(long_queue, statement):
+        assert_reads_little(plan)
+        # Of queued jobs there are many: only the statements of listings may look for them by state.
+        assert "stoker_jobs_state" not in plan
+
+
+def test_claims_from_a_long_queue_read_few_rows(long_queue: Store) -> None:
+    """Counted by the database: its steps on SQLite, the rows of all nodes of the plan on PostgreSQL."""
+    claim = ClaimRequest(shape=shape_of(JobSpec(command="")), worker="w", lease=60.0)
+
+    def turn() -> None:
+        assert len(long_queue.attempts.heads("w").jobs) == 2 * MOST_OF_SHAPE
+        claimed = long_queue.attempts.take_head(claim)
+        assert claimed is not None
+        done = long_queue.attempts.complete(claimed.attempt.id, "succeeded", 0, claim=claim)
+        assert done.claimed is not None
+        assert long_queue.attempts.finish(done.claimed.attempt.id, "succeeded", 0)
+
+    driver = long_queue._driver
+    if isinstance(driver, SqliteDriver):
+        steps = 0
+
+        def count() -> int:
+            nonlocal steps
+            steps += 100
+            return 0
+
+        turn()  # SQLite prepares the statements
+        connection = driver._connected()
+        connection.set_progress_handler(count, 100)
+        turn()
+        connection.set_progress_handler(None, 0)
+        assert steps < 20_000
+    else:
+        turn()
+        for statement in ("heads", "claim head"):
+            with contextlib.suppress(_RolledBackError):
+                driver.transaction(functools.partial(assert_few_rows, long_queue, statement))
+
+
+class _RolledBackError(Exception):
+    """The claim of EXPLAIN ANALYZE is undone."""
+
+
+def assert_few_rows(queue: Store, statement: str) -> None:
+    plan = explained(queue, f"EXPLAIN (ANALYZE, TIMING OFF) {queue._driver.sql(statement)}")
+    rows = [int(rows) * int(loops) for rows, loops in re.findall(r"actual rows=(\d+) loops=(\d+)", plan)]
+    assert rows
+    assert max(rows) <= 2 * MOST_OF_SHAPE + 1, plan
+    assert all(int(removed) <= 100 for removed in re.findall(r"Rows Removed by Filter: (\d+)", plan)), plan
+    raise _RolledBackError

@@ -15,5 +15,5 @@ def test_cancelled_held_job_is_held_again_unchanged(queue: Store) -> None:
     queue.jobs.cancel([held])
     assert queue.jobs.reinstate([held, failed]) == [held]
     assert queue.jobs.get(held) == before
-    assert queue.attempts.ready() == []
+    assert not queue.attempts.heads().jobs
     assert queue.jobs.get(failed).state == "failed"

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,14 @@ from stoker.queue import (
     new_id,
     open_queue,
 )
+from stoker.queue.attempts import ClaimRequest
 from stoker.queue.driver import DRIVERS, VERSION, DriverType, queue_address
+from stoker.queue.fields import shape_of
 from stoker.queue.model import KeptGpus
 from stoker.queue.sqlite import SqliteDriver
 from stoker.queue.table import LOG_TAIL
-from tests.support.postgres import PostgresServer
+from stoker.status.machines import machines_of
+from tests.support.postgres import PASSWORD, PostgresServer
 from tests.support.waiting import wait_for
 
 LONG = 600.0
@@ -57,7 +61,7 @@ def run(queue: Store, job: str, outcome: Outcome, exit_code: int | None = None) 
 
 
 def ready(queue: Store) -> list[str]:
-    return [job.id for job in queue.attempts.ready()]
+    return [job.id for job in queue.attempts.heads().jobs]
 
 
 def test_job_is_read_as_submitted(queue: Store) -> None:
@@ -174,7 +178,6 @@ def test_ready_jobs_are_ordered_by_priority_then_age(queue: Store) -> None:
     (urgent,) = submit(queue, "urgent", priority=5)
     (lazy,) = submit(queue, "lazy", priority=-5)
     assert ready(queue) == [urgent, old, young, lazy]
-    assert [job.id for job in queue.attempts.ready(2)] == [urgent, old]
     queue.jobs.edit(lazy, {"priority": 9})
     assert ready(queue) == [lazy, urgent, old, young]
     assert queue.jobs.get(lazy).priority == 9
@@ -211,16 +214,30 @@ def test_claim_succeeds_once_and_returns_the_attempt(queue: Store) -> None:
     assert queue.attempts.claim(["ffffffff"], "w1", [], LONG) is None
 
 
-def test_claim_takes_the_first_job_with_that_number_of_gpus(queue: Store) -> None:
+def next_of(queue: Store, before: tuple[int, float] | None = None, **asked: Any) -> str | None:
+    shape = shape_of(JobSpec(command="", **asked))
+    claimed = queue.attempts.take_head(ClaimRequest(shape=shape, worker="w", lease=LONG, before=before))
+    return None if claimed is None else claimed.job.id
+
+
+def test_claim_takes_the_first_job_of_that_shape(queue: Store) -> None:
     (two,) = submit(queue, "two", gpus=2, priority=5)
-    (none,) = submit(queue, "none", gpus=0)
-    attempt = queue.attempts.claim(None, "w", [], LONG)
-    assert attempt is not None
-    assert attempt.job == none
-    assert queue.attempts.claim(None, "w", ["GPU-a"], LONG) is None
-    both = queue.attempts.claim(None, "w", ["GPU-a", "GPU-b"], LONG)
-    assert both is not None
-    assert both.job == two
+    late, early = submit(queue, "late", gpus=0) + submit(queue, "early", gpus=0, priority=1)
+    assert next_of(queue) is None
+    assert next_of(queue, gpus=0) == early
+    assert next_of(queue, gpus=2) == two
+    assert next_of(queue, gpus=0) == late
+    assert next_of(queue, gpus=0) is None
+
+
+def test_claim_takes_nothing_when_another_shape_has_its_turn(queue: Store) -> None:
+    urgent, first, second = (submit(queue, "x", gpus=0, priority=priority)[0] for priority in (3, 1, 1))
+    turn = queue.jobs.get(first).position
+    assert next_of(queue, (3, 0.0), gpus=0) is None
+    assert next_of(queue, (2, 0.0), gpus=0) == urgent
+    assert next_of(queue, (1, turn), gpus=0) is None
+    assert next_of(queue, (1, turn + 1), gpus=0) == first
+    assert next_of(queue, (0, 0.0), gpus=0) == second
 
 
 def test_success_is_recorded_with_its_code_and_time(queue: Store) -> None:
@@ -284,7 +301,7 @@ def test_worker_does_not_declare_its_own_attempts_lost(queue: Store) -> None:
     (job,) = submit(queue, "runs here")
     assert queue.attempts.claim([job], "mine", [], OVER) is not None
     assert queue.attempts.sweep("mine") == 0
-    assert queue.attempts.ready(worker="mine") == []
+    assert not queue.attempts.heads("mine").jobs
     assert queue.attempts.claim([job], "mine", [], LONG) is None
     assert queue.jobs.get(job).state == "running"
     assert queue.attempts.sweep("another") == 1
@@ -339,7 +356,7 @@ def test_clock_step_does_not_move_a_retry(tmp_path: Path, by: float) -> None:
         set_clock(queue, by)
         wait_for(lambda: ready(queue) == [soon], named="the retry")
         assert queue.jobs.get(later).not_before - queue.clock() == pytest.approx(LONG, abs=60.0)
-        assert (queue.jobs.next_wake() or 0.0) - queue.clock() == pytest.approx(LONG, abs=60.0)
+        assert queue.attempts.heads().wake_in == pytest.approx(LONG, abs=60.0)
 
 
 def test_all_processes_measure_leases_by_the_same_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,7 +409,7 @@ def test_retry_delay_doubles_with_each_failure(queue: Store) -> None:
     waiting = queue.jobs.get(job)
     assert (waiting.state, waiting.retries_left) == ("queued", 1)
     assert waiting.not_before - queue.clock() == pytest.approx(100, abs=20)
-    assert queue.jobs.next_wake() == pytest.approx(waiting.not_before, abs=1.0)
+    assert queue.attempts.heads().wake_in == pytest.approx(waiting.not_before - queue.clock(), abs=1.0)
     assert ready(queue) == []
     assert queue.attempts.claim([job], "w", [], LONG) is None
     queue._driver.fetch_text("UPDATE stoker_jobs SET not_before = 0", {})  # as if that time had passed
@@ -407,7 +424,7 @@ def test_job_without_retries_left_has_failed(queue: Store) -> None:
     for _ in range(3):
         run(queue, job, "failed", 9)
     assert (queue.jobs.get(job).state, queue.jobs.get(job).exit_code, queue.jobs.get(job).attempts) == ("failed", 9, 3)
-    assert queue.jobs.next_wake() is None
+    assert queue.attempts.heads().wake_in is None
 
 
 def test_preempted_job_keeps_its_retries_and_position(queue: Store) -> None:
@@ -442,15 +459,15 @@ def test_cancelled_running_job_is_stopped_by_its_supervisor(queue: Store, outcom
     job, other = submit(queue, "x", "y", retries=3)
     attempt = queue.attempts.claim([job], "w", [], LONG)
     assert attempt is not None
-    assert queue.attempts.requests("w") == Requests()
+    assert queue.attempts.requests([attempt.id]) == Requests()
     assert queue.jobs.cancel([job]).asked == [job]
     assert queue.jobs.get(job).state == "running"
-    assert queue.attempts.requests("w") == Requests(cancelled=frozenset({attempt.id}))
+    assert queue.attempts.requests([attempt.id]) == Requests(cancelled=frozenset({attempt.id}))
     assert queue.attempts.renew([attempt.id], LONG) == {attempt.id: True}
-    assert queue.attempts.requests("another") == Requests()
+    assert queue.attempts.requests(["another"]) == Requests()
     assert queue.attempts.finish(attempt.id, outcome, 143)
     assert queue.jobs.get(job).state == state
-    assert queue.attempts.requests("w") == Requests()
+    assert queue.attempts.requests([attempt.id]) == Requests()
     queue.jobs.retry([job])
     assert queue.jobs.get(job).cancel_requested is None
     assert ready(queue) == [job, other]
@@ -869,11 +886,12 @@ def test_one_machine_at_a_time_reserves_gpus_for_a_job(queue: Store) -> None:
     assert queue.jobs.get(job).kept == KeptGpus(worker="a", gpus=("GPU-a",), until=None)
     assert queue.jobs.keep(job, "b", [], 60.0, instead_of="a")
     assert not queue.jobs.keep(job, "a", ["GPU-a"], None, instead_of="c")
-    (waiting,) = queue.attempts.ready()
+    heads = queue.attempts.heads()
+    (waiting,) = heads.jobs
     assert waiting.kept is not None
     assert (waiting.kept.worker, waiting.kept.gpus) == ("b", ())
     assert waiting.kept.until is not None
-    assert 0 < waiting.kept.until - queue.attempts.ready_at < 61
+    assert 0 < waiting.kept.until - heads.queue_time < 61
     queue.jobs.keep_no_more("a")
     queue.jobs.keep_no_more("b", [job])
     assert reaper_process(queue, job) == "b"
@@ -915,3 +933,36 @@ def test_database_registered_from_outside_holds_a_queue(tmp_path: Path, monkeypa
     with open_queue(url) as queue:
         assert queue.jobs.get(job).state == "queued"
     assert queue_address(url).database.name == "Another"
+
+
+def test_file_has_no_address_for_other_machines(tmp_path: Path) -> None:
+    with init_queue(str(tmp_path / "queue.db")) as store:
+        assert store.shared_address() is None
+
+
+def test_address_for_other_machines_has_what_comes_from_elsewhere_here(
+    postgres_server: PostgresServer, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = postgres_url.partition("@/")[2].partition("?")[0]
+    bare = f"postgresql:///{database}?host={postgres_server.directory}"
+    passwords = tmp_path / "pgpass"
+    passwords.write_text(f"*:*:*:*:{PASSWORD}\n")
+    passwords.chmod(0o600)
+    with init_queue(postgres_url) as store:
+        assert store.shared_address() == postgres_url
+    monkeypatch.setenv("PGPASSFILE", str(passwords))
+    monkeypatch.setenv("PGUSER", "stoker")
+    with open_queue(bare) as store:
+        address = store.shared_address()
+    monkeypatch.delenv("PGPASSFILE")
+    monkeypatch.delenv("PGUSER")
+    assert address == f"{bare}&user=stoker&password={PASSWORD.replace(' ', '%20')}"
+    open_queue(address).close()
+
+
+def test_machine_that_was_removed_is_not_listed_unless_it_works_again(queue: Store) -> None:
+    queue.workers.heartbeat("key-1", "gpu-box", View())
+    queue.workers.farewell("key-1", removed=True)
+    assert machines_of(queue.workers.all(), [], {}, queue.clock()) == ()
+    queue.workers.heartbeat("key-2", "gpu-box", View())
+    assert [machine.worker for machine in machines_of(queue.workers.all(), [], {}, queue.clock())] == ["key-2"]

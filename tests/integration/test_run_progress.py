@@ -30,7 +30,7 @@ class TreeOf:
     def __init__(self, *pids: int) -> None:
         self._pids = pids
 
-    def processes(self) -> list[Identity]:
+    def measured_processes(self) -> list[Identity]:
         own = [who for pid in self._pids if (who := identify(pid))]
         return own + scan_processes(self._pids).processes
 
@@ -259,7 +259,7 @@ def test_processes_that_are_gone_never_give_negative_figures(start: Callable[...
 
 
 class Broken:
-    def processes(self) -> list[Identity]:
+    def measured_processes(self) -> list[Identity]:
         raise ZeroDivisionError("a mistake of ours")
 
 

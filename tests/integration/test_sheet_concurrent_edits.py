@@ -48,7 +48,8 @@ class Storm:
     def work(self) -> None:
         """Some job ends."""
         with self.queue.opened() as store:
-            attempt = store.attempts.claim(None, "w", (), 600.0) if self.sheet.random.random() < 0.5 else None
+            ready = [job.id for job in store.attempts.heads().jobs if not job.gpus]
+            attempt = store.attempts.claim(ready, "w", (), 600.0) if self.sheet.random.random() < 0.5 else None
             if attempt is not None:
                 store.attempts.finish(attempt.id, "succeeded", 0)
 

@@ -11,6 +11,7 @@ import pytest
 from stoker.errors import BadInputError
 from stoker.queue import AttemptDetails, JobSpec, Store, Usage, View, WorkerGpu, init_queue
 from stoker.queue.driver import Parameters, Row
+from stoker.queue.model import ClusterNode, DeferredStart
 from stoker.runs.record import Record, Status
 from stoker.status.detail import read_detail
 from stoker.status.log_follower import LogFollower, queries_on
@@ -282,3 +283,22 @@ def test_real_worker_and_its_job_are_in_the_snapshot(site: WorkSite) -> None:
     assert worker.stop() == 0
     (machine,) = observer.observe(site.store).machines
     assert machine.left
+
+
+def test_pending_jobs_come_after_those_that_run_and_are_counted_apart(queue: Store, home: Path) -> None:
+    queue.workers.heartbeat("login-1", "login", View(cluster="hpc", nodes=(ClusterNode(name="node1", gpus=4),)))
+    runs, *waits = submit(queue, "runs", *(f"waits-{number}" for number in range(3)))
+    attempts = {}
+    for job in (runs, *waits):
+        attempt = queue.attempts.claim([job], "login-1", [], 600.0, pending=True)
+        assert attempt is not None
+        attempts[job] = attempt.id
+    queue.attempts.annotate({attempts[runs]: DeferredStart(False, "Slurm job 1 on node1", queue.clock())})
+    found = observed(queue, home)
+    assert [item.job.name for item in found.running] == ["runs", "waits-2", "waits-1", "waits-0"]
+    assert [item.why.kind for item in found.running] == ["running", "pending", "pending", "pending"]
+    assert (found.begun, found.pending, found.counts) == (1, 3, {"running": 4})
+    assert found.running[0].where == "Slurm job 1 on node1"
+    (machine,) = found.machines
+    assert (machine.cluster, machine.nodes) == ("hpc", (ClusterNode(name="node1", gpus=4),))
+    assert [job.name for job in queue.jobs.find(states=["running"], limit=1)] == ["runs"]

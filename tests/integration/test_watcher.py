@@ -36,7 +36,7 @@ class Scripted(Prober):
         self._begun: float | None = None
         self.looks = 0
 
-    def ask(self) -> None:
+    def ask(self, max_age: float = 0.0, at: float = 0.0) -> None:  # noqa: ARG002 - the signature of a prober
         self.looks += 1
 
     def fileno(self) -> int:

@@ -12,7 +12,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from stoker.logs.reader import MAX_TAIL, STEP, attempt_directory
 from stoker.queue import AttemptDetails, JobSpec, Store, Usage, View, WorkerGpu
+from stoker.queue.code.packing import pack
 from tests.support.api_site import ApiSite, Client, job_body, site
+from tests.support.code_repository import CodeRepository
 from tests.support.queue_jobs import end, start, states, submit
 
 __all__ = ["site"]
@@ -181,6 +183,21 @@ def test_a_body_that_is_no_sensible_json_is_a_problem_and_never_a_crash(
     client: Client, body: bytes, status: int
 ) -> None:
     problem(client.post(f"{V1}/jobs", content=body, headers={"Content-Type": "application/json"}), status)
+
+
+def test_changes_in_the_code_of_a_job_are_shown_to_operators(site: ApiSite, client: Client, tmp_path: Path) -> None:
+    code = CodeRepository(tmp_path / "code", {"train.py": "lr = 1\n"})
+    code.write({"train.py": "lr = 2\n", "new.py": ""})
+    with pack(str(code.path), 2**20) as packed:
+        job, plain = site.store.jobs.submit(
+            [JobSpec(command="true", snapshot=True, code=packed.code), JobSpec(command="true")], packed.blobs
+        )
+    answer = client.get(f"{V1}/jobs/{job}/diff")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/plain; charset=utf-8")
+    assert answer.text.endswith("-lr = 1\n+lr = 2\nuntracked: new.py\n")
+    assert told(client.get(f"{V1}/jobs/{job}"))["code"]["digest"] == packed.code.digest
+    assert "has no snapshot" in problem(client.get(f"{V1}/jobs/{plain}/diff"), 404)["detail"]
+    problem(site.client("viewer", "guest").get(f"{V1}/jobs/{job}/diff"), 403)
 
 
 def test_viewers_cannot_submit(site: ApiSite) -> None:
@@ -643,7 +660,7 @@ def test_the_description_is_for_token_holders_and_complete(site: ApiSite, client
     description = told(client.get("/api/openapi.json"))
     operations = [one for path in description["paths"].values() for one in path.values()]
     names = [one["operationId"] for one in operations]
-    assert len(set(names)) == len(names) == 25
+    assert len(set(names)) == len(names) == 26
     for one in operations:
         assert one["summary"], one
         assert one["description"], one

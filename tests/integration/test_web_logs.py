@@ -15,10 +15,11 @@ import pytest
 
 from stoker.errors import QueueAwayError
 from stoker.logs.reader import STEP, LogFileReader, LoggedAttempt, LogUpdate, log_directory
-from stoker.queue import AttemptDetails, init_queue
+from stoker.queue import AttemptDetails, JobSpec, init_queue
 from stoker.status import log_follower as follow
 from stoker.web.app import create_app
 from stoker.web.pool import ConnectionPool
+from tests.support.attempts import start
 from tests.support.log_server import Place
 
 EVIL = "<script>alert(1)</script>"
@@ -279,6 +280,33 @@ def test_download_is_streamed_in_steps(place: Place) -> None:
     played(story)
 
 
+def test_log_of_another_node_is_shown_and_downloaded(place: Place) -> None:
+    (several,) = place.store.jobs.submit([JobSpec(command="train", nodes=2)])
+    attempt = start(place.store, several)
+    directory = place.home / "attempts" / f"{several}-{attempt.number}"
+    (directory / "node1").mkdir(parents=True)
+    (directory / "output").write_text("first\n")
+    (directory / "node1" / "output").write_text("second\n")
+    live, api = f"/jobs/{several}/attempts/1/log/live", f"/api/v1/jobs/{several}/attempts/1/log"
+
+    async def story() -> None:
+        async with place.page(live) as first, place.page(f"{live}?node=1") as second:
+            await first.until(lambda: first.text == ["first"])
+            await second.until(lambda: second.text == ["second"])
+        async with place.page(f"{api}?node=1") as file, place.page(f"{api}?node=2") as missing:
+            await file.ended()
+            assert file.body == b"second\n"
+            assert file.headers["content-disposition"].endswith(f'stoker-{several}-1.node1.log"')
+            await missing.ended()
+            assert missing.status == 404
+            assert b"they are 0 to 1" in missing.body
+        async with place.page("log?node=1") as alone:
+            await alone.ended()
+            assert (alone.status, b"it runs on one machine" in alone.body) == (404, True)
+
+    played(story)
+
+
 NOWHERE = [
     "/jobs/../attempts/1/log",
     "/jobs/..%2f..%2fkeys.json/attempts/1/log",
@@ -351,10 +379,10 @@ def test_file_of_another_attempt_is_not_shown(
 def test_slow_disk_delays_no_other_request(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, answered = threading.Event(), threading.Event()
 
-    def slow(home: Path, attempt: LoggedAttempt) -> Path | None:
+    def slow(home: Path, attempt: LoggedAttempt, node: int = 0) -> Path | None:
         asked.set()
         assert answered.wait(50), "nobody else had a turn"
-        return log_directory(home, attempt)
+        return log_directory(home, attempt, node)
 
     async def story() -> None:
         place.prints(b"output\n")

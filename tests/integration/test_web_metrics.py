@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.queue.explanation import Why
-from stoker.queue.model import Attempt, Job, WorkerGpu
+from stoker.queue.model import Attempt, ClusterNode, Job, WorkerGpu
 from stoker.status.model import GpuHours, Health, Machine, Progress, RunningJob, Snapshot
 from tests.support.api_site import ApiSite, Client, site
 
@@ -125,7 +125,7 @@ def test_the_queue_and_its_jobs_are_told(site: ApiSite) -> None:
     bar = Progress(fraction=0.5, text="5/10")
     told = scraped(site, snapshot(paused=True, running=(running(progress=bar),)))
     assert {labels["state"]: value for labels, value in told["stoker_queue_jobs"]} == {
-        "queued": 3, "held": 0, "running": 0, "succeeded": 0, "failed": 1, "cancelled": 0,
+        "queued": 3, "held": 0, "running": 0, "succeeded": 0, "failed": 1, "cancelled": 0, "pending": 0,
     }  # fmt: skip
     assert told["stoker_queue_paused"] == [({}, 1)]
     ((labels, seconds),) = told["stoker_job_running_seconds"]
@@ -172,3 +172,17 @@ def test_health_says_one_word(site: ApiSite) -> None:
     assert (stranger.get("/healthz").status_code, stranger.get("/healthz").text) == (503, "queue unavailable\n")
     site.snapshot_cache.latest = None
     assert (stranger.get("/healthz").status_code, stranger.get("/healthz").text) == (503, "starting\n")
+
+
+def test_gpus_of_a_cluster_are_counted_by_state(site: ApiSite) -> None:
+    nodes = (
+        ClusterNode(name="node1", gpus=4, gpus_allocated=3, own=1),
+        ClusterNode(name="node2", gpus=4, gpus_allocated=1, available=False),
+    )
+    told = scraped(site, snapshot(machine(host="login1", cluster="hpc", nodes=nodes), pending=2))
+    assert {labels["state"]: value for labels, value in told["stoker_cluster_gpus"]} == {
+        "allocated": 4, "free": 1, "down": 3,
+    }  # fmt: skip
+    ((labels, own),) = told["stoker_cluster_own_gpus"]
+    assert (labels["host"], labels["cluster"], own) == ("login1", "hpc", 1)
+    assert {labels["state"]: value for labels, value in told["stoker_queue_jobs"]}["pending"] == 2

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from stoker.queue.code.archive import CodeSnapshot
 from stoker.queue.fields import JobSpec
 from stoker.queue.model import AttemptDetails
 from stoker.web import pages, problems, statics
@@ -59,6 +60,20 @@ def test_every_page_comes_up_for_a_viewer_without_anything_to_act_with(site: Api
         assert answer.status_code == 403, path
         assert "is read-only" in answer.text
         assert "<textarea" not in answer.text
+
+
+def test_page_of_a_job_names_its_snapshot_and_leads_operators_to_what_differs(site: ApiSite) -> None:
+    code = CodeSnapshot(digest="0c9f4e21ab37" + 52 * "0", size=2048, files=12, changes=64 * "1", changed=2)
+    for digest in code.digests:
+        site.store._driver.fetch("insert blob", {"digest": digest, "size": 1})
+    (name,) = site.store.jobs.submit([JobSpec(command="true", snapshot=True, code=code)])
+    operator, viewer = (
+        client.get(f"/jobs/{name}", headers=PAGE).text for client in (site.client(), site.client("viewer", "guest"))
+    )
+    for text in (operator, viewer):
+        assert "<code>0c9f4e21ab37</code>, 12 files, 2 KiB; 2 changed" in text
+    assert f'href="/api/v1/jobs/{name}/diff"' in operator
+    assert f'href="/api/v1/jobs/{name}/diff"' not in viewer
 
 
 def test_everything_that_a_page_names_is_there_and_from_here(site: ApiSite) -> None:

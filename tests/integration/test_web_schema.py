@@ -9,6 +9,7 @@ import hypothesis
 import pytest
 import schemathesis
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.failures import FailureGroup
@@ -22,6 +23,7 @@ from schemathesis.specs.openapi.checks import (
 from starlette.responses import Response
 
 from stoker.queue import AttemptDetails, JobSpec, Usage, View, WorkerGpu
+from stoker.queue.code.archive import CodeSnapshot, Packer
 from tests.support.api_site import ApiSite
 
 # Enough that each field meets empty, huge and odd values, and few enough that all of it takes seconds.
@@ -52,9 +54,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiSite]:
 def furnish(site: ApiSite) -> None:
     gpu = WorkerGpu(uuid="GPU-0", index=0, name="A100", utilization=0.0, memory_used=1, state="free", since=1.0)
     site.store.workers.heartbeat("box-1", "gpu-box", View(gpus=(gpu,)))
-    site.store.jobs.submit(
-        [JobSpec(id=name, command="true", name=f"job {name}", policy={"idle": False}) for name in JOBS]
-    )
+    with Packer() as files, Packer() as changes:
+        changes.write(b"\0-lr = 1\n+lr = 2\n")
+        blobs = [files.blob(), changes.blob()]
+    code = CodeSnapshot(digest=blobs[0].digest, changes=blobs[1].digest, size=1, files=1)
+    asked = JobSpec(command="true", policy={"idle": False}, code=code)
+    site.store.jobs.submit([replace(asked, id=name, name=f"job {name}") for name in JOBS], blobs)
+    for blob in blobs:
+        blob.file.close()
     attempt = site.store.attempts.claim([RUNNING], "box-1", ["GPU-0"], 600.0)
     assert attempt is not None
     site.store.logs.write(attempt.id, "50%|#####     | 5/10 [00:05<00:05]\n")
@@ -108,11 +115,13 @@ def _talk(site: ApiSite, operation: Any, mode: GenerationMode) -> set[int]:
 
 def make_it_real(case: Any, data: st.DataObject) -> None:
     """Names something that is there: nobody guesses an id or a directory."""
-    there = {"job": st.sampled_from(JOBS), "worker": st.just("box-1"), "number": st.just(1)}
+    operation = case.operation.definition.raw["operationId"]
+    # Only an ended job can be retried, and only once.
+    jobs = st.just(FAILED) if operation == "retry_job" else st.sampled_from(JOBS)
+    there = {"job": jobs, "worker": st.just("box-1"), "number": st.just(1)}
     for name, values in there.items():
         if name in (case.path_parameters or {}):
             case.path_parameters[name] = data.draw(values)
-    operation = case.operation.definition.raw["operationId"]
     if operation == "move_job":
         case.body = data.draw(st.sampled_from([{"place": "up"}, {"before": QUEUED}, {"after": "00000000"}]))
     if operation in {"submit_jobs", "change_job"} and isinstance(case.body, dict):
@@ -132,7 +141,7 @@ def operations(site: ApiSite) -> list[Any]:
 
 def test_every_operation_keeps_to_its_description(site: ApiSite) -> None:
     found = operations(site)
-    assert len(found) == 25
+    assert len(found) == 26
     statuses = {operation.definition.raw["operationId"]: conversations(site, operation) for operation in found}
     assert set().union(*statuses.values()) >= {200, 201, 404, 409, 422}
     # Nothing was so odd that it was only ever refused.

@@ -38,6 +38,7 @@ def test_text_is_understood_field_by_field(queue: Store, tmp_path: Path) -> None
             command=" python train.py \n", directory=str(tmp_path), tags="a, b  c", gpus=" 2 ", memory="20GiB",
             share="on", priority="-3", after="sweep", retries="1", backoff="1m", time_limit="1h30m",
             environment="A=1\r\nB=x=y\n",
+            gpu_model="A100 | h100", cpus="8", ram="64GiB",
             idle="on", idle_for="10m", idle_below="5%", hold="on", on_loss="hold",
         ),
     )  # fmt: skip
@@ -45,6 +46,7 @@ def test_text_is_understood_field_by_field(queue: Store, tmp_path: Path) -> None
     assert (job.gpus, job.memory, job.share, job.priority, job.after) == (2, 20 * 2**30, True, -3, (needed, another))
     assert (job.retries, job.backoff, job.time_limit) == (1, 60.0, 5400.0)
     assert (job.environment, job.policy) == ({"A": "1", "B": "x=y"}, {"window": 600.0, "below": 0.05})
+    assert (job.gpu_model, job.cpus, job.ram, job.nodes) == ("A100|h100", 8, 64 * 2**30, 1)
     assert (job.hold, job.on_loss) == (True, "hold")
 
 
@@ -77,6 +79,9 @@ def test_again_takes_what_is_not_said_and_what_is_emptied_is_gone(queue: Store) 
         ("time_limit", "99999d", "between zero and ten years"),
         ("environment", "A", "write NAME=VALUE"),
         ("directory", "~/project", "absolute path"),
+        ("gpu_model", "a100|[x]", "is not the name of a GPU"),
+        ("nodes", "0", "must be between 1 and 1024"),
+        ("ram", "much", "not an amount of memory"),
         ("idle_for", "soon", "not a duration"),
         ("idle", "maybe", "neither on nor off"),
         ("on_loss", "cry", "not one of retry, hold"),

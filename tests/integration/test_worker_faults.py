@@ -163,8 +163,13 @@ def test_failed_fork_without_a_worker_is_retried_and_the_job_continues(site: Wor
 
 def test_worker_with_a_suspended_fork_server_ends_on_request(site: WorkSite) -> None:
     worker = site.work().ready()
-    # While it forks, its child has its name for a moment.
-    wait_for(lambda: list(site.processes().values()).count("stoker-shim") == 2, named="two shims that are ready")
+
+    def ready() -> bool:
+        # While the fork server forks, its child has its name for a moment.
+        names = list(site.processes().values())
+        return (names.count("stoker-shim"), names.count("stoker-forksrv")) == (2, 1)
+
+    wait_for(ready, named="two shims that are ready")
     (fork_server,) = [pid for pid, name in site.processes().items() if name == "stoker-forksrv"]
     os.kill(fork_server, signal.SIGSTOP)
     assert worker.stop() == 0
@@ -181,6 +186,19 @@ def test_home_full_of_short_jobs_is_cleaned_early(tmp_path: Path, monkeypatch: p
             home.tidy()
     home.leave()
     assert 20 <= len(list((tmp_path / "attempts").iterdir())) <= 20 + TIDY_AFTER
+
+
+def test_code_of_a_killed_supervisor_is_removed_when_its_attempt_is_over(tmp_path: Path) -> None:
+    home = WorkerIdentity(tmp_path)
+    for name in ("over", "recent", "undelivered"):
+        (tmp_path / "attempts" / name / "code" / "part").mkdir(parents=True)
+    (tmp_path / "attempts" / "undelivered" / "attempt.json").touch()
+    old = time.time() - 4000
+    for name in ("over", "undelivered"):
+        os.utime(tmp_path / "attempts" / name, (old, old))
+    home.tidy()
+    home.leave()
+    assert [path.name for path in (tmp_path / "attempts").iterdir() if not (path / "code").exists()] == ["over"]
 
 
 def test_attempts_that_never_started_are_cleaned_up(tmp_path: Path) -> None:

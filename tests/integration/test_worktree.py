@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker import program
-from stoker.engines.local.worktree import Worktree
+from stoker.engines.worktree import Worktree
 from stoker.errors import StokerError
 
 AUTHOR = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "protocol.file.allow=always")
@@ -56,7 +56,7 @@ def test_cancelled_snapshot_leaves_no_files(repository: Path, tmp_path: Path, mo
     def called_off() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(program, "_CHECK_EVERY", 0.001)
+    monkeypatch.setattr(program, "_CHECK_EVERY", 0.0)
     with pytest.raises(KeyboardInterrupt):
         Worktree.create(str(repository), "HEAD", tmp_path / "snapshot", called_off)
     assert not (tmp_path / "snapshot").exists()

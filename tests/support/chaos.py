@@ -15,9 +15,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from stoker.procfs import Identity, is_alive
 from stoker.queue import JobSpec, QueueAwayError, open_queue
@@ -29,6 +29,7 @@ from tests.support.chaos_machine import (
     OF_STOKER,
     SUPERVISOR,
     WORKER,
+    Host,
     JobProcesses,
     Machine,
     attempts_below,
@@ -36,7 +37,7 @@ from tests.support.chaos_machine import (
     limit_descriptors,
 )
 from tests.support.faults import Call
-from tests.support.job_journal import JobJournal
+from tests.support.job_journal import JobJournal, journal_clock
 from tests.support.postgres import PostgresServer
 from tests.support.work_site import WorkSite
 
@@ -137,11 +138,10 @@ class Planned(NamedTuple):
     """How much or how long, between 0 and 1."""
 
 
-def plan(seed: int, extent: Extent, *, postgres: bool) -> Iterator[Planned]:
+def plan(seed: int, extent: Extent, weights: Mapping[str, int]) -> Iterator[Planned]:
     """What a seed means."""
     chance = random.Random(seed)
-    apart = ONLY_SQLITE if postgres else ONLY_POSTGRES
-    kinds = {kind: weight for kind, weight in KINDS.items() if kind in extent.kinds - apart}
+    kinds = {kind: weight for kind, weight in weights.items() if kind in extent.kinds}
     while True:
         kind = chance.choices(list(kinds), list(kinds.values()))[0]
         yield Planned(
@@ -153,7 +153,7 @@ class _Active(NamedTuple):
     """A condition that will be over."""
 
     ends: float
-    machine: Machine | None
+    machine: Host | None
     condition: Condition
     undo: Callable[[], bool]
     """Whether it had any effect."""
@@ -167,9 +167,9 @@ class ChaosRun:
         self._url = url
         self._extent = extent
         self._server = server
-        self._plan = plan(seed, extent, postgres=server is not None)
+        self._plan = plan(seed, extent, self._weights())
         self._random = random.Random(seed)
-        self._machines = [Machine(site, number, WORK, mounts=extent.mounts) for number in range(extent.machines)]
+        self._machines = self._new_machines()
         self._jobs: dict[str, Submitted] = {}
         self._numbers = 0
         self._active: list[_Active] = []
@@ -182,6 +182,16 @@ class ChaosRun:
         self.seconds = 0.0
         sys.stdout.write(f"chaos with seed {seed}\n")
         sys.stdout.flush()
+
+    def _weights(self) -> Mapping[str, int]:
+        """How often each kind of fault is the next."""
+        apart = ONLY_POSTGRES if self._server is None else ONLY_SQLITE
+        return {kind: weight for kind, weight in KINDS.items() if kind not in apart}
+
+    def _new_machines(self) -> list[Machine]:
+        """Those that have a worker."""
+        mounts = self._extent.mounts
+        return [Machine(self._site, number, WORK, mounts=mounts) for number in range(self._extent.machines)]
 
     @property
     def jobs(self) -> int:
@@ -205,20 +215,23 @@ class ChaosRun:
             # What could not be written while a disk was full is found by the next worker.
             self._stop_workers()
             self._wait(self._all_is_delivered, named="the delivery of every outcome")
+        self._wait_for_rest()
         self._stop_workers()
         self._wait(lambda: not self._site.processes(), named="the end of every process")
         self.seconds = time.monotonic() - begun
 
     def findings(self) -> list[str]:
         """Everything that is wrong, in words; nothing when all is well."""
-        machines = {key: machine.number for machine in self._machines for key in machine.keys}
-        evidence = Evidence(
-            self._jobs, self._touched, self._conditions, machines, [one.home for one in self._machines], LEASE
-        )
+        evidence = self._evidence()
         for machine in self._machines:
             self._wrong += [f"machine {machine.number}: a worker said: {line}" for line in machine.mistakes()]
         with open_queue(self._url) as store:
             return [*self._wrong, *judge(store, evidence)]
+
+    def _evidence(self) -> Evidence:
+        machines = {key: machine.number for machine in self._machines for key in machine.keys}
+        homes = [one.home for one in self._machines]
+        return Evidence(self._jobs, self._touched, self._conditions, machines, homes, LEASE)
 
     def close(self) -> None:
         for active in self._active:
@@ -235,9 +248,7 @@ class ChaosRun:
             return
         with contextlib.suppress(QueueAwayError):
             counts = self._site.store.jobs.counts()
-            missing = BACKLOG * len(self._machines) - sum(
-                count for state, count in counts.items() if state not in ENDED
-            )
+            missing = self._backlog() - sum(count for state, count in counts.items() if state not in ENDED)
             self._submit_at = time.monotonic() + 0.2
             if missing <= 0:
                 return
@@ -245,6 +256,10 @@ class ChaosRun:
             names = self._site.store.jobs.submit([job for job, _ in new])
             self._numbers += missing
             self._jobs |= {name: submitted for name, (_, submitted) in zip(names, new, strict=True)}
+
+    def _backlog(self) -> int:
+        """How many jobs wait or run at a time."""
+        return BACKLOG * len(self._machines)
 
     def _new_job(self, number: int) -> tuple[JobSpec, Submitted]:
         journal = JobJournal(self._site.directory / f"journal-{number}")
@@ -267,7 +282,7 @@ class ChaosRun:
             time.sleep(min(0.02, ends - before))
             if time.monotonic() - before > HELD_UP:
                 self._conditions.append(
-                    Condition("held up", None, time.time() - (time.monotonic() - before), time.time())
+                    Condition("held up", None, journal_clock() - (time.monotonic() - before), journal_clock())
                 )
 
     def _look_after(self) -> None:
@@ -277,8 +292,8 @@ class ChaosRun:
         for machine in self._machines:
             machine.keep()
             since = machine.came_up()
-            if since is not None and time.time() - since > LEASE / 2:
-                self._conditions.append(Condition("no worker", machine.number, since, time.time()))
+            if since is not None and journal_clock() - since > LEASE / 2:
+                self._conditions.append(Condition("no worker", machine.number, since, journal_clock()))
         self._submit()
 
     def _all_jobs_are_over(self) -> bool:
@@ -309,6 +324,9 @@ class ChaosRun:
         while not (delivered := self._all_is_delivered()) and time.monotonic() < ends:
             time.sleep(0.1)
         return delivered
+
+    def _wait_for_rest(self) -> None:
+        """What must be over before the workers are stopped."""
 
     def _stop_workers(self) -> None:
         """As a user or a service manager does."""
@@ -356,17 +374,20 @@ class ChaosRun:
     # The faults
 
     def _strike(self, planned: Planned) -> None:
-        machine = self._free_machine(planned.machine)
         kind = planned.kind
-        if kind.startswith("kill ") and kind not in {"kill all three", "kill database"}:
+        machine: Any = self._place_of(planned)
+        strike: Callable[[Host, float], None] | None = getattr(self, f"_{kind.replace(' ', '_')}", None)
+        if strike is not None:
+            strike(machine, planned.amount)
+        elif kind.startswith("kill "):
             self._kill(kind, machine)
         elif kind.startswith("stop "):
             self._stop(kind, machine, planned.amount)
-        elif kind in CALLS:
-            self._fail_calls(kind, machine, planned.amount)
         else:
-            strike: Callable[[Machine, float], None] = getattr(self, f"_{kind.replace(' ', '_')}")
-            strike(machine, planned.amount)
+            self._fail_calls(kind, machine, planned.amount)
+
+    def _place_of(self, planned: Planned) -> Host:
+        return self._free_machine(planned.machine)
 
     def _free_machine(self, number: int) -> Machine:
         """This one, or the next that is not suspended."""
@@ -380,35 +401,37 @@ class ChaosRun:
     def _hit(self, kind: str, attempts: Iterable[str] = ()) -> None:
         self.struck[kind] += 1
         for attempt in attempts:
-            self._touched.setdefault(attempt, []).append((time.time(), kind))
+            self._touched.setdefault(attempt, []).append((journal_clock(), kind))
 
-    def _begin(self, kind: str, machine: Machine | None, seconds: float, undo: Callable[[], bool]) -> None:
+    def _begin(self, kind: str, machine: Host | None, seconds: float, undo: Callable[[], bool]) -> None:
         """A condition that lasts for that time. `undo` returns whether it affected a process."""
         here = [one for one in self._active if one.machine is machine]
         for one in here[: max(0, len(here) - MOST_CONDITIONS + 1)]:
             self._finish(one)
-        condition = Condition(kind, machine.number if machine is not None else None, time.time())
+        condition = Condition(kind, machine.number if machine is not None else None, journal_clock())
         self._conditions.append(condition)
         self._active.append(_Active(time.monotonic() + seconds, machine, condition, undo))
 
     def _finish(self, active: _Active) -> None:
+        if active not in self._active:
+            return  # the end of another condition has ended it
         self._active.remove(active)
         if active.undo():
             self._hit(active.condition.kind)
-        active.condition.ended = time.time()
+        active.condition.ended = journal_clock()
 
-    def _end_all(self, machine: Machine | None = None) -> None:
+    def _end_all(self, machine: Host | None = None) -> None:
         for active in [one for one in self._active if machine is None or one.machine is machine]:
             self._finish(active)
 
-    def _end_kind(self, machine: Machine | None, *kinds: str) -> None:
+    def _end_kind(self, machine: Host | None, *kinds: str) -> None:
         """Ends the current condition of a kind before another begins."""
         for active in [one for one in self._active if one.machine is machine and one.condition.kind in kinds]:
             self._finish(active)
 
     # Deaths
 
-    def _kill(self, kind: str, machine: Machine) -> None:
+    def _kill(self, kind: str, machine: Host) -> None:
         victim = self._victim(kind.removeprefix("kill "), machine)
         if victim is None:
             return
@@ -423,7 +446,7 @@ class ChaosRun:
             time.sleep(0.02 if reapers else 0.0)
             self._hit(kind, attempts.union(*map(attempts_below, reapers)))
 
-    def _victim(self, kind: str, machine: Machine) -> Identity | None:
+    def _victim(self, kind: str, machine: Host) -> Identity | None:
         """One of those that there are, waiting a while for one."""
         ends = time.monotonic() + LONGEST_WAIT
         while time.monotonic() < ends and not machine.suspended:
@@ -432,13 +455,13 @@ class ChaosRun:
             self._live_for(0.02)
         return None
 
-    def _those(self, kind: str, machine: Machine) -> list[Identity]:
+    def _those(self, kind: str, machine: Host) -> list[Identity]:
         if kind in {"worker", "fork server", "spare supervisor"}:
             name = {"worker": WORKER, "fork server": FORK_SERVER}.get(kind, SUPERVISOR)
             return machine.called(name)
         return [getattr(processes, kind) for processes in self._targets(machine)]
 
-    def _targets(self, machine: Machine) -> list[JobProcesses]:
+    def _targets(self, machine: Host) -> list[JobProcesses]:
         """The jobs that run, but for those that had enough: after ten losses a job is held, and rightly so."""
         return [
             processes for processes in machine.running() if int(processes.attempt.rpartition("-")[2]) <= MOST_ATTEMPTS
@@ -481,12 +504,12 @@ class ChaosRun:
 
     # Standing still
 
-    def _stop(self, kind: str, machine: Machine, amount: float) -> None:
+    def _stop(self, kind: str, machine: Host, amount: float) -> None:
         victim = self._victim(kind.removeprefix("stop "), machine)
         if victim is None or not send(victim, signal.SIGSTOP):
             return
         for attempt in attempts_below(victim.pid):
-            self._touched.setdefault(attempt, []).append((time.time(), kind))
+            self._touched.setdefault(attempt, []).append((journal_clock(), kind))
         self._begin(kind, machine, self._duration(amount), lambda: send(victim, signal.SIGCONT))
 
     def _duration(self, amount: float, usual: float = LONGEST_CONDITION) -> float:
@@ -495,7 +518,7 @@ class ChaosRun:
             return LEASE * 1.3
         return usual * amount
 
-    def _suspend(self, machine: Machine, amount: float) -> None:
+    def _suspend(self, machine: Host, amount: float) -> None:
         """The machine stands still for longer than its leases."""
         self._end_all(machine)
         machine.suspended = True
@@ -509,7 +532,7 @@ class ChaosRun:
 
         self._begin("suspend", machine, LEASE * (1.05 + amount / 2), wake)
 
-    def _sleep(self, machine: Machine, amount: float) -> None:
+    def _sleep(self, machine: Host, amount: float) -> None:
         """The same as its clocks log it: for everybody else it is a moment."""
         stopped = machine.stop_all()
         machine.faults.sleep(LEASE * (0.5 + 10 * amount))
@@ -517,21 +540,21 @@ class ChaosRun:
             send(who, signal.SIGCONT)
         self._moment("sleep", machine)
 
-    def _clock_forward(self, machine: Machine, amount: float) -> None:
+    def _clock_forward(self, machine: Host, amount: float) -> None:
         machine.faults.step_wall(LEASE + 3600 * 24 * amount**4)
         self._moment("clock forward", machine)
 
-    def _clock_backward(self, machine: Machine, amount: float) -> None:
+    def _clock_backward(self, machine: Host, amount: float) -> None:
         machine.faults.step_wall(-LEASE - 3600 * 24 * amount**4)
         self._moment("clock backward", machine)
 
-    def _moment(self, kind: str, machine: Machine | None) -> None:
-        self._conditions.append(Condition(kind, machine.number if machine else None, time.time(), time.time()))
+    def _moment(self, kind: str, machine: Host | None) -> None:
+        self._conditions.append(Condition(kind, machine.number if machine else None, journal_clock(), journal_clock()))
         self._hit(kind)
 
     # Refusals
 
-    def _full_disk(self, machine: Machine, amount: float) -> None:
+    def _full_disk(self, machine: Host, amount: float) -> None:
         self._end_kind(machine, "full disk", "no inodes")
         disk = machine.disk
         if disk is None:
@@ -540,7 +563,7 @@ class ChaosRun:
         disk.fill(int(amount * 100) % 4)
         self._begin("full disk", machine, LONGEST_CONDITION * amount, lambda: _done(disk.relieve))
 
-    def _no_inodes(self, machine: Machine, amount: float) -> None:
+    def _no_inodes(self, machine: Host, amount: float) -> None:
         self._end_kind(machine, "full disk", "no inodes")
         disk = machine.disk
         if disk is None:
@@ -549,14 +572,14 @@ class ChaosRun:
         disk.use_up_inodes()
         self._begin("no inodes", machine, LONGEST_CONDITION * amount, lambda: _done(disk.relieve))
 
-    def _fail_calls(self, kind: str, machine: Machine, amount: float) -> None:
+    def _fail_calls(self, kind: str, machine: Host, amount: float) -> None:
         roles = ["", "", WORKER, SUPERVISOR, "stoker-reaper", FORK_SERVER]
         role = roles[int(amount * 1000) % len(roles)]
         chance = (0.05, 0.3, 1.0)[int(amount * 10000) % 3]
         self._inject(kind, machine, CALLS[kind], getattr(errno, kind), chance, amount, role)
 
     def _inject(
-        self, kind: str, machine: Machine, calls: Call, error: int, chance: float, amount: float, role: str = ""
+        self, kind: str, machine: Host, calls: Call, error: int, chance: float, amount: float, role: str = ""
     ) -> None:
         self._end_kind(machine, kind)
         rule = RULE[kind]
@@ -564,7 +587,7 @@ class ChaosRun:
         machine.faults.inject(rule, calls, error, chance, path=path, role=role)
         self._begin(kind, machine, LONGEST_CONDITION * amount, lambda: machine.faults.withdraw(rule) > 0)
 
-    def _descriptor_limit(self, machine: Machine, amount: float) -> None:
+    def _descriptor_limit(self, machine: Host, amount: float) -> None:
         """Worker, or the supervisors, may open no more."""
         self._end_kind(machine, "descriptor limit")
         those = machine.called(WORKER if amount < 0.5 else SUPERVISOR)
@@ -611,11 +634,11 @@ class ChaosRun:
             self._server.start()
         self._database_away = away
         if away:
-            self._conditions.append(Condition("database away", None, time.time()))
+            self._conditions.append(Condition("database away", None, journal_clock()))
         else:
             for condition in self._conditions:
                 if condition.kind == "database away" and condition.ended is None:
-                    condition.ended = time.time()
+                    condition.ended = journal_clock()
 
     def _away_for(self, kind: str, seconds: float, back: Callable[[], None]) -> None:
         self._database_away = True

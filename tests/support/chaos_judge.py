@@ -12,7 +12,7 @@ from tests.support.job_journal import Entry, JobJournal
 # What the shell calls a death by SIGKILL.
 KILLED: Final = 137
 # A machine that wakes up runs its jobs until their supervisors have looked at the clock.
-AWAKE_WITHIN: Final = 1.5
+AWAKE_WITHIN: Final = 2.5
 # Kernel timers do not see a suspend that only the clocks show: it is noticed at the next sample.
 LOOKED_WITHIN: Final = 6.5
 # A supervisor has written down how its job ended after that, unless it is held up.
@@ -27,7 +27,23 @@ FATAL: Final = (
     "kill all three",
     "kill all three with the database away",
 )
+# Nobody is left to write down how the job ended.
+AT_ONCE: Final = frozenset({"kill all three", "kill all three with the database away", "kill step",
+                            "crash node"})  # fmt: skip
 OUTAGES: Final = ("database away", "kill database", "freeze database", "lock database", "database disk", "held up")
+# After these on a node of a cluster an attempt may be lost, or started again by Slurm. A controller that is killed has
+# forgotten its last seconds; one that is away for longer than a lease costs nobody anything.
+SLURM_FATAL: Final = (
+    *FATAL,
+    "kill step",
+    "kill slurmstepd",
+    "requeue",
+    "preempt",
+    "node down",
+    "crash node",
+    "kill controller",
+)
+SLURM_OUTAGES: Final = ("held up", "stop supervisor", "EIO", "EMFILE", "ENOMEM")
 # What a job printed may be missing when these were there.
 COSTS_OUTPUT: Final = ("full disk", "no inodes", "EIO", "ENOSPC", "EMFILE", "ENOMEM", "descriptor limit",
                        "restart with few descriptors", "delete attempts", "delete home", "stop reaper")  # fmt: skip
@@ -65,6 +81,9 @@ class Evidence(NamedTuple):
     """By the beginnings of the ids of workers."""
     homes: list[Path]
     lease: float
+    fatal: tuple[str, ...] = FATAL
+    outages: tuple[str, ...] = OUTAGES
+    """What costs an attempt when it lasts for most of a lease."""
 
 
 def judge(store: Store, evidence: Evidence) -> Iterator[str]:
@@ -139,77 +158,88 @@ class _Case:
             late = [
                 one
                 for one in self._entries
-                if one.time >= start.time and _is_older(one, start) and not self._has_just_woken(one, start)
+                if one.time >= start.time and self._is_older(one, start) and not self._has_just_woken(one, start)
             ]
             if late:
                 seconds = late[-1].time - start.time
                 which = f"attempt {late[-1].attempt} lived on for {seconds:.2f} s beside {start.attempt}"
                 yield f"{which}; {self._history()}"
 
+    def _is_older(self, one: Entry, start: Entry) -> bool:
+        """Whether it is of an earlier attempt, or of an earlier run of the same one."""
+        if one.attempt != start.attempt or one.pid == start.pid:
+            return one.attempt < start.attempt
+        return _runs(self._entries, one.attempt, one.pid)[0][0].time < start.time
+
     def _has_just_woken(self, one: Entry, start: Entry) -> bool:
         # Where a worker takes most of a lease to start, what its predecessor left lives until then.
         within = {"suspend": AWAKE_WITHIN, "sleep": LOOKED_WITHIN, "no worker": AWAKE_WITHIN}
         return any(
             condition.kind in within
-            and self._machine(one.attempt) in {condition.machine, None}
+            and self._is_on(condition, one.attempt)
             and condition.ended is not None
             and condition.began <= start.time <= one.time <= condition.ended + within[condition.kind]
             for condition in self._evidence.conditions
         )
 
-    def _machine(self, number: int) -> int | None:
+    def _is_on(self, condition: Condition, number: int) -> bool:
+        """Whether a condition is one of the machines of this attempt: its worker's, and the nodes it ran on."""
         worker = next((attempt.worker for attempt in self._attempts if attempt.number == number), "")
-        return self._evidence.machines.get(worker.partition("-")[0])
+        names = {worker.partition("-")[0], *(one.place for one in self._entries if one.attempt == number)}
+        known = {self._evidence.machines[name] for name in names if name in self._evidence.machines}
+        return condition.machine is None or not known or condition.machine in known
 
     # No work lost without a reason
 
     def _unfounded(self) -> Iterator[str]:
+        """A cluster may start one attempt several times."""
         for attempt in self._attempts:
-            start = next((one for one in self._entries if one.attempt == attempt.number and one.word == "start"), None)
-            if start is None or attempt.outcome in {"succeeded", "failed"}:
-                continue
-            if (end := self._ended(attempt)) is None:
-                if not self._may_be_lost(attempt, start):
-                    yield f"attempt {attempt.number} was lost without a reason; {self._history()}"
-            elif not self._may_be_done_again(attempt, start, end):
-                yield f"attempt {attempt.number} came to its end and was done again; {self._history()}"
+            runs = _runs(self._entries, attempt.number)
+            if attempt.outcome in {"succeeded", "failed"}:
+                runs = runs[:-1]
+            for run in runs:
+                end = next((one for one in run if one.word == "end"), None)
+                if end is None:
+                    if not self._may_be_lost(attempt, run[0], run[-1]):
+                        yield f"attempt {attempt.number} was lost without a reason; {self._history()}"
+                elif not self._may_be_done_again(attempt, run[0], end):
+                    yield f"attempt {attempt.number} came to its end and was done again; {self._history()}"
 
     def _last_sign(self, attempt: Attempt) -> float:
         return max(one.time for one in self._entries if one.attempt == attempt.number)
 
-    def _may_be_lost(self, attempt: Attempt, start: Entry) -> bool:
-        if self._kinds(attempt).intersection(FATAL):
+    def _may_be_lost(self, attempt: Attempt, start: Entry, last: Entry) -> bool:
+        if self._kinds(attempt).intersection(self._evidence.fatal):
             return True
-        return self._was_cut_off(attempt, start.time - 1, self._last_sign(attempt) + 2)
+        return self._was_cut_off(attempt, start.time - 1, last.time + 2)
 
     def _may_be_done_again(self, attempt: Attempt, start: Entry, end: Entry) -> bool:
         """It ended by itself: that is lost only when nobody was left to write it down, or it came too late."""
         for at, kind in self._evidence.touched.get(f"{self._name}-{attempt.number}", []):
             # Asked to end, it may have come to its own end; all at once, nobody had the time.
-            if kind in FATAL and (at <= end.time or ("all three" in kind and at <= end.time + WRITTEN_WITHIN)):
+            if kind not in self._evidence.fatal:
+                continue
+            if at <= end.time or (kind in AT_ONCE and at <= end.time + WRITTEN_WITHIN):
                 return True
-            if kind in FATAL and self._had(attempt, COSTS_OUTPUT, end.time - 3, at + 2):
+            if self._had(attempt, COSTS_OUTPUT, end.time - 3, at + 2):
                 return True
         return self._was_cut_off(attempt, start.time - 1, end.time + self._evidence.lease)
 
     def _was_cut_off(self, attempt: Attempt, begin: float, end: float) -> bool:
         """From the queue for most of a lease, or asleep."""
         lease = self._evidence.lease
-        if self._had(attempt, ("suspend", "sleep"), begin, end):
+        if self._had(attempt, ("suspend", "sleep", *self._evidence.fatal), begin, end):
             return True
         outages = [
             condition.within(begin - lease, end + lease)
             for condition in self._evidence.conditions
-            if condition.kind in OUTAGES
+            if condition.kind in self._evidence.outages and self._is_on(condition, attempt.number)
         ]
         return sum(seconds for seconds in outages if seconds > 0) >= SHARE_OF_LEASE * lease
 
     def _had(self, attempt: Attempt, kinds: tuple[str, ...], begin: float, end: float) -> bool:
-        machine = self._machine(attempt.number)
         return any(
-            condition.kind in kinds
-            and (condition.machine is None or machine is None or condition.machine == machine)
-            and condition.within(begin, end) >= 0
+            condition.kind in kinds and self._is_on(condition, attempt.number) and condition.within(begin, end) >= 0
             for condition in self._evidence.conditions
         )
 
@@ -217,14 +247,21 @@ class _Case:
 
     def _outputs(self) -> Iterator[str]:
         for attempt in self._attempts:
-            printed = self._journal.printed(attempt.number)
+            runs = _runs(self._entries, attempt.number)
+            last = [one.number for run in runs[-1:] for one in run if one.word == "line"]
+            printed = [f"attempt {attempt.number} says line {number}" for number in last]
             if not printed or self._had(
                 attempt, COSTS_OUTPUT, self._first_sign(attempt) - 1, self._kept_until(attempt)
             ):
                 continue
-            unguarded = bool({"kill reaper", *FATAL[2:]} & self._kinds(attempt))
+            fatal = self._evidence.fatal[2:]
+            unguarded = bool({*fatal} & self._kinds(attempt)) or self._had(
+                attempt, fatal, self._first_sign(attempt) - 1, self._last_sign(attempt) + 2
+            )
             for place, text in (("the queue", self._store.logs.read(attempt.id)), ("the file", self._file(attempt))):
                 kept = [line for line in text.splitlines() if line.startswith("attempt")]
+                if len(runs) > 1:
+                    kept = kept[_last_index(kept, printed[0]) :]
                 if not _is_whole(printed, kept, unguarded=unguarded):
                     yield (
                         f"attempt {attempt.number} printed {printed[-1:]}, {place} has {kept[-1:]}; {self._history()}"
@@ -248,8 +285,18 @@ class _Case:
         return text
 
 
-def _is_older(one: Entry, start: Entry) -> bool:
-    return one.attempt < start.attempt or (one.attempt == start.attempt and one.pid != start.pid)
+def _runs(entries: list[Entry], attempt: int, pid: int | None = None) -> list[list[Entry]]:
+    """The entries of one attempt by its runs, or of one run."""
+    found: dict[int, list[Entry]] = {}
+    for entry in entries:
+        if entry.attempt == attempt and pid in {None, entry.pid}:
+            found.setdefault(entry.pid, []).append(entry)
+    return list(found.values())
+
+
+def _last_index(lines: list[str], line: str) -> int:
+    """Of this line, or of the end."""
+    return max((place for place, one in enumerate(lines) if one == line), default=len(lines))
 
 
 def _is_whole(printed: list[str], kept: list[str], *, unguarded: bool) -> bool:

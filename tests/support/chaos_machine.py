@@ -6,7 +6,7 @@ import re
 import resource
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -14,6 +14,7 @@ from stoker.procfs import Identity, identify, stat
 from stoker.runs.processes.tree import children, send
 from tests.support.disk import Disk
 from tests.support.faults import Faults
+from tests.support.job_journal import journal_clock
 from tests.support.work_site import RunningWorker, WorkSite
 
 WORKER, SUPERVISOR, REAPER, FORK_SERVER = "stoker", "stoker-shim", "stoker-reaper", "stoker-forksrv"
@@ -42,94 +43,34 @@ class JobProcesses(NamedTuple):
             return 0.0
 
 
-class Machine:
-    """A home on a separate disk, and the processes started there."""
+class Host:
+    """The processes of one machine, its kernel and its clocks."""
 
-    def __init__(self, site: WorkSite, number: int, arguments: tuple[str, ...], *, mounts: bool) -> None:
+    def __init__(self, directory: Path, number: int, home: Path) -> None:
+        """`home`: where its attempts are."""
         self.number = number
-        self._site = site
-        self._arguments = arguments
-        place = site.directory / f"machine-{number}"
-        place.mkdir()
-        self.home = place / "home"
-        self.faults = Faults(site.directory / f"faults-{number}")
+        self.home = home
+        self.faults = Faults(directory / f"faults-{number}")
         self.disk: Disk | None = None
-        if mounts:
-            with contextlib.suppress(OSError):
-                self.disk = Disk(place)
-        self.limit: int | None = None
-        """How many descriptors its next worker may have."""
         self.suspended = False
-        self.keys: set[str] = set()
-        """What the ids of its workers begin with."""
-        self._workers: list[RunningWorker] = []
-        self.starts = 0
-        self._start_at = 0.0
-        self._ready = False
-        self._down_since = time.time()
         self._strangers: dict[int, float] = {}
         """Processes that are not of this machine, and until when that is believed."""
 
-    @property
-    def worker(self) -> RunningWorker | None:
-        return self._workers[-1] if self._workers else None
-
-    def keep(self) -> None:
-        """As a service manager does: a worker that ended is started again."""
-        if self.suspended:
-            return
-        ended = self.worker is None or self.worker.process.poll() is not None
-        if ended and self._ready:
-            self._ready, self._down_since = False, time.time()
-        if ended and time.monotonic() >= self._start_at:
-            self.start_worker()
-        with contextlib.suppress(OSError):
-            for lock in self.home.glob("worker-*.lock"):
-                if key := re.match(r"[0-9a-z]+", lock.read_text()):
-                    self.keys.add(key[0])
-
-    def came_up(self) -> float | None:
-        """Since when there was no worker at work, in the moment when there is one again."""
-        if self._ready or self.worker is None or "at work for" not in self.worker.said:
-            return None
-        self._ready = True
-        return self._down_since
-
-    def start_worker(self) -> None:
-        # As service managers do: a worker that cannot start must not use up the machine.
-        self._start_at = time.monotonic() + BETWEEN_STARTS
-        said = self._site.directory / f"worker-{self.number}-{self.starts}.txt"
-        prefix = ("prlimit", f"--nofile={self.limit}:") if self.limit is not None else ()
-        # A full disk has no room for a deleted home; the next try may find some.
-        with contextlib.suppress(OSError):
-            worker = self._site.work(
-                *self._arguments, home=self.home, environment=self.faults.environment, prefix=prefix, said=said
-            )
-            self.starts += 1
-            self._workers.append(worker)
-
-    def mistakes(self) -> list[str]:
-        """What no worker that had begun to work should ever say. Python itself may be unable to start."""
-        return [
-            line
-            for worker in self._workers
-            if "at work for" in worker.said
-            for line in worker.said.splitlines()
-            if "Traceback" in line or "internal error" in line
-        ]
+    def is_here(self, environment: list[bytes]) -> bool:
+        """Whether a process with this environment runs on it."""
+        return f"STOKER_HOME={self.home}".encode() in environment
 
     # Its processes
 
     def processes(self) -> dict[int, str]:
         """By pid: what each is called."""
-        mark = f"STOKER_HOME={self.home}".encode()
         moment = time.monotonic()
         self._strangers = {pid: until for pid, until in self._strangers.items() if until > moment}
         found: dict[int, str] = {}
         for name in os.listdir("/proc"):  # noqa: PTH208 - thousands of names, one call
             if not name.isdigit() or (pid := int(name)) in self._strangers:
                 continue
-            if mark not in _environment(pid):
+            if not self.is_here(_environment(pid)):
                 self._strangers[pid] = moment + STRANGER_FOR
                 continue
             with contextlib.suppress(OSError):
@@ -159,6 +100,87 @@ class Machine:
             stopped |= fresh
         # Supervisors and reapers continue before their jobs, as nearly as possible.
         return sorted(stopped, key=lambda who: _name(who.pid) == JOB)
+
+
+class Machine(Host):
+    """A home on a separate disk, and the processes started there."""
+
+    def __init__(
+        self,
+        site: WorkSite,
+        number: int,
+        arguments: tuple[str, ...],
+        *,
+        mounts: bool,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`environment`: of its workers, beside that of the site."""
+        place = site.directory / f"machine-{number}"
+        place.mkdir()
+        super().__init__(site.directory, number, place / "home")
+        self._site = site
+        self._arguments = arguments
+        self._environment = {**self.faults.environment, **(environment or {})}
+        if mounts:
+            with contextlib.suppress(OSError):
+                self.disk = Disk(place)
+        self.limit: int | None = None
+        """How many descriptors its next worker may have."""
+        self.keys: set[str] = set()
+        """What the ids of its workers begin with."""
+        self._workers: list[RunningWorker] = []
+        self.starts = 0
+        self._start_at = 0.0
+        self._ready = False
+        self._down_since = journal_clock()
+
+    @property
+    def worker(self) -> RunningWorker | None:
+        return self._workers[-1] if self._workers else None
+
+    def keep(self) -> None:
+        """As a service manager does: a worker that ended is started again."""
+        if self.suspended:
+            return
+        ended = self.worker is None or self.worker.process.poll() is not None
+        if ended and self._ready:
+            self._ready, self._down_since = False, journal_clock()
+        if ended and time.monotonic() >= self._start_at:
+            self.start_worker()
+        with contextlib.suppress(OSError):
+            for lock in self.home.glob("worker-*.lock"):
+                if key := re.match(r"[0-9a-z]+", lock.read_text()):
+                    self.keys.add(key[0])
+
+    def came_up(self) -> float | None:
+        """Since when there was no worker at work, in the moment when there is one again."""
+        if self._ready or self.worker is None or "at work for" not in self.worker.said:
+            return None
+        self._ready = True
+        return self._down_since
+
+    def start_worker(self) -> None:
+        # As service managers do: a worker that cannot start must not use up the machine.
+        self._start_at = time.monotonic() + BETWEEN_STARTS
+        said = self._site.directory / f"worker-{self.number}-{self.starts}.txt"
+        prefix = ("prlimit", f"--nofile={self.limit}:") if self.limit is not None else ()
+        # A full disk has no room for a deleted home; the next try may find some.
+        with contextlib.suppress(OSError):
+            worker = self._site.work(
+                *self._arguments, home=self.home, environment=self._environment, prefix=prefix, said=said
+            )
+            self.starts += 1
+            self._workers.append(worker)
+
+    def mistakes(self) -> list[str]:
+        """What no worker that had begun to work should ever say. Python itself may be unable to start."""
+        return [
+            line
+            for worker in self._workers
+            if "at work for" in worker.said
+            for line in worker.said.splitlines()
+            if "Traceback" in line or "internal error" in line
+        ]
 
 
 def limit_descriptors(those: Iterable[Identity]) -> list[tuple[Identity, tuple[int, int]]]:

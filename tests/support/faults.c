@@ -27,7 +27,8 @@
 #include <unistd.h>
 
 #define SECOND 1000000000LL
-#define RULES 8
+#define LAG (2 * SECOND)
+#define RULES 10
 
 /* The same numbers as in faults.py. */
 enum { OPEN = 1, WRITE = 2, SYNC = 4, READ = 8, NAME = 16, SOCKET = 32, HANDLE = 64, FORK = 128 };
@@ -35,7 +36,7 @@ enum { OPEN = 1, WRITE = 2, SYNC = 4, READ = 8, NAME = 16, SOCKET = 32, HANDLE =
 struct rule {
     uint32_t active;
     uint32_t calls;
-    int32_t error;
+    int32_t error;  /* ENOENT: only files that are young; below 0: no failure, but a delay of that many milliseconds */
     uint32_t per_million;
     uint64_t fired;
     char role[16];  /* how the process is called, to its end; every process when empty */
@@ -94,6 +95,18 @@ static int is_played_here(const struct rule *rule)
     return strncmp(name, rule->role, sizeof name) == 0;
 }
 
+/* A file that another client of a network file system may not see yet; one that is replaced keeps its old content. */
+static int is_young(const char *path)
+{
+    struct stat found;
+    struct timespec now;
+    const char *name = strrchr(path, '/');
+    if (name == NULL || strcmp(name, "/status.json") == 0 || fstatat(AT_FDCWD, path, &found, 0) != 0)
+        return 0;
+    syscall(SYS_clock_gettime, CLOCK_REALTIME, &now);
+    return (now.tv_sec - found.st_ctim.tv_sec) * SECOND + now.tv_nsec - found.st_ctim.tv_nsec < LAG;
+}
+
 /* Whether this call is to fail now; `errno` is set then. Of `path` and `descriptor` one is given, or neither. */
 static int fails(uint32_t call, const char *path, int descriptor, int creates)
 {
@@ -104,7 +117,7 @@ static int fails(uint32_t call, const char *path, int descriptor, int creates)
         char known[PATH_MAX];
         if (!__atomic_load_n(&rule->active, __ATOMIC_ACQUIRE) || !(rule->calls & call) || !is_played_here(rule))
             continue;
-        if (rule->error == ENOSPC && !creates)
+        if ((rule->error == ENOSPC && !creates) || (rule->error == ENOENT && (creates || path == NULL)))
             continue;
         if (rule->path[0] != '\0' && (path != NULL || descriptor >= 0)) {
             if (path == NULL) {
@@ -117,9 +130,14 @@ static int fails(uint32_t call, const char *path, int descriptor, int creates)
             if (strncmp(path, rule->path, strlen(rule->path)) != 0)
                 continue;
         }
-        if (!drawn(rule))
+        if ((rule->error == ENOENT && !is_young(path)) || !drawn(rule))
             continue;
         __atomic_add_fetch(&rule->fired, 1, __ATOMIC_RELAXED);
+        if (rule->error < 0) {
+            struct timespec pause = {-rule->error / 1000, -rule->error % 1000 * 1000000L};
+            nanosleep(&pause, NULL);
+            continue;
+        }
         errno = rule->error;
         return 1;
     }
@@ -175,6 +193,7 @@ ON_FILE(int, WRITE, 1, ftruncate64, (int file, off64_t size), file, size)
 
 ON_NAME(mkdir, (const char *path, mode_t mode), 1, path, path, mode)
 ON_NAME(rename, (const char *from, const char *to), 1, to, from, to)
+ON_NAME(link, (const char *from, const char *to), 1, to, from, to)
 ON_NAME(unlink, (const char *path), 0, path, path)
 ON_NAME(rmdir, (const char *path), 0, path, path)
 ON_NAME(utimensat, (int place, const char *path, const struct timespec at[2], int flags), 0, path, place, path, at, flags)

@@ -12,7 +12,7 @@ from typing import Final
 
 from tests.support.compiled import compiled
 
-RULES: Final = 8
+RULES: Final = 10
 _CLOCKS: Final = struct.Struct("=qqQQ")
 _RULE: Final = struct.Struct("=IIiIQ16s216s")
 _ACTIVE: Final = struct.Struct("=I")
@@ -54,7 +54,11 @@ class Faults:
     def inject(
         self, number: int, calls: Call, error: int, chance: float = 1.0, *, path: str = "", role: str = ""
     ) -> None:
-        """From now on these calls fail, in the processes of this name and for paths that begin so, if any is given."""
+        """From now on these calls fail, in the processes of this name and for paths that begin so, if any is given.
+
+        With ENOENT only files that are younger than two seconds are missing. A negative `error` is a delay in
+        milliseconds.
+        """
         place = _CLOCKS.size + number * _RULE.size
         rule = _RULE.pack(0, calls, error, round(chance * 1e6), 0, role.encode(), path.encode())
         self._memory[place : place + _RULE.size] = rule

@@ -10,6 +10,30 @@ from pathlib import Path
 from stoker.queue import Job, Outcome, Store, init_queue
 from tests.support.command import stoker_command
 
+# 2 GiB plus 100 MiB for each example of the batch: on a card of 24 GiB, 200 fit below a margin of 10 %.
+# As a probe it goes on until enough of it was seen, however long that takes.
+TRAINER = """\
+#!/bin/sh
+size=8
+for word in "$@"; do case $word in --batch_size=*) size=${word#*=} ;; esac; done
+echo "trains: $*"
+echo "tracks: $STOKER_JOB_ID in $WANDB_RUN_ID, ${WANDB_MODE:-online}, probe ${STOKER_PROBE:-no}"
+lasts=600s
+if [ -z "$STOKER_FIT_PROBE" ]; then size=$((size + ${MORE:-0})) lasts=0.1s; fi
+exec STOKER sim load --gpu 0 --memory $((2048 + size * 100))MiB --for $lasts
+"""
+
+
+def write_trainer(directory: Path, waits_for: Path | None = None) -> Path:
+    """The program of the queue's lines: `train --batch_size=N` on GPU 0. `waits_for`: a file that ends the real run."""
+    path = directory / "train"
+    text = TRAINER.replace("STOKER sim", f"{stoker_command()} sim")
+    if waits_for is not None:
+        text = text.replace(" lasts=0.1s", f" lasts=0.1s; until [ -e {waits_for} ]; do sleep 0.1; done")
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
 
 class Feeder:
     """A `stoker feed …` that runs until stopped; its output is in files."""

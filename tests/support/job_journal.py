@@ -1,6 +1,7 @@
 """The journal of a test job: its runs as the job itself records them."""
 
 import shlex
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,19 @@ class Entry(NamedTuple):
     word: str
     number: int
     time: float
-    """Seconds since the epoch."""
+    """On `journal_clock()`."""
+    place: str
+    """The node of a cluster, or `-`."""
+
+    @property
+    def wall_time(self) -> float:
+        """Seconds since the epoch, by the clock as it is set now."""
+        return self.time + time.time() - journal_clock()
+
+
+def journal_clock() -> float:
+    """Seconds since boot: the clock of all entries, which nobody sets."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class JobJournal:
@@ -38,7 +51,10 @@ class JobJournal:
             return []
         # The last one may be being written.
         words = [line.split() for line in lines if line.endswith("\n")]
-        return [Entry(int(a), int(pid), word, int(number), float(at)) for a, pid, word, number, at in words]
+        return [
+            Entry(int(attempt), int(pid), word, int(number), float(at), place)
+            for attempt, pid, word, number, at, place in words
+        ]
 
     def attempts(self) -> list[int]:
         """The numbers of the attempts that started, as often as they did."""

@@ -2,7 +2,8 @@
 
    marking_job DIARY SECONDS [EXIT-CODE [deaf]]
 
-   Every entry is one write to a file that is only ever appended to: ATTEMPT PID WORD NUMBER TIME. `start` comes first,
+   Every entry is one write to a file that is only ever appended to: ATTEMPT PID WORD NUMBER TIME PLACE. The time is since
+   boot, so that nobody can set it; the place is the node of a cluster, or `-`. `start` comes first,
    `line N` after line N was printed, `end` last, before the exit with EXIT-CODE. It ends after SECONDS, or when there is
    a file DIARY.end. `deaf` ignores SIGTERM, and that nobody reads what it prints. */
 
@@ -20,14 +21,16 @@ static const char *attempt;
 static double now(void)
 {
     struct timespec at;
-    clock_gettime(CLOCK_REALTIME, &at);
+    clock_gettime(CLOCK_BOOTTIME, &at);
     return (double)at.tv_sec + (double)at.tv_nsec / 1e9;
 }
 
 static void note(const char *word, int number)
 {
     char entry[200];
-    int length = snprintf(entry, sizeof entry, "%s %d %s %d %.6f\n", attempt, (int)getpid(), word, number, now());
+    const char *place = getenv("SLURMD_NODENAME");
+    int length = snprintf(entry, sizeof entry, "%s %d %s %d %.6f %s\n", attempt, (int)getpid(), word, number, now(),
+                          place != NULL ? place : "-");
     if (write(diary, entry, (size_t)length) != length)
         _exit(99);
 }

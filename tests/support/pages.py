@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 import click
 
 from stoker.cli.app import stoker
+from stoker.cli.options.engine import WorkerCommand
 from tests.support.waiting import wait_for
 
 ROOT: Final = Path(__file__).parents[2]
@@ -131,6 +132,8 @@ def check_usage(arguments: list[str]) -> None:
     command: click.Command = stoker
     context = click.Context(command, info_name="stoker", resilient_parsing=False)
     while True:
+        if isinstance(command, WorkerCommand):
+            command.choose_engine(context, arguments)
         values, rest, _ = command.make_parser(context).parse_args(list(arguments))
         if not isinstance(command, click.Group) or not rest:
             assert rest or values or isinstance(command, click.Command)

@@ -25,6 +25,7 @@ PATIENCE = 60.0
 # Read here, before a fixture removes Stoker's variables.
 VERSION = os.environ.get("STOKER_TESTS_POSTGRES", "")
 PASSWORD = "a password of the tests"
+PGBOUNCER = "/usr/sbin/pgbouncer"
 # Held for as long as the server is needed.
 LOCK = "in-use"
 # In memory, where there is enough of it: a new database is some hundred files.
@@ -49,6 +50,11 @@ class PostgresServer:
         self._frozen: set[int] = set()
         self._administrator: Any = None
         """A connection that is kept: to make one takes longer than most of what is asked of it."""
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it does not run"
+        return self._process.pid
 
     def start(self) -> None:
         """Starts it, or starts it again after `kill`; nothing happens when it runs."""
@@ -244,6 +250,58 @@ def running_server(settings: tuple[str, ...] = SETTINGS) -> Iterator[PostgresSer
         yield server
     finally:
         server.stop()
+
+
+class PgBouncer:
+    """A connection pooler before a server, on a socket in a separate directory."""
+
+    PORT = 6432
+
+    def __init__(self, server: PostgresServer, mode: str, directory: Path, connections: int = 3) -> None:
+        self._directory = directory
+        settings = directory / "pgbouncer.ini"
+        settings.write_text(
+            f"""
+[databases]
+* = host={server.directory} user=stoker password='{PASSWORD}' client_encoding=UTF8
+[pgbouncer]
+listen_port = {self.PORT}
+unix_socket_dir = {directory}
+auth_type = any
+pool_mode = {mode}
+default_pool_size = {connections}
+logfile = {directory / "log"}
+pidfile =
+"""
+        )
+        directory.chmod(0o777)
+        self._process = subprocess.Popen([*_unprivileged("--pdeathsig", "QUIT"), PGBOUNCER, "-q", str(settings)])
+
+    def url(self, database: str) -> str:
+        """The address of a database of the server, through the pooler."""
+        name = database.split("?", maxsplit=1)[0].rsplit("/", maxsplit=1)[1]
+        return f"postgresql://stoker@/{name}?host={self._directory}&port={self.PORT}"
+
+    def wait_until_there(self) -> None:
+        path = self._directory / f".s.PGSQL.{self.PORT}"
+        wait_for(path.exists, deadline=PATIENCE, named=f"PgBouncer's start (see {self._directory / 'log'})")
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(timeout=PATIENCE)
+
+
+@contextlib.contextmanager
+def running_pooler(server: PostgresServer, mode: str) -> Iterator[PgBouncer]:
+    if not Path(PGBOUNCER).exists():
+        _missing("PgBouncer (Debian's package pgbouncer)")
+    with tempfile.TemporaryDirectory(prefix="stoker-pgbouncer-") as directory:
+        pooler = PgBouncer(server, mode, Path(directory))
+        try:
+            pooler.wait_until_there()
+            yield pooler
+        finally:
+            pooler.stop()
 
 
 @pytest.fixture(scope="session")

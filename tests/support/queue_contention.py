@@ -10,6 +10,8 @@ import traceback
 from pathlib import Path
 
 from stoker.queue import JobSpec, Store, open_queue
+from stoker.queue.attempts import ClaimRequest
+from stoker.queue.fields import shape_of
 
 LEASE = 600.0
 BATCH = 400
@@ -65,24 +67,28 @@ def _take_part(url: str, name: str, directory: Path) -> None:
     """One of them: claims in every way, finishes, and leaves a list of the jobs that it had."""
     had: list[str] = []
     no_more = False
+    claim = ClaimRequest(shape=shape_of(JobSpec(command="", gpus=0)), worker=name, lease=LEASE)
     with open_queue(url) as queue:
+        attempts = queue.attempts
         while True:
+            first = [job.id for job in attempts.heads().jobs[:4]] if len(had) % 4 < 2 else []
             match len(had) % 4:
                 case 0:
-                    attempt = next(
-                        filter(
-                            None, (queue.attempts.claim([job.id], name, [], LEASE) for job in queue.attempts.ready(4))
-                        ),
-                        None,
-                    )
+                    attempt = next(filter(None, (attempts.claim([job], name, [], LEASE) for job in first)), None)
                 case 1:
-                    attempt = queue.attempts.claim([job.id for job in queue.attempts.ready(4)], name, [], LEASE)
+                    attempt = attempts.claim(first, name, [], LEASE)
                 case _:
                     attempt = None
-            attempt = attempt or queue.attempts.claim(None, name, [], LEASE)
+            if attempt is None and (claimed := attempts.take_head(claim)) is not None:
+                attempt = claimed.attempt
             if attempt is not None:
-                assert queue.attempts.finish(attempt.id, "succeeded", 0)
+                # Every other time the next one is claimed with the outcome of this one.
+                done = attempts.complete(attempt.id, "succeeded", 0, claim=claim if len(had) % 2 else None)
                 had.append(attempt.job)
+                if done.claimed is not None:
+                    assert attempts.finish(done.claimed.attempt.id, "succeeded", 0)
+                    had.append(done.claimed.job.id)
+                assert done.accepted
             elif no_more:
                 break
             else:

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from stoker.queue import Store
+from stoker.queue import JobSpec, Store
+from stoker.queue.fields import shape_of
 
 NUMBERS = {
     "sqlite": "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < :count)",
@@ -12,10 +13,11 @@ ID = {"sqlite": "printf('%08x', n)", "postgres": "lpad(to_hex(n), 8, '0')"}
 SPEC = '{"command":["python","train.py","--lr","1e-3"],"directory":"/home/somebody/project","environment":{}}'
 JOBS = """
 INSERT INTO stoker_jobs
-  (id, name, state, priority, position, gpus, spec, retries, retries_left, attempts, attempt, submitted, started, ended)
+  (id, name, state, priority, position, shape, spec, retries, retries_left, attempts, attempt, submitted, started,
+  ended)
 {numbers}
-SELECT {id}, 'run ' || n, CASE WHEN n {modulo} 10 = 0 THEN 'failed' ELSE 'succeeded' END, 0, n, 1, '{spec}', 0, 0, 1,
-  'a' || n, 1000.0 + n, 1001.0 + n, 1002.0 + n
+SELECT {id}, 'run ' || n, CASE WHEN n {modulo} 10 = 0 THEN 'failed' ELSE 'succeeded' END, 0, n, '{shape}',
+  '{spec}', 0, 0, 1, 'a' || n, 1000.0 + n, 1001.0 + n, 1002.0 + n
 FROM numbers
 """
 ATTEMPTS = """
@@ -43,6 +45,7 @@ def write_history(queue: Store, count: int) -> None:
         "numbers": NUMBERS[kind],
         "id": ID[kind],
         "spec": SPEC,
+        "shape": shape_of(JobSpec(command="")),
         "modulo": "%" if kind == "sqlite" else "%%",
     }
     driver = queue._driver
@@ -57,3 +60,30 @@ def write_history(queue: Store, count: int) -> None:
         driver.fetch_text("VACUUM ANALYZE stoker_jobs, stoker_attempts, stoker_attempt_details, stoker_usage", {})
     else:
         driver.fetch_text("ANALYZE", {})
+
+
+WAITING = """
+INSERT INTO stoker_jobs
+  (id, name, state, priority, position, shape, blocked, not_before, spec, retries, retries_left, submitted)
+{numbers}
+SELECT '{prefix}' || {id}, '', 'queued', n {modulo} 3, n, CASE WHEN n {modulo} 4 = 0 THEN '{other}' ELSE '{shape}' END,
+  {blocked}, {not_before}, '{spec}', 0, 0, 1000.0 + n
+FROM numbers
+"""
+
+
+def write_waiting(queue: Store, count: int, *, blocked: int = 0, not_before: float = 0.0) -> None:
+    """Queued jobs of two shapes and three priorities, without any statistics of them."""
+    kind = "sqlite" if Path(queue.place).exists() else "postgres"
+    text = WAITING.format(
+        numbers=NUMBERS[kind],
+        id=ID[kind],
+        prefix=f"w{blocked}{int(not_before > 0)}",
+        modulo="%" if kind == "sqlite" else "%%",
+        shape=shape_of(JobSpec(command="")),
+        other=shape_of(JobSpec(command="", gpus=0)),
+        blocked=blocked,
+        not_before=not_before,
+        spec=SPEC,
+    )
+    queue._driver.fetch_text(text, {"count": count})

@@ -28,8 +28,9 @@ from stoker.engines.engine import (
 )
 from stoker.engines.identity import WorkerIdentity
 from stoker.engines.preparation import prepare
-from stoker.queue import Attempt, Job, queue_address
-from stoker.queue.model import Usage, View
+from stoker.errors import InvalidFieldsError
+from stoker.queue import Attempt, Job, JobSpec, queue_address
+from stoker.queue.model import ReadyJob, Usage, View
 
 OPTIONS: Final = (EngineOption("--slots", "N", "Run up to N jobs at a time [2].", "2", integer(1, 64)),)
 _POLL: Final = 0.05
@@ -37,6 +38,11 @@ _POLL: Final = 0.05
 
 def create(options: WorkerOptions, own: Mapping[str, Any], log: Log) -> "ScriptedEngine":
     return ScriptedEngine(options, own["slots"], log)
+
+
+def check(job: JobSpec, view: View | None = None) -> None:
+    if job.nodes > 3:
+        raise InvalidFieldsError({"nodes": f"a script runs on 3 machines, not on {job.nodes}"})
 
 
 class ScriptedAttempt(RunningAttempt):
@@ -89,6 +95,10 @@ class ScriptedEngine:
         self._waiting: dict[str, str] = {}
         self.attempts: dict[str, ScriptedAttempt] = {}
 
+    @property
+    def lease(self) -> float:
+        return self._options.lease
+
     def open(self, identity: WorkerIdentity) -> None:
         self._identity = identity
         self._unreachable = identity.directory / "unreachable"
@@ -112,7 +122,7 @@ class ScriptedEngine:
             raise CannotTellError("the cluster is away")
         return AttemptRecord(self._identity.directory_of(attempt.job, attempt.number)).has_attempt()
 
-    def decide(self, waiting: Sequence[Job], queue_time: float) -> Decision:  # noqa: ARG002 - the engine's protocol
+    def decide(self, waiting: Sequence[ReadyJob], queue_time: float) -> Decision:  # noqa: ARG002 - the engine's protocol
         free = self._slots - sum(1 for attempt in self.attempts.values() if attempt.result is None)
         fitting = [job for job in waiting if not job.gpus]
         self._waiting = {job.id: "waits for a slot" for job in fitting[max(0, free) :]}
@@ -130,8 +140,8 @@ class ScriptedEngine:
             queue=str(queue_address(self._options.queue)),
             plan=plan,
             environment={},
-            lease=self._options.lease,
-            lease_until=claimed_at + self._options.lease,
+            lease=self.lease,
+            lease_until=claimed_at + self.lease,
             log_limit=self._options.log_limit,
             started=time.time(),
         )

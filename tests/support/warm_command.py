@@ -30,6 +30,7 @@ import stoker.fit
 import stoker.logs
 import stoker.notifications
 import stoker.queue
+import stoker.remote
 import stoker.status
 
 # These end by themselves and start nothing that stays. What other verbs start may be found by its parent, its command
@@ -44,6 +45,7 @@ VERBS: Final = frozenset(
         "hold",
         "list",
         "logs",
+        "machines",
         "move",
         "pause",
         "queue",
@@ -216,7 +218,17 @@ class Server:
 
 
 def main() -> None:
-    for package in (stoker.cli, stoker.feeds, stoker.fill, stoker.fit, stoker.queue, stoker.status, stoker.logs):
+    packages = (
+        stoker.cli,
+        stoker.feeds,
+        stoker.fill,
+        stoker.fit,
+        stoker.queue,
+        stoker.status,
+        stoker.logs,
+        stoker.remote,
+    )
+    for package in packages:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)

@@ -2,10 +2,9 @@
 
 import msgspec
 import pytest
-from rich.text import Text
 
 from stoker.cli.tables import gpus as gpu_table
-from stoker.cli.tables.table import Column, cut_in_the_middle, table_lines
+from stoker.cli.tables.table import Column, Styled, cut_in_the_middle, table_lines
 from stoker.gpus.model import DeviceHealth, Look
 from tests.support.looks import GIB, a_gpu, a_process, a_reading
 
@@ -24,7 +23,7 @@ ROWS = [
 
 
 def plain(width: int | None) -> list[str]:
-    return [line.plain for line in table_lines(COLUMNS, ROWS, width)]
+    return [*table_lines(COLUMNS, ROWS, width)]
 
 
 @pytest.mark.parametrize("width", [200, 120, 80, 60, 45])
@@ -56,8 +55,8 @@ def test_row_without_a_width_is_one_complete_line() -> None:
 
 def test_cell_has_no_line_breaks_or_control_sequences() -> None:
     columns = (Column("a"), Column("b", gives="cut", least=4))
-    lines = table_lines(columns, [("x", "1\n2\x1b[2J"), (Text("y"), "漢字漢字")], 9)
-    assert [line.plain for line in lines] == ["a  b", "x  1 2 […", "y  漢字 …"]
+    lines = table_lines(columns, [("x", "1\n2\x1b[2J"), (Styled(("y", "red")), "漢字漢字")], 9)
+    assert list(lines) == ["a  b", "x  1 2 […", "y  漢字 …"]
 
 
 def test_end_of_a_path_is_kept() -> None:
@@ -74,7 +73,7 @@ def look() -> Look:
 
 @pytest.mark.parametrize("width", [120, 80, 60])
 def test_gpu_row_keeps_index_state_and_user(look: Look, width: int) -> None:
-    lines = [line.plain for line in gpu_table.table_of(look, width)]
+    lines = gpu_table.table_of(look, width)
     assert max(map(len, lines)) <= width
     assert lines[0].split()[0] == "GPU"
     assert lines[1].split()[0] == "7"
@@ -85,15 +84,15 @@ def test_gpu_row_keeps_index_state_and_user(look: Look, width: int) -> None:
 
 @pytest.mark.parametrize("width", [None, 120, 80])
 def test_fault_of_a_gpu_has_a_column_only_where_there_is_one(look: Look, width: int | None) -> None:
-    assert "fault" not in gpu_table.table_of(look, width)[0].plain
+    assert "fault" not in gpu_table.table_of(look, width)[0]
     broken = msgspec.structs.replace(look.readings[0], health=DeviceHealth((79,)))
-    lines = [line.plain for line in gpu_table.table_of(msgspec.structs.replace(look, readings=(broken,)), width)]
+    lines = gpu_table.table_of(msgspec.structs.replace(look, readings=(broken,)), width)
     column = lines[0].index("fault")
     shown = " ".join(line[column:].strip() for line in lines[1:]).strip()
     assert shown == "XID 79: the GPU has fallen off the bus; needs a reset"
 
 
 def test_gpu_row_in_a_pipe_is_one_line_without_bars(look: Look) -> None:
-    heading, line = (line.plain for line in gpu_table.table_of(look, None))
+    heading, line = gpu_table.table_of(look, None)
     assert line.endswith("alexandra's python (pid 4242) 40 GiB, alexandra's python (pid 4242) 40 GiB")
     assert not set(heading + line) & set("█·…│")

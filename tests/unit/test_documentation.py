@@ -10,7 +10,7 @@ import pytest
 
 from scripts.docs_reference import MARKER, PARTS, commands, fill_in, options_of
 from stoker import paths
-from stoker.settings import EVENTS, Notifications, Settings, WebSettings, settings_of
+from stoker.settings import EVENTS, Exemption, Notifications, Settings, SlurmWatch, WebSettings, settings_of
 from tests.support import pages
 from tests.support.pages import DOCS, REFERENCE, ROOT, blocks, check_usage, names_in_tables, section, stoker_words
 
@@ -64,13 +64,16 @@ def test_environment_variables_are_those_the_code_mentions() -> None:
 
 
 def test_settings_are_those_of_the_configuration_file() -> None:
-    tables = {"run", "watch", "fill", "fit", "notify", "web"}
+    tables = {"run", "watch", "work", "fill", "fit", "notify", "web", "slurm_watch"}
     plain = set(Settings.__struct_fields__) - tables
-    assert names_in_tables(section("settings.md", "Above the tables")) == plain
+    names = {field.name: field.encode_name for field in msgspec.structs.fields(Settings)}
+    assert names_in_tables(section("settings.md", "Above the tables")) == {names[name] for name in plain}
     assert set(Settings.__struct_fields__) == plain | tables
     keys = {field.encode_name for field in msgspec.structs.fields(Notifications)}
     assert names_in_tables(section("settings.md", "`[notify]`")) == keys
     assert names_in_tables(section("settings.md", "`[web]`")) == set(WebSettings.__struct_fields__)
+    keys = {field.encode_name for table in (SlurmWatch, Exemption) for field in msgspec.structs.fields(table)}
+    assert names_in_tables(section("settings.md", "`[slurm-watch]`")) == keys
 
 
 def test_notification_events_are_those_that_can_be_sent() -> None:
@@ -122,7 +125,13 @@ def test_answer_to_a_change_has_the_documented_fields() -> None:
 def test_documented_files_are_those_that_stoker_writes() -> None:
     kept = {name.split("/")[0].replace("*", "x") for name in names_in_tables(section("files.md", "State directory"))}
     assert [name for name in kept if not name.startswith("-") and not paths._OWN.fullmatch(name)] == []
-    literals = in_sources(r'"([a-z_.]+\.(?:json|md|log|db))"') | {"output", "output.1", "steps.PID"}
+    literals = in_sources(r'"([a-z_.]+\.(?:json|md|log|db))"') | {
+        "output",
+        "output.1",
+        "steps.PID",
+        "code/",
+        "code.tar.z",
+    }
     assert [name for name in names_in_tables(section("files.md", "An attempt")) if name not in literals] == []
 
 

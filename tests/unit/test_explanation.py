@@ -340,3 +340,41 @@ def test_minimum_duration_is_rounded_up() -> None:
 def test_time_on_another_day_has_its_date() -> None:
     assert len(clock_time(NOW, NOW)) == len("14:02")
     assert clock_time(NOW - 5 * 86400, NOW).startswith(time.strftime("%Y-", time.localtime(NOW - 5 * 86400)))
+
+
+# Jobs on a cluster
+
+
+def test_pending_job_gives_the_reason_of_its_cluster() -> None:
+    pending = attempt(worker="w-login", gpus=(), pending=True, where="Slurm job 4711")
+    login = worker("login", gpus=0, waiting={"0a0a0a0a": "waits in Slurm: jobs of higher priority come first"})
+    why = explain(job("running"), around(login, running={"0a0a0a0a": pending}))
+    assert why == Why("pending", "", "waits in Slurm: jobs of higher priority come first; it is Slurm job 4711")
+
+
+@pytest.mark.parametrize("seen", [1.0, 500.0])
+def test_pending_job_without_a_reason_waits_in_its_cluster(seen: float) -> None:
+    reasons = {} if seen == 1.0 else {"0a0a0a0a": "a reason that is old"}
+    login = worker("login", gpus=0, seen=seen, waiting=reasons)
+    running = {"0a0a0a0a": attempt(worker="w-login", gpus=(), pending=True)}
+    assert explain(job("running"), around(login, running=running)).reason == "waits in the queue of its cluster"
+
+
+def test_pending_job_that_is_cancelled_is_stopping() -> None:
+    pending = {"0a0a0a0a": attempt(worker="w-login", gpus=(), pending=True)}
+    why = explain(job("running", cancel_requested=NOW - 5), around(running=pending))
+    assert (why.kind, why.reason) == (
+        "stopping",
+        "waits in the queue of its cluster, and a stop was requested 5 s ago",
+    )
+
+
+def test_job_that_runs_on_a_cluster_says_where() -> None:
+    there = attempt(worker="w-login", gpus=(), where="Slurm job 4711 on node1")
+    why = explain(job("running", started=NOW - 60), around(worker("login"), running={"0a0a0a0a": there}))
+    assert why.reason == f"running since {clock_time(NOW - 60, NOW)} (60 s) as Slurm job 4711 on node1"
+
+
+def test_job_is_not_too_large_where_a_cluster_decides() -> None:
+    why = explain(job(gpus=16), around(worker("login", gpus=0, cluster="hpc")))
+    assert why.kind == "next"

@@ -12,7 +12,7 @@ from stoker.engines.identity import WorkerIdentity
 from stoker.engines.local import engine as module
 from stoker.engines.local.engine import LocalEngine, LocalOptions
 from stoker.engines.local.record import ShimChannel
-from stoker.engines.local.shims import ForkServer, ShimPool
+from stoker.engines.local.shims import SPARE, ForkServer, ShimPool
 from stoker.errors import StokerError
 from stoker.gpus.model import Look
 from stoker.gpus.prober import Prober
@@ -81,3 +81,22 @@ def test_shim_that_never_gets_ready_is_waited_for_a_limited_time(monkeypatch: py
         with pytest.raises(StokerError, match="no process for it came up"):
             shims.take()
         assert its.recv(1) == b"", "its connection is closed"
+
+
+def test_shims_of_jobs_that_are_about_to_start_are_ordered_ahead() -> None:
+    fork_server = Mock(spec=ForkServer, expected=0)
+
+    def order() -> None:
+        fork_server.expected += 1
+
+    fork_server.order.side_effect = order
+    shims = ShimPool(fork_server)
+    shims.replenish()
+    assert fork_server.expected == SPARE
+    shims.prepare(10)
+    assert fork_server.expected == 10
+    shims.prepare(1000)
+    assert 10 < fork_server.expected < 100, "other workers may take the jobs"
+    fork_server.expected = 0  # they came
+    shims.prepare(0)
+    assert fork_server.expected == SPARE

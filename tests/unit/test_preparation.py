@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engines.preparation import prepare
+from stoker.engines.preparation import KNOWN_LATER, ONE_MACHINE, Rendezvous, on_one_machine, prepare
 from stoker.errors import BadInputError
 from stoker.gpus.model import Gpu
 from stoker.gpus.visible import visible_gpus
@@ -47,9 +47,14 @@ class Prepared(NamedTuple):
 
 
 def prepared(
-    *, gpus: tuple[Gpu, ...] = (a_gpu(0),), worker: dict[str, str] | None = None, number: int = 1, **job: Any
+    *,
+    gpus: tuple[Gpu, ...] = (a_gpu(0),),
+    worker: dict[str, str] | None = None,
+    number: int = 1,
+    rendezvous: Rendezvous = ONE_MACHINE,
+    **job: Any,
 ) -> Prepared:
-    return Prepared(*prepare(a_job(**job), gpus, worker or {}, number))
+    return Prepared(*prepare(a_job(**job), gpus, worker or {}, number, rendezvous=rendezvous))
 
 
 class TestCommand:
@@ -79,6 +84,46 @@ class TestCommand:
         assert prepared(command=("train", "{{batch_size}}")).command == ("train", "{batch_size}")
 
 
+class TestRendezvous:
+    COMMAND = ("torchrun", "--nnodes={nodes}", "--node-rank={node_rank}", "{master_addr}:{master_port}", "{{nodes}}")
+
+    def test_command_of_several_machines_knows_where_to_meet(self) -> None:
+        found = prepared(command=self.COMMAND, nodes=3, rendezvous=Rendezvous(3, 2, "node1", 29500))
+        assert found.command == ("torchrun", "--nnodes=3", "--node-rank=2", "node1:29500", "{nodes}")
+        expected = {"STOKER_NODES": "3", "STOKER_NODE_RANK": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+        assert found.environment.items() >= expected.items()
+
+    def test_command_on_one_machine_meets_there(self) -> None:
+        here = on_one_machine("a" * 32)
+        found = prepared(command=self.COMMAND, rendezvous=here)
+        assert found.command[1:4] == ("--nnodes=1", "--node-rank=0", f"127.0.0.1:{here.master_port}")
+        assert not found.environment.keys() & {"MASTER_ADDR", "MASTER_PORT"}
+
+    def test_attempts_have_their_own_unprivileged_port(self) -> None:
+        ports = {int(on_one_machine(f"{number:032x}").master_port) for number in range(100)}
+        assert len(ports) > 90
+        # Linux gives ports from 32768 on to clients.
+        assert all(20_000 <= port < 32_768 for port in ports)
+
+    def test_values_that_are_known_later_are_filled_in_on_each_machine(self) -> None:
+        found = prepared(command=(*self.COMMAND, "{{node_rank}} {other}"), rendezvous=KNOWN_LATER)
+        here = Rendezvous(4, 3, "node1", 29500)
+        words = tuple(map(here.fill, found.command))
+        assert words[1:4] == ("--nnodes=4", "--node-rank=3", "node1:29500")
+        assert words[-1] == "{node_rank} {other}"
+        filled = here.fill_all(found.environment)
+        assert (filled["STOKER_NODES"], filled["STOKER_NODE_RANK"]) == ("4", "3")
+        assert (filled["MASTER_ADDR"], filled["MASTER_PORT"]) == ("node1", "29500")
+
+    def test_own_addresses_are_kept_and_those_of_the_worker_are_not(self) -> None:
+        found = prepared(
+            rendezvous=Rendezvous(2, 0, "node1", 29500),
+            worker={"MASTER_ADDR": "login", "MASTER_PORT": "1"},
+            environment={"MASTER_PORT": "7"},
+        ).environment
+        assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("node1", "7")
+
+
 class TestEnvironment:
     def test_job_environment_overrides_that_of_the_worker(self) -> None:
         environment = prepared(worker={"A": "1", "B": "2"}, environment={"B": "3", "C": "4"}).environment
@@ -93,6 +138,8 @@ class TestEnvironment:
         assert {name: value for name, value in environment.items() if name.startswith("STOKER_")} == {
             "STOKER_JOB_ID": "0a1b2c3d",
             "STOKER_ATTEMPT": "3",
+            "STOKER_NODES": "1",
+            "STOKER_NODE_RANK": "0",
         }
         assert prepared(batch_size=64).environment["STOKER_BATCH_SIZE"] == "64"
 

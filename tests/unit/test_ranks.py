@@ -10,7 +10,7 @@ import pytest
 
 from stoker.gpus.model import DeviceHealth, JobProgress, Look, Unknown, Utilization
 from stoker.rules.rule import Verdict
-from stoker.runs.postmortem.facts import RunFacts
+from stoker.runs.postmortem.facts import NodeFacts, RunFacts
 from stoker.runs.postmortem.hints import hints
 from stoker.runs.postmortem.processes import RankNumber, read_processes
 from stoker.runs.postmortem.ranks import Comparison, Rank, collective_of, compare, compare_ranks, ranks_of
@@ -226,6 +226,25 @@ class TestRanksOfARun:
         second = msgspec.structs.replace(facts.processes[0], rank=RankNumber(9, 1, 16))
         found = ranks_of(msgspec.structs.replace(facts, processes=[second]))
         assert [rank.number for rank in found] == [8, 9]
+
+    def test_ranks_of_all_machines_are_compared(self) -> None:
+        """Pids of different machines may be the same."""
+        first = msgspec.structs.replace(distributed(101, 102), node="a")
+        second = distributed(101, 102, gone=[102])
+        here = [msgspec.structs.replace(second.processes[0], rank=RankNumber(2, 0, 4))]
+        second = msgspec.structs.replace(second, processes=here, node="b")
+        found = compare_ranks(msgspec.structs.replace(first, others=[NodeFacts("b", second), NodeFacts("c")]))
+        assert found is not None
+        assert (found.pattern, found.suspects) == ("gone", (102,))
+        assert found.sentences[0].startswith("**Rank 3 (GPU 1 of b) is gone**")
+        assert (found.suspects_on("a"), found.suspects_on("b")) == ((), (102,))
+        assert any(sentence.startswith("Ranks 0-2 are in ") for sentence in found.sentences)
+
+    def test_numbers_of_machines_that_count_by_themselves_are_not_used(self) -> None:
+        first, second = (msgspec.structs.replace(distributed(101, 102), node=node) for node in "ab")
+        found = compare_ranks(msgspec.structs.replace(first, others=[NodeFacts("b", second)]))
+        assert found is not None
+        assert found.sentences[0].startswith("All 4 ranks are in ")
 
     @pytest.mark.parametrize("numbers", [[0, 0], [0, None], [None, None]])
     def test_numbers_that_are_not_unique_are_not_used(self, numbers: list[int | None]) -> None:

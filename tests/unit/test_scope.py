@@ -318,3 +318,24 @@ def test_added_gpu_belongs_to_all_but_not_to_a_typed_choice() -> None:
         scope.activities(a_look(0.0))
     assert machine_peaks(everything, a_look(0.0, 0.6)) == {"GPU 0": 0.0, "GPU 1": 0.6}
     assert machine_peaks(typed, a_look(0.0, 0.6)) == {"GPU 0": 0.0}
+
+
+def test_recording_keeps_the_gpus_that_the_job_sees_or_uses() -> None:
+    scope = a_job({"CUDA_VISIBLE_DEVICES": "1"})
+    look = a_look(0.1, 0.2, 0.3)
+    scope.observe(look)
+    first = scope.recorded(look)
+    assert [(gpu.index, one.uuid) for gpu, one in zip(first.gpus, first.readings, strict=True)] == [
+        (1, look.gpus[1].uuid)
+    ]
+    assert scope.recorded(look).gpus is first.gpus
+    # One that it uses although it was not given it is a reason to look closer, and what the rule judges.
+    used = of_job(a_shared_look(0.5, mine(0.5), more=(0.2, 0.3)))
+    scope.observe(used)
+    assert [gpu.index for gpu in scope.recorded(used).gpus] == [0, 1]
+
+
+def test_recording_of_a_job_that_sees_all_gpus_has_all() -> None:
+    scope, look = a_job(), a_look(0.1, 0.2)
+    scope.observe(look)
+    assert scope.recorded(look) is look

@@ -30,6 +30,7 @@ def test_sections_are_converted() -> None:
         ('deadline = "soon"', "deadline: 'soon' is not a duration: write it like 90s, 5m or 1h30m"),
         ('deadline = "0s"', "deadline: '0s' must be greater than zero"),
         ("run = 1", "run: expected `object`, got `int`"),
+        ('[work]\npartition = "gpu"', "work: expected `object`, got `str`"),
         ("[web]\nprot = 0", "[web] has no key 'prot': did you mean 'port'?"),
         ("[web]\nport = 70000", "[web] port: expected `int` <= 65535"),
         ("[web]\ncert = 1", "[web] cert: expected `str`, got `int`"),
@@ -77,4 +78,4 @@ def defaults(table: dict[str, object]) -> dict[str, object]:
     with click.Context(stoker) as context:
         command = stoker.get_command(context, "run")
         assert command is not None
-        return option_defaults("run", table, command)
+        return option_defaults("run", table, command.params)

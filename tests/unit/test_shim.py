@@ -68,12 +68,12 @@ class Harness:
         self._signals = SignalStream([signal.SIGUSR2])
         self._timer = BootTimer()
         record = LocalAttemptRecord(directory)
-        self.supervision = shim._Supervision(
+        self.execution = shim.LocalExecution(
             record, attempt_spec, ShimChannel(its), self._signals, self.reaper, self._timer
         )
 
     def close(self) -> None:
-        self.supervision._lose_worker()
+        self.execution._lose_worker()
         self.worker.close()
         self._signals.close()
         self._timer.close()
@@ -94,7 +94,7 @@ def outcome(harness: Harness) -> Outcome:
 @pytest.mark.parametrize("harness", [{"lease_until": 0.0}], indirect=True)
 def test_job_whose_lease_ended_during_its_preparation_is_not_started(harness: Harness) -> None:
     harness.worker.send(ResultRecorded())
-    harness.supervision.run()
+    harness.execution.run()
     assert outcome(harness) == "lost"
     harness.reaper.start.assert_not_called()
 
@@ -102,7 +102,7 @@ def test_job_whose_lease_ended_during_its_preparation_is_not_started(harness: Ha
 @pytest.mark.parametrize("harness", [{"lease_until": 0.0}], indirect=True)
 def test_renewed_lease_lets_the_job_start(harness: Harness) -> None:
     harness.worker.send(LeaseRenewed(lease_clock() + LEASE))
-    harness.supervision._check_before_start()
+    harness.execution._check_before_start()
 
 
 @pytest.mark.parametrize("harness", [{"lease": 2.0, "plan": Plan(command=("true",), grace=0.1)}], indirect=True)
@@ -111,21 +111,21 @@ def test_outcome_ignored_by_a_suspended_worker_is_delivered_before_the_lease_end
 ) -> None:
     sent: list[float] = []
 
-    def send(self: shim._Supervision) -> None:
+    def send(self: shim.LocalExecution) -> None:
         sent.append(lease_clock())
         self._recorded = True
 
-    monkeypatch.setattr(shim._Supervision, "_send_delivery", send)
+    monkeypatch.setattr(shim.LocalExecution, "_send_delivery", send)
     ends = lease_clock() + 2.0
-    harness.supervision._hold_until(ends)
-    harness.supervision.on_ended(Status(state="ended", ending="exited", exit_code=0))
-    harness.supervision._wait_until_recorded()
+    harness.execution._hold_until(ends)
+    harness.execution.on_ended(Status(state="ended", ending="exited", exit_code=0))
+    harness.execution.wait_until_recorded()
     assert outcome(harness) == "succeeded"
     assert sent[0] < ends
 
 
 def test_job_gets_no_grace_beyond_its_lease(harness: Harness) -> None:
-    controller = harness.supervision
+    controller = harness.execution
     assert controller.max_grace() > 500.0
     # The machine slept for longer than the lease.
     controller._hold_until(lease_clock() - 5.0)
@@ -136,13 +136,13 @@ def test_job_gets_no_grace_beyond_its_lease(harness: Harness) -> None:
 
 def test_job_released_by_the_queue_gets_no_grace(harness: Harness) -> None:
     harness.worker.send(StopAttempt("lease", "The queue had given the job up."))
-    order = harness.supervision.poll()
+    order = harness.execution.poll()
     assert order is not None
-    assert (order.ending, harness.supervision.max_grace()) == ("lease", 0.0)
+    assert (order.ending, harness.execution.max_grace()) == ("lease", 0.0)
 
 
 def test_shim_wakes_up_to_stop_its_job(harness: Harness) -> None:
-    attempt_spec = harness.supervision._attempt_spec
-    harness.supervision._hold_until(lease_clock() + attempt_spec.stop_before_end + 0.2)
-    assert select.select([harness.supervision.fileno()], [], [], 30.0)[0]
-    assert wait_for(harness.supervision.poll).ending == "lease"
+    attempt_spec = harness.execution._attempt_spec
+    harness.execution._hold_until(lease_clock() + attempt_spec.stop_before_end + 0.2)
+    assert select.select([harness.execution.fileno()], [], [], 30.0)[0]
+    assert wait_for(harness.execution.poll).ending == "lease"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engines.local.gpu_usage import KEPT_MINUTES, LONGEST_GAP, UsagePerMinute
+from stoker.engines.gpu_usage import KEPT_MINUTES, LONGEST_GAP, UsagePerMinute
 from stoker.queue.model import GpuUse, Usage
 
 # At the start of a minute of the wall clock; the clock of the looks has another origin.
@@ -51,6 +51,19 @@ def test_minute_is_reported_when_it_is_over() -> None:
     site.meter.written([row])
     assert site.meter.finished() == []
     assert seconds(site.written()[1]) == {"job": 2.0}
+
+
+def test_last_minute_of_what_is_not_looked_at_any_more_is_reported_and_nothing_is_kept() -> None:
+    site = Site().see(0.0, 10.0)
+    site.meter.forget("g")
+    assert site.meter.finished() == []
+    site.meter.pass_time(NOON + 61.0)
+    (row,) = site.meter.finished()
+    assert seconds(row) == {"job": 10.0}
+    site.meter.written([row])
+    assert site.meter.so_far() == []
+    # It is another one of that name.
+    assert site.see(70.0, 75.0).written()[1].seconds == {"job": 5.0}
 
 
 def test_span_has_the_state_of_the_look_at_its_end() -> None:

@@ -11,12 +11,12 @@ from unittest.mock import Mock, patch
 
 import pytest
 
-from stoker.engines.attempt import AttemptRecord, AttemptSpec
+from stoker.engines.attempt import AttemptRecord, AttemptResult, AttemptSpec
 from stoker.engines.engine import Engine, Found, RunningAttempt, Step, WorkerOptions
 from stoker.engines.identity import WorkerIdentity
 from stoker.errors import StokerError
 from stoker.queue import Store, View
-from stoker.queue.model import Requests, Snoozed
+from stoker.queue.model import DeferredStart, Requests, Snoozed
 from stoker.runs.record import Snooze
 from stoker.worker import loop
 from stoker.worker.loop import WorkerLoop
@@ -38,7 +38,7 @@ class Harness:
         self.store = Mock(spec=Store, **{group: Mock() for group in ("jobs", "attempts", "workers", "logs", "usage")})
         self.store.logs.stream_requests.return_value = []
         self._directory = directory
-        self.engine = Mock(spec=Engine, attempts={})
+        self.engine = Mock(spec=Engine, attempts={}, lease=600.0)
         self.engine.find.return_value = Found([], True)
         self.engine.step.return_value = Step()
         self.engine.report.return_value = View()
@@ -48,8 +48,15 @@ class Harness:
         self.scheduler = Mock(spec=Scheduler)
         self.scheduler.polls_now.return_value = False
         self.scheduler.why_paused.return_value = None
+        self.annotated_before = 0
+        self.scheduler.finish.side_effect = self._finish
         self.loop._scheduler = self.scheduler
         self.loop._store, self.loop._adopted = self.store, True
+
+    def _finish(self, store: Mock, _attempt: RunningAttempt) -> bool:
+        """How often starts were written before the outcome."""
+        self.annotated_before = store.attempts.annotate.call_count
+        return True
 
     def attempt(self, name: str) -> RunningAttempt:
         (self._directory / name).mkdir()
@@ -144,8 +151,54 @@ def test_damaged_queue_is_logged_once(harness: Harness, monkeypatch: pytest.Monk
         pauses.append(round(harness.loop._away_until - before, 1))
     harness.store.attempts.renew.side_effect = None
     assert harness.logged == ["the queue is damaged; jobs go on, trying again"]
-    assert pauses == pytest.approx([0.5, 1.0, 2.0, 4.0], abs=0.3)
+    for pause, expected in zip(pauses, (0.5, 1.0, 2.0, 4.0), strict=True):
+        assert expected * 0.5 - 0.1 <= pause <= expected * 1.5 + 0.3
     harness.store.attempts.renew.return_value = {"runs": False}
     harness.loop._away_until = 0.0
     harness.loop._ask_queue()
     assert harness.logged[1:] == ["the queue is back"]
+
+
+def test_deferred_start_is_written_when_it_changes(harness: Harness) -> None:
+    attempt = harness.attempt("a")
+    annotate = harness.store.attempts.annotate
+    harness.loop._write_deferred_starts(harness.store)
+    annotate.assert_not_called()  # an attempt of this machine costs no statement
+
+    attempt.pending, attempt.where = True, "Slurm job 4711"
+    for _ in range(3):
+        harness.loop._write_deferred_starts(harness.store)
+    annotate.assert_called_once_with({"a": DeferredStart(True, "Slurm job 4711")})
+
+    attempt.pending, attempt.where, attempt.began = False, "Slurm job 4711 on node1", 100.0
+    for _ in range(3):
+        harness.loop._write_deferred_starts(harness.store)
+    annotate.assert_called_with({"a": DeferredStart(False, "Slurm job 4711 on node1", 100.0)})
+    assert annotate.call_count == 2
+    assert harness.logged == ["job of a: began as Slurm job 4711 on node1"]
+
+
+def test_start_on_a_cluster_is_written_before_the_outcome(harness: Harness) -> None:
+    attempt = harness.attempt("a")
+    attempt.where, attempt.began, attempt.result = "Slurm job 7 on node1", 100.0, AttemptResult("succeeded", 0, "")
+    harness.one_round()
+    harness.scheduler.finish.assert_called_once_with(harness.store, attempt)
+    assert harness.annotated_before == 1
+
+
+def test_failed_write_of_a_deferred_start_is_repeated(harness: Harness) -> None:
+    attempt = harness.attempt("a")
+    attempt.pending = True
+    harness.store.attempts.annotate.side_effect = [StokerError("away"), None]
+    with pytest.raises(StokerError):
+        harness.loop._write_deferred_starts(harness.store)
+    harness.loop._write_deferred_starts(harness.store)
+    assert harness.store.attempts.annotate.call_count == 2
+
+
+def test_reasons_of_pending_jobs_are_reported_while_nothing_is_started(harness: Harness) -> None:
+    harness.engine.report.return_value = View(waiting={"pending": "waits in Slurm's queue"})
+    harness.scheduler.why_paused.return_value = {"queued": "waits until jobs can be started again"}
+    harness.loop._send_heartbeat(harness.store)
+    view = harness.store.workers.heartbeat.call_args.args[2]
+    assert set(view.waiting) == {"pending", "queued"}

@@ -1,10 +1,13 @@
 """The command line: one module per verb, imported only when that verb is typed."""
 
+import gc
 import sys
 
 
 def main() -> None:
     """The `stoker` command."""
+    # Modules make no garbage; looking for it takes a tenth of the start. The verb turns it on again.
+    gc.disable()
     from stoker.streams import open_missing
 
     open_missing()

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import importlib
 import os
 import sys
@@ -42,10 +43,11 @@ GROUPS: Final = {
     },
     "Queue": {
         "submit": VerbModule("verbs.submit", "Put commands into the queue."),
-        "work": VerbModule("verbs.work", "Run the queue's jobs on this machine's GPUs."),
+        "work": VerbModule("verbs.work", "Run the queue's jobs, on this machine or a cluster."),
         "list": VerbModule("verbs.show", "List the jobs of the queue."),
         "show": VerbModule("verbs.show", "Show one job or run in detail."),
         "why": VerbModule("verbs.show", "Say why a job waits."),
+        "diff": VerbModule("verbs.show", "Show how a job's code differs."),
         "logs": VerbModule("verbs.logs", "Show what a job printed."),
         "wait": VerbModule("verbs.wait", "Wait until jobs have ended."),
         "cancel": VerbModule("verbs.steer", "Cancel jobs; running ones are stopped."),
@@ -56,6 +58,7 @@ GROUPS: Final = {
         "release": VerbModule("verbs.steer", "Let held jobs start."),
         "pause": VerbModule("verbs.pause", "Start nothing more, in the queue or on one worker."),
         "resume": VerbModule("verbs.pause", "Start jobs again after a pause."),
+        "machines": VerbModule("machines", "List, add, drain and remove the machines of the queue."),
         "feed": VerbModule("verbs.feed", "Take jobs from a text file or a Google Sheet."),
         "queue": VerbModule("verbs.queue", "Create or check the queue."),
         "clean": VerbModule("verbs.queue", "Delete jobs that ended long ago."),
@@ -119,6 +122,8 @@ class Verbs(click.Group):
 @click.pass_context
 def stoker(context: click.Context, config: str | None, debug: bool) -> None:
     """Keep GPUs busy, and notice when they are not."""
+    gc.freeze()
+    gc.enable()
     if config is not None:
         os.environ["STOKER_CONFIG"] = config
     if debug:
@@ -129,7 +134,7 @@ def stoker(context: click.Context, config: str | None, debug: bool) -> None:
     verb = context.invoked_subcommand
     if verb in CONFIGURABLE and (command := stoker.get_command(context, verb)) is not None:
         try:
-            context.default_map = {verb: option_defaults(verb, getattr(load_settings(), verb), command)}
+            context.default_map = {verb: option_defaults(verb, getattr(load_settings(), verb), command.params)}
         except BadInputError as error:
             # All other exit codes of `stoker run` are the command's.
             raise StokerError(str(error), exit_code=OWN_FAILURE if verb == "run" else error.exit_code) from None

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
 import click
@@ -25,6 +25,16 @@ def dry_run_option(text: str = "Say what would happen, and change nothing.") -> 
 
 def print_json(value: object) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def print_json_list(values: Iterable[object]) -> None:
+    """As `print_json` prints a list, one value at a time: a long one never is in memory as a whole."""
+    before = "["
+    for value in values:
+        text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+        sys.stdout.write(f"{before}\n  " + text.replace("\n", "\n  "))
+        before = ","
+    sys.stdout.write("[]\n" if before == "[" else "\n]\n")
 
 
 def note(message: str) -> None:

@@ -6,7 +6,8 @@ imports next to nothing.
 
 import os
 
-from stoker.gpus.spawn import Helper, spawned
+from stoker.gpus.sharing import shared_helper
+from stoker.gpus.spawn import Helper, private_helper, spawned
 from stoker.settings_path import config_path
 
 
@@ -22,7 +23,8 @@ def helper_for(arguments: list[str]) -> Helper | None:
     if ":" in spec or os.access(config_path(os.environ), os.F_OK):
         return None
     try:
-        return spawned(spec, os.environ.get("STOKER_ROOT", "/"))
+        root = os.environ.get("STOKER_ROOT", "/")
+        return shared_helper(spec, root, spawned, "join") or private_helper(spec, root, spawned)
     except OSError:
         return None
 

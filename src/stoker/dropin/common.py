@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterator
 
 from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import Prober, Sampler
+from stoker.gpus.sharing import Sharing
 from stoker.gpus.source import AbsentError
-from stoker.gpus.spawn import Helper, forked
+from stoker.gpus.spawn import Start, forked
 from stoker.settings import load_settings
 from stoker.units import parse_duration
 
 
-def open_prober(start: Callable[[str, str], Helper] = forked) -> Prober:
+def open_prober(start: Start = forked, sharing: Sharing = "start") -> Prober:
     """The prober that environment and settings ask for. The drop-ins have one thread: a fork shares their memory."""
     settings = load_settings()
-    return Prober(settings.gpus, deadline=parse_duration(settings.deadline), start=start)
+    return Prober(settings.gpus, deadline=parse_duration(settings.deadline), start=start, sharing=sharing)
 
 
 def steady_looks(every: float) -> Iterator[Look]:

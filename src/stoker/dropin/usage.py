@@ -120,5 +120,5 @@ def get_gpu_usage(device_ids: Collection[int] | None = None) -> float:
 # One helper process for as many calls as the program makes. The function has no object that a caller could keep it in,
 # so this one lives as long as the program, starts nothing before the first call, and is closed at the end.
 # Spawned, not forked: the program around this may have threads and open CUDA devices.
-_METER: Final = GpuUsageMeter(lambda: open_prober(spawned))
+_METER: Final = GpuUsageMeter(lambda: open_prober(spawned, sharing="join"))
 atexit.register(_METER.close)

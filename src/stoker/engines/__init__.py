@@ -1,4 +1,4 @@
-"""Engines: where and how attempts run. Each is a package with `OPTIONS` and `create`, and one line in `ENGINES`."""
+"""Engines: where and how attempts run. Each is a package with `OPTIONS`, `create` and `check`, named in `ENGINES`."""
 
 import importlib
 from collections.abc import Callable
@@ -9,8 +9,10 @@ from stoker.errors import BadInputError
 if TYPE_CHECKING:
     from stoker.engines.engine import EngineModule
 
+LOCAL: Final = "local"
 ENGINES: Final = {
-    "local": "stoker.engines.local",
+    LOCAL: "stoker.engines.local",
+    "slurm": "stoker.engines.slurm",
 }
 
 

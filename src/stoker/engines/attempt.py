@@ -7,6 +7,8 @@ An attempt's directory is a run's record with this beside it:
     output           what the job printed, and `output.1` the older part of it
     socket           where the local engine's shim listens for a worker
     fit.json         how its batch size was found, if it was
+    code, code-*     the code that it runs, with --pin or --snapshot, while it runs
+    code.tar.z       the same as an archive, where its machine does not reach the queue
     snoozed.json     which snooze asked for through the queue was applied last, if any
 """
 
@@ -19,6 +21,7 @@ import msgspec
 
 from stoker.fit.model import FitSpec, Fitted
 from stoker.paths import write_atomically
+from stoker.queue.code.archive import CodeSnapshot
 from stoker.queue.commands import Command
 from stoker.queue.model import Outcome
 from stoker.runs.plan import Plan
@@ -29,6 +32,8 @@ from stoker.runs.record import Record, Status
 ATTEMPT_TAG: Final = "STOKER_ATTEMPT_ID"
 UNDELIVERED: Final = "attempt.json"
 _DELIVERED: Final = "delivered.json"
+# Its code, where its machine does not reach the queue.
+ARCHIVE: Final = "code.tar.z"
 _FIT: Final = "fit.json"
 _SNOOZED: Final = "snoozed.json"
 # Everything of a job must be gone before its lease ends: the time the kernel needs to take a large process apart.
@@ -73,7 +78,9 @@ class AttemptSpec(msgspec.Struct, frozen=True, kw_only=True):
     fitting: BatchSizeFit | None = None
     """How its batch size is found before it starts."""
     commit: str | None = None
-    """Run a snapshot of this commit instead of the directory as it is."""
+    """Run a worktree of this commit instead of the directory as it is."""
+    code: CodeSnapshot | None = None
+    """Run this code, which the queue has."""
     started: float
     """Seconds since the epoch."""
 
@@ -123,6 +130,7 @@ class AttemptRecord(Record):
         """The queue has everything of this attempt."""
         try:
             (self.directory / UNDELIVERED).replace(self.directory / _DELIVERED)
+            (self.directory / ARCHIVE).unlink(missing_ok=True)
         except OSError:
             return  # another process did it, or the disk is gone: then it is delivered again, and refused
 

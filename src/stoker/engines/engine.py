@@ -1,6 +1,7 @@
 """The seam under the worker: an engine runs attempts; the worker claims, renews, delivers and reports for any engine.
 
-An engine is a package with `OPTIONS`, the options that `stoker work` takes for it, and `create`, which makes it.
+An engine is a package with `OPTIONS`, the options that `stoker work` takes for it, `create`, which makes it, and
+`check`, which refuses jobs that it can never run.
 Nothing above the seam knows of processes, cgroups, machines or a cluster's job ids.
 """
 
@@ -25,8 +26,8 @@ from stoker.engines.attempt import (
 from stoker.engines.delivery import LogTail
 from stoker.engines.identity import WorkerIdentity
 from stoker.errors import BadInputError
-from stoker.queue import Attempt, Job
-from stoker.queue.model import Snoozed, Usage, View
+from stoker.queue import Attempt, Job, JobSpec
+from stoker.queue.model import DeferredStart, ReadyJob, Snoozed, Usage, View
 from stoker.rules.rule import RuleWarning
 from stoker.runs.plan import DEFAULT_GRACE
 from stoker.runs.record import Snooze
@@ -46,6 +47,8 @@ Log = Callable[[str], None]
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a worker that every engine has."""
 
+    engine: str = "local"
+    """The name of the engine in `ENGINES`."""
     queue: str | None = None
     """The address of the queue; None for the file in the state directory."""
     lease: float = DEFAULT_LEASE
@@ -76,6 +79,13 @@ class EngineModule(Protocol):
         """
         ...
 
+    def check(self, job: JobSpec, view: View | None = None) -> None:
+        """Raises BadInputError when this engine can never run such a job. Pure.
+
+        `view`: what a live worker with this engine reports; None when only what holds everywhere is checked.
+        """
+        ...
+
 
 class CannotTellError(Exception):
     """The engine cannot find out now. Nothing is concluded from that: the worker asks again later."""
@@ -89,7 +99,13 @@ class RunningAttempt(ABC):
         self.spec = attempt_spec
         self.since = time.monotonic() - max(0.0, time.time() - attempt_spec.started)
         self.where = ""
-        """Where it runs, for the log: ` on GPU 0`."""
+        """Where it runs, for people: `GPU 0`, `Slurm job 4711 on node1`."""
+        self.pending = False
+        """Whether a cluster manager has it and it did not begin."""
+        self.began: float | None = None
+        """When a cluster manager let it begin, in seconds since the epoch; None if it began with its claim."""
+        self.recorded_start: DeferredStart | None = None
+        """What the queue knows of that."""
         self.stopping = False
         self.result: AttemptResult | None = None
         """How it ended, once the engine has proof of that."""
@@ -113,6 +129,17 @@ class RunningAttempt(ABC):
     @property
     def job(self) -> str:
         return self.spec.job
+
+    @property
+    def deferred_start(self) -> DeferredStart | None:
+        """What the queue should know of when and where it runs; None if the claim says everything."""
+        if not self.pending and self.began is None:
+            return None
+        return DeferredStart(self.pending, self.where, None if self.pending else self.began)
+
+    def lasted(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self.since if self.began is None else max(0.0, time.time() - self.began)
 
     @property
     @abstractmethod
@@ -182,6 +209,8 @@ class Start(NamedTuple):
     job: str
     gpus: tuple[str, ...] = ()
     """Uuids of the GPUs it gets."""
+    pending: bool = False
+    """Whether it is given to a cluster manager, which lets it begin later."""
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -209,8 +238,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     reserved: tuple[Reservation, ...] = ()
     never: frozenset[str] = frozenset()
     """The waiting jobs that can never start here."""
-    cpu_slots: int = 0
-    """How many jobs without a GPU could start beyond those that wait here."""
     complete: bool = True
     """False when capacity is not known well enough yet: reservations stay as they are, and `step` reports a change."""
 
@@ -232,6 +259,11 @@ class Engine(Protocol):
         """All attempts by id, from `start` or `find` until `forget`."""
         ...
 
+    @property
+    def lease(self) -> float:
+        """How long the queue leaves an attempt to this worker without a renewal, in seconds."""
+        ...
+
     def open(self, identity: WorkerIdentity) -> None:
         """Called once, when the worker has its identity."""
         ...
@@ -250,8 +282,8 @@ class Engine(Protocol):
         """
         ...
 
-    def decide(self, waiting: Sequence[Job], queue_time: float) -> Decision:
-        """Which of these jobs can start now, in their order. `queue_time`: the queue's clock when they were read."""
+    def decide(self, waiting: Sequence[ReadyJob], queue_time: float) -> Decision:
+        """Which of these jobs can start now, in their order. `queue_time`: the queue's clock."""
         ...
 
     def start(self, job: Job, attempt: Attempt, claimed_at: float) -> RunningAttempt:

@@ -14,6 +14,7 @@ from stoker.gpus.prober import Prober
 from stoker.logs.reader import read_tail
 from stoker.logs.writer import LogWriter
 from stoker.paths import private_directory
+from stoker.queue.commands import Command
 from stoker.runs.plan import Plan
 from stoker.runs.record import Status
 from stoker.units import format_duration, format_memory
@@ -30,7 +31,11 @@ class FittedRun:
 
     def __init__(self, fit: BatchSizeFit, record: AttemptRecord, log_limit: int) -> None:
         self._fit = fit
+        self.probed: Command = fit.command
+        """What probes run, if that differs."""
         self._record = record
+        self.outputs = [record.output]
+        """The logs of the job, that of the run which failed first."""
         self._log_limit = log_limit
         self._home = record.directory.parent.parent
         self._retries = fit.spec.retries_oom
@@ -65,7 +70,7 @@ class FittedRun:
         probes = self._record.directory / "probes"
         private_directory(probes)
         request = FitRequest(
-            command=fit.command,
+            command=self.probed,
             search_options=spec.search_options,
             overrides=spec.overrides,
             limits=spec.limits,
@@ -78,7 +83,7 @@ class FittedRun:
             most_memory=fit.most_memory,
         )
         fitter = Fitter(request, prober, self._log, check)
-        self._key = key_of(fit.command, plan.directory or "/", fitter.gpus[0], spec.search_options, spec.overrides)
+        self._key = key_of(self.probed, plan.directory or "/", fitter.gpus[0], spec.search_options, spec.overrides)
         cached = FitCache(self._home).find(self._key)
         is_young = spec.reuse is not None and cached is not None and cached.at >= time.time() - spec.reuse
         if cached is not None and is_young and cached.fitted.predicted <= fitter.limit():
@@ -143,7 +148,7 @@ class FittedRun:
         from stoker.fit.oom import host_kills, is_out_of_memory, is_silent, was_killed
 
         # Only the output of the last run counts.
-        output = read_tail(self._record.output, _OOM_WITHIN).rpartition(_RESTARTED)[2]
+        output = read_tail(self.outputs[0], _OOM_WITHIN).rpartition(_RESTARTED)[2]
         # Its probes ran with less, so what a library refuses now is the size.
         if is_out_of_memory(output, status.exit_code, smaller_ran=True) is not None:
             self._failure = "ran out of memory"
@@ -171,6 +176,7 @@ class FittedRun:
 
     def _log(self, message: str) -> None:
         """Between two runs nothing else writes to the job's output."""
-        log = LogWriter(self._record.output, self._log_limit)
-        log.write(f"stoker: {message}\n".encode(errors="replace"))
-        log.close()
+        for output in self.outputs:
+            log = LogWriter(output, self._log_limit)
+            log.write(f"stoker: {message}\n".encode(errors="replace"))
+            log.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from stoker.engines.attempt import AttemptRecord
+from stoker.engines.code import tidy_archives
 from stoker.errors import StokerError
 from stoker.paths import open_privately, private_directory, try_lock
 from stoker.procfs import boot_id
@@ -23,6 +24,8 @@ MOST_ATTEMPTS: Final = 1000
 OLDEST_ATTEMPT: Final = 60 * 86400.0
 # Short jobs fill a disk within minutes: old attempts are removed after this many new ones.
 TIDY_AFTER: Final = 100
+# By a supervisor that has ended its job.
+_CODE_REMOVED_WITHIN: Final = 3600.0
 # Refused workers that could read the pid of this one. The lock still refuses the next.
 _BACKLOG: Final = 1000
 
@@ -103,9 +106,13 @@ class WorkerIdentity:
         return self._created >= TIDY_AFTER
 
     def tidy(self) -> None:
-        """Removes attempts that are too many or too old, except those whose outcome the queue does not have."""
+        """Removes attempts that are too many or too old, except those whose outcome the queue does not have.
+
+        Of others that are over, the code that a killed supervisor could not remove.
+        """
         self._created = 0
-        too_old = time.time() - OLDEST_ATTEMPT
+        tidy_archives(self.directory)
+        too_old, left_behind = time.time() - OLDEST_ATTEMPT, time.time() - _CODE_REMOVED_WITHIN
         try:
             with os.scandir(self.directory / "attempts") as entries:
                 found = sorted(
@@ -114,9 +121,15 @@ class WorkerIdentity:
         except OSError:
             return  # the directory was deleted
         for place, (changed, path) in enumerate(found):
-            is_superfluous = place >= MOST_ATTEMPTS or changed < too_old
-            if is_superfluous and not AttemptRecord(Path(path)).has_attempt():
+            if changed >= left_behind and place < MOST_ATTEMPTS:
+                continue
+            if AttemptRecord(Path(path)).has_attempt():
+                continue
+            if place >= MOST_ATTEMPTS or changed < too_old:
                 shutil.rmtree(path, ignore_errors=True)
+            else:
+                for code in Path(path).glob("code*"):
+                    shutil.rmtree(code, ignore_errors=True)
 
     def leave(self) -> None:
         os.close(self._lock)

@@ -10,10 +10,12 @@ from typing import Final, NamedTuple, TextIO, TypeVar
 from msgspec.structs import replace
 
 from stoker.backoff import Backoff
+from stoker.engines.admission import check_jobs
 from stoker.errors import BadInputError, StokerError
 from stoker.queue.commands import check_command
 from stoker.queue.fields import JobSpec, check
 from stoker.queue.provenance import checkout_of
+from stoker.queue.store import Store
 
 
 class SourceCommand(NamedTuple):
@@ -31,6 +33,13 @@ class Intake:
         """`append` is put behind every command."""
         self._pattern = pattern
         self._append = append
+        self._admitted = False
+
+    def admit(self, store: Store) -> None:
+        """Raises BadInputError when no engine of this queue can run such jobs. Asked once: workers come and go."""
+        if not self._admitted:
+            check_jobs(store, [self._pattern])
+            self._admitted = True
 
     def refusal(self, command: str) -> str | None:
         """Why no job can be made of this command; None when one can."""

@@ -113,6 +113,7 @@ class SheetFeed:
         if self._store is None:
             self._store = self._open_store()
         store, layout = self._store, self._layout
+        self._intake.admit(store)
         feed = f"sheet:{self._sheet.identity}:{layout.commands}:"
         # Before the sheet is read: when another feed changes it meanwhile, what was read is old.
         version, text = store.feeds.memory(feed)
@@ -211,7 +212,7 @@ class SheetFeed:
 
     def _about(self, row: SheetRow, entry: TakenRow, job: Job, gpus: Mapping[str, str]) -> dict[RowField, str]:
         """What is to be read beside the row of this job."""
-        state: str = job.state
+        state = job.shown_state
         if entry.again and job.state not in ENDED:
             entry.again = False
         if entry.is_edited and row.command:
@@ -236,7 +237,9 @@ class SheetFeed:
     def _gpus_of(self, jobs: Sequence[Job], store: Store) -> dict[str, str]:
         """The GPUs of the last attempt at each of the jobs that has started, in words."""
         started = {
-            job.id: job.attempt for job in jobs if job.attempt is not None and job.state not in ("queued", "held")
+            job.id: job.attempt
+            for job in jobs
+            if job.attempt is not None and job.state not in ("queued", "held") and not job.is_pending
         }
         if unknown := set(started.values()) - self._gpus.keys():
             workers = store.workers.all()
@@ -259,6 +262,8 @@ def _known(store: Store, feed: str, jobs: Mapping[str, Job], content: Content) -
 
 def words(attempt: Attempt, workers: Sequence[Worker]) -> str:
     """`GPU 0 and 1 on lab1`; only the machine for a job without GPUs, a part of the uuid where no worker knows it."""
+    if attempt.where:
+        return attempt.where
     indices = {gpu.uuid: str(gpu.index) for worker in workers for gpu in worker.view.gpus}
     hosts = [worker.host for worker in workers if worker.id == attempt.worker]
     place = f" on {hosts[0]}" if hosts else ""

@@ -125,6 +125,7 @@ class FileFeed:
             wanted.append(SourceCommand(line.text, origin, new_id()))
         for start in range(0, len(wanted), MOST_AT_ONCE):
             with self._queue() as store:
+                self._intake.admit(store)
                 self._submit(store, wanted[start : start + MOST_AT_ONCE])
         self._done = data
 

@@ -363,7 +363,7 @@ class Filler:
                 self._leftovers = None
 
     def _helpers(self) -> list[int]:
-        helper = [] if self._prober.helper is None else [self._prober.helper]
+        helper = self._prober.children
         return [*helper, *(process.reaper.pid for process in self._processes())]
 
     # Reporting

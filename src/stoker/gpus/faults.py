@@ -21,7 +21,7 @@ def standing_faults(health: DeviceHealth) -> tuple[str, ...]:
 
 def new_faults(before: DeviceHealth, health: DeviceHealth) -> tuple[str, ...]:
     """What has happened since `before`: XIDs after which a reset is needed, and uncorrectable memory errors."""
-    xids = [xid for xid in _appended(before.xids, health.xids) if xid in RESET_XIDS]
+    xids = [xid for xid in appended_xids(before.xids, health.xids) if xid in RESET_XIDS]
     faults = list(dict.fromkeys(map(describe_xid, xids)))
     if not isinstance(before.uncorrected, Unknown) and not isinstance(health.uncorrected, Unknown):
         count = health.uncorrected - before.uncorrected
@@ -37,7 +37,7 @@ def last_known(before: DeviceHealth, health: DeviceHealth) -> DeviceHealth:
     return health
 
 
-def _appended(before: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, ...]:
+def appended_xids(before: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, ...]:
     """What was added at the end since, where the oldest may have been dropped at the beginning."""
     kept = next(count for count in range(len(before), -1, -1) if now[:count] == before[len(before) - count :])
     return now[kept:]

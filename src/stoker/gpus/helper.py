@@ -1,36 +1,46 @@
-"""The helper process, which alone calls the driver: it may block or die there, the prober does not.
+"""The helper process, which alone calls the driver: it may block or die there, the probers do not.
 
-One byte on standard input asks for a look; a framed reply follows on standard output.
+Its standard input is the connection to one prober, or a socket on which those of all processes of a user connect. A
+request says when to reply and how old the look may be; a newer request replaces it. What a look reports spans the time
+since the last one that the same prober got.
 """
 
 import contextlib
+import math
 import os
+import resource
+import select
 import signal
+import socket
 import struct
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.gpus.model import Gpu, Look, SourceChoice, Unknown
+from stoker.gpus.faults import appended_xids
+from stoker.gpus.history import SHORTEST_SPAN, LookHistory
+from stoker.gpus.model import Gpu, Look, Reading, SourceChoice, Unknown, known
+from stoker.gpus.sharing import BACKLOG, peer_user
 from stoker.gpus.source import AbsentError, Source, open_source
 from stoker.procfs import close_inherited_descriptors
 
 NAME: Final = "stoker-gpus"
-REQUESTS: Final = 0
-REPLIES: Final = 1
 _NO_GPUS: Final[tuple[Gpu, ...]] = ()
+# A shared helper without clients stays this long: the next command may follow at once.
+_LINGER: Final = 1.0
+# Between two tries to accept a client on a machine that is short of descriptors or memory.
+_ACCEPT_AGAIN: Final = 0.05
+_CHUNK: Final = 4096
 
-
-ASK: Final = b"l"
-HEADER: Final = struct.Struct("=I")
-
-
-def frame(body: bytes) -> bytes:
-    return HEADER.pack(len(body)) + body
+# The number of the request; when to reply; when the look must have been taken at the earliest. In monotonic seconds.
+REQUEST: Final = struct.Struct("=Idd")
+# The length of the reply, and the number of the request.
+HEADER: Final = struct.Struct("=II")
 
 
 class HelperReply(msgspec.Struct, frozen=True, array_like=True):
@@ -51,62 +61,273 @@ def main() -> None:
 
 
 def serve(spec: str, root: str) -> None:
-    """Answers requests on standard input until the prober closes it."""
-    # Ctrl-C at a terminal is for the program in the foreground; the helper ends with its prober.
+    """Answers requests until nobody is connected any more."""
+    # Ctrl-C at a terminal is for the program in the foreground; the helper ends with its probers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A search for users of the GPUs must recognize this process as none.
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(NAME)
     close_inherited_descriptors()
+    with contextlib.suppress(OSError, ValueError):
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
     reader = _Reader(spec, Path(root))
-    encode = msgspec.msgpack.Encoder().encode
+    server = _Server(socket.socket(fileno=os.dup(0)), reader)
+    with contextlib.suppress(OSError):
+        os.chdir("/")  # nobody unmounts a directory in which a process works
     try:
-        while os.read(REQUESTS, 1) == ASK:
-            _write(frame(encode(reader.answer())))
-    except BrokenPipeError:
-        pass  # the prober is gone
+        server.run()
     finally:
+        # Processes that connect now start another helper.
+        server.close()
         reader.close()
-
-
-def _write(message: bytes) -> None:
-    view = memoryview(message)
-    while view:
-        view = view[os.write(REPLIES, view) :]
 
 
 class _Reader:
     """Opens the source at the first request, so that a driver that blocks then is guarded too."""
 
     def __init__(self, spec: str, root: Path) -> None:
+        self.history = LookHistory()
+        self.absent: str | None = None
+        """Why the last look was none."""
+        self.choices: tuple[SourceChoice, ...] = ()
         self._spec = spec
         self._root = root
         self._source: Source | None = None
-        self._sent: tuple[Gpu, ...] | None = None
+        self._fresh: Look | None = None
 
-    def answer(self) -> HelperReply:
-        choices: tuple[SourceChoice, ...] = ()
+    def read(self) -> None:
+        """Takes a look."""
+        self.absent = None
+        look = self._guarded(self._look)
+        if look is not None:
+            self.history.add(look)
+
+    def first_look(self, not_before: float) -> Look | None:
+        """The latest look for a prober that had none before: it covers no more than a first look usually does."""
+        if self.history.span <= SHORTEST_SPAN or self.absent is not None:
+            return self.history.latest
+        if self._fresh is None or self._fresh.at < not_before:
+            self._fresh = self._guarded(self._look_anew)
+        return self._fresh
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()
+
+    def _look(self) -> Look:
+        if self._source is None:
+            self._source, self.choices = open_source(self._spec, self._root)
+        return self._source.look()
+
+    def _look_anew(self) -> Look:
+        source, _choices = open_source(self._spec, self._root)
         try:
-            if self._source is None:
-                self._source, choices = open_source(self._spec, self._root)
-            look = self._source.look()
+            return source.look()
+        finally:
+            source.close()
+
+    def _guarded(self, look: Callable[[], Look]) -> Look | None:
+        try:
+            return look()
         except AbsentError as absent:
-            return HelperReply(None, absent=str(absent))
+            self.absent = str(absent)
+            return None
         except StokerError as error:
-            look = self._failed(str(error))
+            return self._failed(str(error))
         except Exception as error:  # noqa: BLE001 - any failure must become an unknown look, not the end of the helper
-            look = self._failed(f"Stoker's reader failed: {type(error).__name__}: {error}")
-        if not look.gpus:
-            return HelperReply(look, choices=choices)
-        if look.gpus == self._sent and not choices:
-            return HelperReply(msgspec.structs.replace(look, gpus=_NO_GPUS), same_gpus=True)
-        self._sent = look.gpus
-        return HelperReply(look, choices=choices)
+            return self._failed(f"Stoker's reader failed: {type(error).__name__}: {error}")
 
     def _failed(self, reason: str) -> Look:
         name = self._source.name if self._source else self._spec
         return Look(name, time.monotonic(), time.time(), (), (), problem=Unknown(reason))
 
+
+class _Client:
+    """One prober: what it asked for, and what it has seen."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.request = 0
+        """The number of its last request."""
+        self.due = math.inf
+        """When to reply to it; never, after the reply."""
+        self.not_before = 0.0
+        """When the look must have been taken at the earliest."""
+        self.unsent = b""
+        self.mark: int | None = None
+        """Its place in the history; None before its first look."""
+        self.gpus: tuple[Gpu, ...] | None = None
+        """Those that it knows."""
+        self.xids: dict[str, tuple[int, ...]] = {}
+        """The errors of each GPU that happened before it came."""
+        connection.setblocking(False)
+
+
+class _Server:
+    """Waits for requests, reads the GPUs once for all that wait, and replies."""
+
+    def __init__(self, first: socket.socket, reader: _Reader) -> None:
+        """`first`: listens, or is the only client."""
+        self._reader = reader
+        self._history = reader.history
+        self._clients: dict[int, _Client] = {}
+        self._poll = select.poll()
+        self._listener: socket.socket | None = None
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._joined: dict[int, Look] = {}
+        self._encoded: dict[tuple[int, bool], bytes] = {}
+        """Until the next look: what clients that have seen the same are given, by their mark."""
+        if first.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            first.setblocking(False)
+            first.listen(BACKLOG)  # once more, so that clients learn this process's pid
+            self._listener = first
+            self._poll.register(first.fileno(), select.POLLIN)
+        else:
+            self._add(first)
+
+    def run(self) -> None:
+        while self._clients or self._listener is not None:
+            ready = self._poll.poll(self._timeout())
+            if not ready and not self._clients:
+                return
+            for descriptor, events in ready:
+                if descriptor in self._clients:
+                    self._serve(self._clients[descriptor], events)
+                elif self._listener is not None:
+                    self._accept(self._listener)
+            self._answer()
+
+    def _timeout(self) -> float | None:
+        """In milliseconds, for a poll."""
+        if not self._clients:
+            return _LINGER * 1000
+        due = min(client.due for client in self._clients.values())
+        return None if due == math.inf else max(due - time.monotonic(), 0.0) * 1000
+
     def close(self) -> None:
-        if self._source is not None:
-            self._source.close()
+        if self._listener is not None:
+            self._listener.close()
+        os.close(0)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:
+            time.sleep(_ACCEPT_AGAIN)
+            return
+        if peer_user(connection) == os.geteuid():
+            self._add(connection)
+        else:
+            connection.close()
+
+    def _add(self, connection: socket.socket) -> None:
+        self._clients[connection.fileno()] = _Client(connection)
+        self._poll.register(connection.fileno(), select.POLLIN)
+
+    def _serve(self, client: _Client, events: int) -> None:
+        try:
+            if events & select.POLLOUT:
+                self._send(client)
+            if events & ~select.POLLOUT:
+                data = client.connection.recv(_CHUNK)
+                if not data:
+                    raise ConnectionResetError
+                *_, (client.request, client.due, client.not_before) = REQUEST.iter_unpack(data)
+        except BlockingIOError:
+            return
+        except (OSError, struct.error):
+            self._drop(client)
+
+    def _drop(self, client: _Client) -> None:
+        descriptor = client.connection.fileno()
+        self._poll.unregister(descriptor)
+        del self._clients[descriptor]
+        client.connection.close()
+        if client.mark is not None:
+            self._history.release(client.mark)
+
+    def _answer(self) -> None:
+        now = time.monotonic()
+        asking = [client for client in self._clients.values() if client.due <= now]
+        if not all(map(self._is_served, asking)):
+            self._reader.read()
+            self._joined.clear()
+            self._encoded.clear()
+        for client in asking:
+            try:
+                reply = self._reply(client)
+                client.unsent += HEADER.pack(len(reply), client.request) + reply
+                client.due = math.inf
+                self._send(client)
+            except OSError:
+                self._drop(client)
+
+    def _is_served(self, client: _Client) -> bool:
+        """Whether the latest look is young enough for it, and one that it has not seen."""
+        latest = self._history.latest
+        if latest is None or latest.at < client.not_before or self._reader.absent is not None:
+            return False
+        return client.mark is None or not self._history.is_at_end(client.mark)
+
+    def _reply(self, client: _Client) -> bytes:
+        if self._reader.absent is not None:
+            return self._encode(HelperReply(None, absent=self._reader.absent))
+        if client.mark is None:
+            return self._first_reply(client)
+        before, client.mark = client.mark, self._history.mark()
+        look = self._joined.get(before) or self._history.since(before)
+        self._joined[before] = look
+        self._history.release(before)
+        is_same = bool(look.gpus) and look.gpus == client.gpus
+        client.gpus = look.gpus or client.gpus
+        if client.xids:
+            return self._encoded_look(_without_earlier(look, client.xids), is_same=is_same)
+        key = (before, is_same)
+        if key not in self._encoded:
+            self._encoded[key] = self._encoded_look(look, is_same=is_same)
+        return self._encoded[key]
+
+    def _encoded_look(self, look: Look, *, is_same: bool) -> bytes:
+        return self._encode(HelperReply(msgspec.structs.replace(look, gpus=_NO_GPUS) if is_same else look, is_same))
+
+    def _first_reply(self, client: _Client) -> bytes:
+        look = self._reader.first_look(client.not_before)
+        if look is None:
+            return self._encode(HelperReply(None, absent=self._reader.absent))
+        if not self._history.is_first:
+            client.xids = self._xids()
+        client.mark = self._history.mark()
+        client.gpus = look.gpus or None
+        return self._encode(HelperReply(_without_earlier(look, client.xids), choices=self._reader.choices))
+
+    def _xids(self) -> dict[str, tuple[int, ...]]:
+        """The errors that have been seen on each GPU so far."""
+        readings = () if self._history.latest is None else self._history.latest.readings
+        return {one.uuid: one.health.xids for one in readings if known(one.health) and one.health.xids}
+
+    def _send(self, client: _Client) -> None:
+        """Sends what the client has room for. One that is suspended reads the rest later."""
+        with contextlib.suppress(BlockingIOError):
+            sent = client.connection.send(client.unsent, socket.MSG_NOSIGNAL)
+            client.unsent = client.unsent[sent:]
+        events = select.POLLIN | (select.POLLOUT if client.unsent else 0)
+        self._poll.modify(client.connection.fileno(), events)
+
+
+def _without_earlier(look: Look, xids: Mapping[str, tuple[int, ...]]) -> Look:
+    """The look without the errors that happened before a client came."""
+    if not xids:
+        return look
+    readings = tuple([_newer(reading, xids.get(reading.uuid, ())) for reading in look.readings])
+    return msgspec.structs.replace(look, readings=readings)
+
+
+def _newer(reading: Reading, earlier: tuple[int, ...]) -> Reading:
+    if not earlier or not known(reading.health):
+        return reading
+    return msgspec.structs.replace(
+        reading, health=reading.health._replace(xids=appended_xids(earlier, reading.health.xids))
+    )

@@ -4,6 +4,8 @@ Every field of a reading may be `Unknown`, with the reason in words. Zero is a v
 `known(...)`, never by truth.
 """
 
+import functools
+import re
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
@@ -42,6 +44,26 @@ class Gpu(msgspec.Struct, frozen=True, array_like=True):
     """PCI address such as 0000:65:00.0."""
     parent: str | None = None
     """For a MIG device: the uuid of the GPU that it is a slice of."""
+
+
+def is_model(name: str, wanted: str) -> bool:
+    """Whether the name of a GPU contains one of these, separated by `|`, in upper or lower case.
+
+    Numbers are matched whole: `a10` is not in `A100`. Spaces, hyphens and underscores are the same.
+    """
+    return _model_pattern(wanted).search(name) is not None
+
+
+@functools.cache
+def _model_pattern(wanted: str) -> re.Pattern[str]:
+    return re.compile("|".join(map(_part_pattern, wanted.split("|"))), re.IGNORECASE)
+
+
+def _part_pattern(part: str) -> str:
+    words = "[ _-]*".join(map(re.escape, re.split(r"[ _-]+", part.strip())))
+    before = r"(?<![0-9])" if part[:1].isdigit() else ""
+    after = r"(?![0-9])" if part[-1:].isdigit() else ""
+    return f"{before}{words}{after}"
 
 
 _NOT_RECORDED: Final = Unknown("not recorded")

@@ -1,4 +1,4 @@
-"""Reads GPUs through a helper process, each look with a deadline.
+"""Reads GPUs through a helper process, its own or one that it shares, each look with a deadline.
 
 A call into a sick driver can block for minutes in an uninterruptible sleep. It then blocks the helper; the prober
 returns an unknown look after the deadline, starts no second helper, sends no second request, and recovers when the
@@ -9,73 +9,84 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from stoker.gpus.helper import ASK, HEADER, HelperReply
+from stoker.gpus.helper import HEADER, REQUEST, HelperReply
 from stoker.gpus.model import Gpu, Look, Reading, SourceChoice, Unknown
+from stoker.gpus.sharing import Sharing, shared_helper, started_here
 from stoker.gpus.source import AbsentError, check_spec
-from stoker.gpus.spawn import Helper, spawned
+from stoker.gpus.spawn import Helper, Start, private_helper, spawned
 
 # How long a helper may take to end by itself before SIGTERM. Never SIGKILL: drivers have been seen to freeze after a
 # client was killed during a call.
 _GOODBYE: Final = 0.5
-_CHUNK: Final = 1 << 18
+_CHUNK: Final = 1 << 16
+_MOST_REQUESTS: Final = 1 << 32
+# Made once, and shared by the processes that are forked from this one.
+_DECODER: Final = msgspec.msgpack.Decoder(HelperReply)
 
 
 class HelperProcess:
-    """The helper and the pipes to it; nothing here blocks. `death` is None while it lives, then how it ended."""
+    """The helper and the connection to it; nothing here blocks. `death` is None while it lives, then how it ended."""
 
     def __init__(self, helper: Helper) -> None:
         self.death: str | None = None
-        self._helper = helper
+        self.pid = helper.pid
+        self.is_shared = helper.is_shared
+        self.has_replied = False
+        self._connection = helper.connection
         self._received = bytearray()
-        os.set_blocking(helper.replies, False)
-
-    @property
-    def pid(self) -> int:
-        return self._helper.pid
+        self._request = 0
+        os.set_blocking(self._connection, False)
 
     def fileno(self) -> int:
-        return self._helper.replies
+        return self._connection
 
-    def ask(self) -> None:
-        with contextlib.suppress(BrokenPipeError):  # a dead helper is noticed when its reply is read
-            os.write(self._helper.requests, ASK)
+    def ask(self, due: float, not_before: float) -> None:
+        """Asks for a look at a time, instead of one that was asked for before."""
+        self._request = (self._request + 1) % _MOST_REQUESTS
+        # A dead helper is noticed when its reply is read. One that is stopped reads no requests.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError, BlockingIOError):
+            os.write(self._connection, REQUEST.pack(self._request, due, not_before))
 
     def receive(self) -> bytes | None:
         """A complete message, or None; notices the helper's death."""
         while self.death is None:
             try:
-                piece = os.read(self._helper.replies, _CHUNK)
+                piece = os.read(self._connection, _CHUNK)
             except BlockingIOError:
                 return None
+            except ConnectionResetError:
+                piece = b""
             if not piece:
                 self._reap()
                 return None
-            if not self._received and len(piece) == HEADER.size + HEADER.unpack_from(piece)[0]:
-                return piece[HEADER.size :]
+            self.has_replied = True
             self._received += piece
             if (message := self._assembled()) is not None:
                 return message
         return None
 
     def _assembled(self) -> bytes | None:
-        """The message that came in several pieces, once it is complete."""
-        if len(self._received) < HEADER.size:
-            return None
-        ends = HEADER.size + HEADER.unpack_from(self._received)[0]
-        if len(self._received) < ends:
-            return None
-        message = bytes(memoryview(self._received)[HEADER.size : ends])
-        self._received.clear()
-        return message
+        """The reply to the last request, once it is complete. One to a request before it is dropped."""
+        while len(self._received) >= HEADER.size:
+            length, request = HEADER.unpack_from(self._received)
+            ends = HEADER.size + length
+            if len(self._received) < ends:
+                return None
+            message = bytes(self._received[HEADER.size : ends])
+            del self._received[:ends]
+            if request == self._request:
+                return message
+        return None
 
     def _reap(self) -> None:
         self.release()
         self.death = "ended"
+        if self.is_shared and self.pid not in started_here():
+            return  # a process that another one started
         if not self.reaped_within(_GOODBYE):
             self.death = "is stuck in the driver on its way out"
 
@@ -102,14 +113,13 @@ class HelperProcess:
         return True
 
     def release(self) -> None:
-        """Closes the pipes: a helper that is not blocked then ends."""
-        os.close(self._helper.requests)
-        os.close(self._helper.replies)
+        """Closes the connection: a helper that is not blocked then ends, unless others use it."""
+        os.close(self._connection)
 
     def dismiss(self, *, busy: bool) -> None:
         """Ends the helper. A busy one may be blocked in the driver: it gets SIGTERM at once and is then left alone."""
         self.release()
-        if self.reaped_within(0.0 if busy else _GOODBYE):
+        if self.is_shared or self.reaped_within(0.0 if busy else _GOODBYE):
             return
         import signal
 
@@ -144,7 +154,8 @@ class Prober:
         *,
         deadline: float = DEFAULT_DEADLINE,
         root: str | None = None,
-        start: Callable[[str, str], Helper] = spawned,
+        start: Start = spawned,
+        sharing: Sharing = "no",
         early: Helper | None = None,
     ) -> None:
         """`early` is a helper that was started beforehand; it is used if it reads the same source."""
@@ -155,13 +166,14 @@ class Prober:
         self._root = root or os.environ.get("STOKER_ROOT", "/")
         self._source = spec
         self._gpus: tuple[Gpu, ...] = ()
-        self._decode = msgspec.msgpack.Decoder(HelperReply).decode
         self._poll = select.poll()
         self._helper: HelperProcess | None = None
         self._started_at: float | None = None
         self._asked_at: float | None = None
         self._timed_out = False
         self._start = start
+        self._sharing = sharing
+        self._has_tried_again = False
         if early is not None and early.spec == spec:
             self._use(early)
 
@@ -170,6 +182,12 @@ class Prober:
         """The pid of the helper process while there is one."""
         return self._helper.pid if self._helper is not None else None
 
+    @property
+    def children(self) -> tuple[int, ...]:
+        """The helpers that are children of this process."""
+        own = self._helper
+        return started_here() if own is None or own.is_shared else (own.pid, *started_here())
+
     def look(self) -> Look:
         """One look, within the deadline. Raises `AbsentError` when there is nothing to look at here."""
         self.ask()
@@ -177,16 +195,26 @@ class Prober:
             self._poll.poll(max(self.remaining(), 0) * 1000)
         return look
 
-    def ask(self) -> None:
-        """Asks for a look, unless one is outstanding already. Never blocks."""
+    @property
+    def asked_for(self) -> float | None:
+        """The time of the look that is outstanding, or planned."""
+        return self._asked_at
+
+    def ask(self, max_age: float = 0.0, at: float = 0.0) -> None:
+        """Asks for a look, unless one is outstanding already. Never blocks.
+
+        `at`: when it is wanted; now, if that is over. It replaces what was planned. `max_age`: how old it may be then.
+        """
         if self._timed_out:
             self._discard_late_answer()
-        if self._asked_at is not None:
+        now = time.monotonic()
+        if self._asked_at is not None and self._asked_at <= now:
             return
+        self._asked_at = None
         helper = self._living_helper()
         if helper is not None:
-            helper.ask()
-            self._asked_at = time.monotonic()
+            self._asked_at = max(at, now)
+            helper.ask(self._asked_at, self._asked_at - max_age)
 
     def fileno(self) -> int:
         """Readable when an answer may have come; -1 while there is no helper."""
@@ -204,10 +232,12 @@ class Prober:
         message = helper.receive() if helper.death is None else None
         if message is not None:
             self._asked_at = None
+            self._has_tried_again = False
             return self._decoded(message)
         if helper.death is not None:
+            was_due = self._asked_at is None or self._asked_at <= time.monotonic()
             self._asked_at = None
-            return self._unknown(f"the helper that reads the GPUs {helper.death}; it is started again")
+            return self._try_again(helper) if was_due else None
         if self._asked_at is None or self.remaining() > 0:
             return None
         if self._timed_out:
@@ -215,19 +245,30 @@ class Prober:
         self._timed_out = True
         return self._unknown(f"the driver did not answer in {self.deadline:g} s")
 
+    def _try_again(self, helper: HelperProcess) -> Look | None:
+        if helper.is_shared and not helper.has_replied and not self._has_tried_again:
+            # It ended for want of clients at the moment in which this one came.
+            self._has_tried_again = True
+            self.ask()
+            return None
+        return self._unknown(f"the helper that reads the GPUs {helper.death}; it is started again")
+
     def close(self) -> None:
         """Ends the helper. One that is blocked in the driver ends by itself later."""
         if self._helper is not None and self._helper.death is None:
-            self._helper.dismiss(busy=self._asked_at is not None)
+            self._helper.dismiss(busy=self._is_busy())
         self._helper = None
         self._asked_at = None
 
     def leave(self) -> None:
         """Ends the helper without waiting for it: for a program that is about to end."""
-        if self._asked_at is None and self._helper is not None:
+        if not self._is_busy() and self._helper is not None and self._helper.death is None:
             self._helper.release()
             self._helper = None
         self.close()
+
+    def _is_busy(self) -> bool:
+        return self._asked_at is not None and self._asked_at <= time.monotonic()
 
     def __enter__(self) -> "Prober":
         return self
@@ -237,15 +278,22 @@ class Prober:
 
     def _living_helper(self) -> HelperProcess | None:
         helper = self._helper
+        if helper is not None and helper.is_shared and helper.death is None:
+            helper.receive()  # notices that it ended since the last look, which then costs none
         if helper is not None and helper.death is None:
             return helper
         now = time.monotonic()
         too_soon = self._started_at is not None and now - self._started_at < _RESTART_EVERY
-        if too_soon or (helper is not None and not helper.reaped_within(0.0)):
+        sharing = "join" if too_soon and self._sharing == "start" else self._sharing
+        if (shared := shared_helper(self.spec, self._root, self._start, sharing)) is not None:
+            if shared.pid in started_here():
+                self._started_at = now
+            return self._use(shared)
+        if too_soon or (helper is not None and not helper.is_shared and not helper.reaped_within(0.0)):
             return None
         self._started_at = now
         try:
-            return self._use(self._start(self.spec, self._root))
+            return self._use(private_helper(self.spec, self._root, self._start))
         except OSError:
             return None
 
@@ -268,7 +316,7 @@ class Prober:
                 return
 
     def _decoded(self, message: bytes) -> Look:
-        answer = self._decode(message)
+        answer = _DECODER.decode(message)
         if answer.absent is not None or answer.look is None:
             raise AbsentError(answer.absent or "the helper that reads the GPUs found nothing")
         if answer.choices:
@@ -291,41 +339,55 @@ class Prober:
 LONGEST_WAIT: Final = 10.0
 # At least this fraction of the interval lies between the end of one look and the next.
 _LEAST_SHARE: Final = 0.5
+# How old a look may be that is shared: of the interval, and in seconds.
+_OLDEST_SHARE: Final = 0.1
+_OLDEST: Final = 0.5
 
 
 class Sampler:
     """Looks at a steady interval. An event loop polls `fileno()` until `due()` and then calls `step()`."""
 
-    def __init__(self, prober: Prober, every: float, *, first: float = 0.0) -> None:
-        """`first` is how long to wait before the first look."""
+    def __init__(self, prober: Prober, every: float, *, first: float = 0.0, aligned: bool = False) -> None:
+        """`first` is how long to wait before the first look.
+
+        `aligned`: looks are taken when the clock shows a multiple of the interval, as everybody else's who asks for
+        that, and may be a little older: those who share a helper then share its readings.
+        """
         self._prober = prober
         self._every = min(every, LONGEST_WAIT)
         self._next = time.monotonic() + first
         self._asked = False
+        self._aligned = aligned
+        self._max_age = min(self._every * _OLDEST_SHARE, _OLDEST) if aligned else 0.0
+        self._is_decision_due = False
 
     def fileno(self) -> int:
-        """Readable when a look may have come; -1 while none is asked for."""
+        """Readable when a look may have come; -1 while none is asked for or planned."""
         return self._prober.fileno() if self._asked else -1
 
     def due(self) -> float:
         """When to call `step()` at the latest."""
-        return time.monotonic() + self._prober.remaining() if self._asked else self._next
+        return time.monotonic() + self._prober.remaining() if self._is_asked() else self._next
 
     def no_later_than(self, at: float | None) -> None:
         """Moves the next look forward to `at`, when a decision is due."""
-        if at is not None and not self._asked:
-            self._next = min(self._next, max(at, time.monotonic()))
+        now = time.monotonic()
+        if at is not None and at < self._next and (not self._is_asked() or now < self._next):
+            self._next = max(at, now)
+            self._is_decision_due = True
+            self._plan()
 
     def postpone(self, seconds: float) -> None:
         """Delays the next look."""
         self._next = time.monotonic() + seconds
+        self._plan()
 
     def step(self) -> Look | None:
         """A look that has come, or None. Raises `AbsentError` when there is nothing to look at."""
-        if not self._asked:
+        if not self._is_asked():
             if time.monotonic() < self._next:
                 return None
-            self._prober.ask()
+            self._prober.ask(0.0 if self._is_decision_due else self._max_age)
             self._asked = True
         try:
             look = self._prober.answer()
@@ -336,12 +398,29 @@ class Sampler:
             self._over()
         return look
 
+    def _is_asked(self) -> bool:
+        """Not if the helper ended before a planned look was due, or the prober was used for another look."""
+        self._asked = self._asked and self._prober.asked_for is not None
+        return self._asked
+
+    def _plan(self) -> None:
+        """Has the helper send the next look when it is due: one wake-up of this process, not two."""
+        if self._aligned:
+            self._prober.ask(0.0 if self._is_decision_due else self._max_age, self._next)
+            # A driver that has not answered for long still has an earlier request.
+            self._asked = self._prober.asked_for == self._next
+
     def _over(self) -> None:
         """Schedules the next look one interval after this one was due, or after now if this one was late.
 
         Missed looks are not made up for: rules that count looks would count one that covers no time.
         """
-        self._asked = False
+        self._asked = self._is_decision_due = False
         now = time.monotonic()
         planned = self._next + self._every
+        if self._aligned:
+            planned -= planned % self._every
+            if planned - now < self._every * _LEAST_SHARE:
+                planned += self._every
         self._next = planned if planned - now >= self._every * _LEAST_SHARE else now + self._every
+        self._plan()

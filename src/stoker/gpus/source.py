@@ -71,6 +71,11 @@ def register(entry: SourceEntry, *, before: str | None = None) -> None:
     _SOURCES.update((other.name, other) for other in others)
 
 
+def has_outside_source() -> bool:
+    """Whether this process has a source that another one may not have."""
+    return sources() != _BUILT_IN
+
+
 def sources() -> tuple[SourceEntry, ...]:
     """All sources, in the order in which `auto` tries them."""
     return tuple(_SOURCES.values())

@@ -7,75 +7,74 @@ shares the memory of its parent, which must have one thread and no open devices.
 import os
 import sys
 
+# The module `socket` takes 5 ms to import.
+from _socket import AF_UNIX, SOCK_STREAM, socketpair
+from collections.abc import Callable
+
+Start = Callable[[str, str, int], int]
+"""`spawned` or `forked`."""
+
 PROGRAM = "from stoker.gpus.helper import main; main()"
 
 
 class Helper:
-    """A started helper: its pid, the source that it reads, and the pipes to it."""
+    """A helper that was started or joined: its pid, the source that it reads, and the connection to it."""
 
-    __slots__ = ("pid", "replies", "requests", "spec")
+    __slots__ = ("connection", "is_shared", "pid", "spec")
 
-    def __init__(self, spec: str, pid: int, requests: int, replies: int) -> None:
+    def __init__(self, spec: str, pid: int, connection: int, *, is_shared: bool = False) -> None:
         self.spec = spec
         self.pid = pid
-        self.requests = requests
-        self.replies = replies
+        self.connection = connection
+        self.is_shared = is_shared
+        """Whether it serves other processes too: it is then none of this process's to end."""
 
 
-def spawned(spec: str, root: str) -> Helper:
-    """A helper in a new interpreter and a new session, which a terminal does not signal."""
-    request_end, requests, replies, reply_end = _two_pipes()
-    quiet = () if os.environ.get("STOKER_DEBUG") else ((os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),)
+def private_helper(spec: str, root: str, start: Start) -> Helper:
+    """A helper for this process alone."""
+    mine, its = socketpair(AF_UNIX, SOCK_STREAM)
     try:
-        pid = os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-P", "-c", PROGRAM, spec, root],
-            os.environ,
-            file_actions=[(os.POSIX_SPAWN_DUP2, request_end, 0), (os.POSIX_SPAWN_DUP2, reply_end, 1), *quiet],
-            setsid=True,
-            setsigmask=(),
-        )
+        pid = start(spec, root, its.fileno())
     except OSError:
-        os.close(requests)
-        os.close(replies)
+        mine.close()
         raise
     finally:
-        os.close(request_end)
-        os.close(reply_end)
-    return Helper(spec, pid, requests, replies)
+        its.close()
+    return Helper(spec, pid, mine.detach())
 
 
-def forked(spec: str, root: str) -> Helper:
-    """A helper as a fork of this process."""
-    request_end, requests, replies, reply_end = _two_pipes()
+def spawned(spec: str, root: str, connection: int) -> int:
+    """The pid of a helper in a new interpreter and a new session, which a terminal does not signal.
+
+    `connection` becomes its standard input: a connected socket, or one that listens.
+    """
+    outputs = (1,) if os.environ.get("STOKER_DEBUG") else (1, 2)
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-P", "-c", PROGRAM, spec, root],
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_DUP2, connection, 0),
+            *((os.POSIX_SPAWN_OPEN, output, os.devnull, os.O_WRONLY, 0) for output in outputs),
+        ],
+        setsid=True,
+        setsigmask=(),
+    )
+
+
+def forked(spec: str, root: str, connection: int) -> int:
+    """The pid of a helper that is a fork of this process."""
     import gc
 
     # A collection in either process would copy the shared pages.
     gc.freeze()
-    try:
-        pid = os.fork()
-    except OSError:
-        for descriptor in (request_end, requests, replies, reply_end):
-            os.close(descriptor)
-        raise
+    pid = os.fork()
     if pid == 0:
-        _become_helper(request_end, reply_end, spec, root)
-    os.close(request_end)
-    os.close(reply_end)
-    return Helper(spec, pid, requests, replies)
+        _become_helper(spec, root, connection)
+    return pid
 
 
-def _two_pipes() -> tuple[int, int, int, int]:
-    request_end, requests = os.pipe()
-    try:
-        return (request_end, requests, *os.pipe())
-    except OSError:
-        os.close(request_end)
-        os.close(requests)
-        raise
-
-
-def _become_helper(request_end: int, reply_end: int, spec: str, root: str) -> None:
+def _become_helper(spec: str, root: str, connection: int) -> None:
     """Never returns: the child must not continue as its parent."""
     code = 1
     try:
@@ -84,10 +83,11 @@ def _become_helper(request_end: int, reply_end: int, spec: str, root: str) -> No
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.dup2(request_end, 0)
-        os.dup2(reply_end, 1)
+        os.dup2(connection, 0)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
         if not os.environ.get("STOKER_DEBUG"):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            os.dup2(null, 2)
         from stoker.gpus.helper import serve
 
         serve(spec, root)

@@ -94,23 +94,44 @@ def has_log(directory: Path) -> bool:
     return any((directory / name).exists() for name in _FILES)
 
 
-def log_directory(home: Path, attempt: LoggedAttempt) -> Path | None:
-    """The directory of the attempt's log, if it ran on this machine and the files are its own."""
+def node_directory(directory: Path, node: int) -> Path:
+    """Where the log of this node is in an attempt's directory. That of the first node is the attempt's own."""
+    return directory / f"node{node}" if node else directory
+
+
+def log_directory(home: Path, attempt: LoggedAttempt, node: int = 0) -> Path | None:
+    """The directory of the attempt's log, if it ran on this machine and the files are its own.
+
+    `node`: which one of a job over several.
+    """
     directory = attempt_directory(home, attempt)
-    return directory if is_log_of(directory, attempt.id) else None
+    return node_directory(directory, node) if is_log_of(directory, attempt.id, node) else None
 
 
-def is_log_of(directory: Path, attempt: str) -> bool:
+def is_log_of(directory: Path, attempt: str, node: int = 0) -> bool:
     """Whether it holds the log of this attempt. Links are not followed: they may lead to any file.
 
     Ids of attempts are unique in one queue only, so the record must not name another attempt.
     """
-    if not stat.S_ISDIR(_mode(directory)):
+    place = node_directory(directory, node)
+    if not stat.S_ISDIR(_mode(directory)) or not stat.S_ISDIR(_mode(place)):
         return False
-    modes = [_mode(directory / name) for name in _FILES]
+    modes = [_mode(place / name) for name in _FILES]
     if not any(modes) or not all(stat.S_ISREG(mode) for mode in modes if mode):
         return False
     return _owner(directory) in {None, attempt}
+
+
+class _Nodes(msgspec.Struct):
+    names: tuple[str, ...] = ()
+
+
+def node_names(directory: Path) -> tuple[str, ...]:
+    """The nodes of a job over several, in the order of their ranks; empty if they are not known here."""
+    try:
+        return msgspec.json.decode((directory / "nodes.json").read_bytes(), type=_Nodes).names
+    except (OSError, msgspec.DecodeError):
+        return ()
 
 
 class _Owner(msgspec.Struct):

@@ -173,12 +173,12 @@ class Notifier:
             number = -1 if changed else changes.fileno()
             if number < 0:
                 stop.wait(_STEP)
-                changed = changes.poll() or changed
+                changed = changes.poll() is not None or changed
                 continue
             waiting = select.poll()
             waiting.register(number, select.POLLIN)
             waiting.poll(_STEP * 1000)
-            changed = changes.poll()
+            changed = changes.poll() is not None
 
     def _shut_down(self) -> None:
         """Releases events that were not sent: another process may send them."""

@@ -3,22 +3,26 @@
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from stoker.backoff import delay
 from stoker.errors import BadInputError, StokerError
-from stoker.queue.driver import CollisionError, Driver, NotifyThrottle, Parameters, Row
+from stoker.queue.driver import FOR_PEOPLE, Changes, CollisionError, Driver, NotifyThrottle, Parameters, Ready, Row
 from stoker.queue.field_kinds import LONGEST_LABEL
-from stoker.queue.fields import State
+from stoker.queue.fields import JobSpec, State, placed_values
 from stoker.queue.model import (
+    ENDED,
     LONGEST_REPORT,
     Attempt,
     AttemptDetails,
+    DeferredStart,
     Job,
     Outcome,
+    ReadyJob,
     Requests,
     Snoozed,
 )
@@ -28,8 +32,15 @@ from stoker.queue.table import (
     clean_text,
     job_of,
     json_text,
+    kept_of,
 )
 
+# As in the statement `heads`, and far more than a machine starts at once: the jobs behind them are read when these have
+# started.
+MOST_OF_SHAPE: Final = 16
+# A sweep over memory sizes or time limits may have thousands: they take turns.
+MOST_SHAPES: Final = 100
+MOST_PLACED: Final = 10_000
 # How long the job of a lost worker waits at most for a free one; each check costs a round trip.
 SECONDS_BETWEEN_SWEEPS: Final = 1.0
 # Clocks drift apart by milliseconds a minute; a larger difference is a step.
@@ -44,6 +55,52 @@ LONGEST_REQUEUE_DELAY: Final = 30.0
 SECONDS_APART: Final = 3600.0
 
 
+class Heads(msgspec.Struct, frozen=True, kw_only=True):
+    """The first jobs of each shape that could start now, in the order of the queue; none during a pause."""
+
+    jobs: tuple[ReadyJob, ...] = ()
+    more: frozenset[str] = frozenset()
+    """The shapes of which there may be more jobs."""
+    after: str = ""
+    """Where the next reading goes on, if there are more shapes than are read at once; empty when all were read."""
+    queue_time: float = 0.0
+    """The database's clock."""
+    wake_in: float | None = None
+    """Seconds until the next retry may start; None when none waits."""
+
+
+class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks for the first ready job of a shape."""
+
+    shape: str
+    worker: str
+    gpus: tuple[str, ...] = ()
+    lease: float
+    pending: bool = False
+    """Whether it does not start at once."""
+    before: tuple[int, float] | None = None
+    """Only a job before this priority and position: where another shape has its turn."""
+    others: tuple[str, ...] = ()
+    """Jobs that are left out."""
+
+
+class Claimed(NamedTuple):
+    """A job that is ours until the lease of the attempt ends."""
+
+    job: Job
+    attempt: Attempt
+
+
+class Finished(NamedTuple):
+    """What writing the outcome of an attempt did."""
+
+    accepted: bool
+    """False when it had one already: nothing was changed."""
+    frees_jobs: bool = False
+    """Whether other jobs, or this one again, may have become ready."""
+    claimed: Claimed | None = None
+
+
 class Attempts(Table):
     """The attempts at jobs."""
 
@@ -52,55 +109,107 @@ class Attempts(Table):
         self._swept = -math.inf
         self._clocks: tuple[float, float, float] | None = None
         """The database's clock when it was last read, and ours right before and after that."""
-        self._ready: dict[Row, Job] = {}
-        self.ready_at = 0.0
-        """When `ready` last found a job with reserved GPUs, by the database's clock."""
+        self._placed: dict[str, dict[str, Any]] = {}
+        """What engines look at, by shape."""
+        self._waiting: dict[Row, ReadyJob] = {}
 
-    def ready(self, limit: int = 100, worker: str = "") -> list[Job]:
-        """The jobs that could start now on this worker, in their order; none during a pause."""
-        self._sweep_now_and_then(worker)
-        known = self._ready
-        # PostgreSQL plans for a tenth of the table when the limit is a parameter.
-        rows = self._driver.fetch_text(f"{self._driver.sql('ready')} LIMIT {limit:d}", {"worker": worker})
-        # A worker asks often, and most of the answer stays the same.
-        self._ready = {row: known.get(row) or job_of(row[:-1]) for row in rows}
-        self.ready_at = next((row[-1] for row in rows if row[-1] is not None), self.ready_at)
-        return list(self._ready.values())
+    def heads(
+        self, worker: str = "", after: str = "", also: Collection[str] = (), without: Collection[str] = ()
+    ) -> Heads:
+        """The first jobs of each shape that could start now on this worker, of at most a hundred shapes.
+
+        Then the next reading goes on `after` them; the shapes `also`, and the first jobs of all, are always among them.
+        `without`: shapes that are not asked for.
+        """
+        wanted: Parameters = {
+            "worker": worker,
+            "after": after,
+            "also": json_text(list(also)),
+            "without": json_text(list(without)),
+            "shapes": MOST_SHAPES,
+        }
+        before = _own_clock()
+        rows, expired, wake, clock, now = self._head_rows(wanted)
+        if self._sweep_if(worker, clock, before, expired or (wake is not None and wake <= clock)):
+            rows, expired, wake, clock, now = self._head_rows(wanted)
+        heads = dict.fromkeys(rows)
+        shapes = Counter(row[0] for row in rows if row[-1] is None)
+        in_turn = [shape for shape in shapes if shape > after]
+        if after and not in_turn:
+            return self.heads(worker, "", also, without)
+        is_partial = len(in_turn) >= MOST_SHAPES
+        if is_partial or after:
+            heads |= dict.fromkeys(self._driver.fetch("first ready", {"worker": worker}))
+        jobs = self._waiting_jobs(heads)
+        return Heads(
+            jobs=tuple(sorted(jobs, key=_place_in_line)),
+            more=frozenset(shape for shape, count in shapes.items() if count >= MOST_OF_SHAPE),
+            after=sorted(in_turn)[MOST_SHAPES - 1] if is_partial else "",
+            queue_time=now,
+            wake_in=None if wake is None else max(0.0, wake - clock),
+        )
+
+    def _head_rows(self, wanted: Parameters) -> tuple[list[Row], bool, float | None, float, float]:
+        """The rows; whether a lease has expired; when the next retry may start, and the clock for that; the time."""
+        *rows, status = sorted(self._driver.fetch("heads", wanted), key=lambda row: row[0] is None)
+        _, expired, _, wake, clock, now = status
+        return rows, expired is not None, wake, float(clock), float(now)
+
+    def _waiting_jobs(self, rows: Iterable[Row]) -> list[ReadyJob]:
+        """A worker asks often, and most of the answer stays the same."""
+        known = self._waiting
+        self._waiting = {}
+        if unknown := {row[0]: row[1] for row in rows if row[0] not in self._placed}:
+            if len(self._placed) > MOST_PLACED:
+                self._placed.clear()
+                unknown = {row[0]: row[1] for row in rows}
+            for shape, spec in self._driver.fetch("specs", {"jobs": json_text(list(unknown.values()))}):
+                self._placed[shape] = placed_values(msgspec.json.decode(spec, type=JobSpec))
+        for row in rows:
+            shape, name, priority, position, submitted, kept = row
+            # A job that was edited meanwhile may have been the only one of its shape.
+            if (found := known.get(row)) is None and (placed := self._placed.get(shape)) is not None:
+                found = ReadyJob(
+                    command="",
+                    id=name,
+                    shape=shape,
+                    priority=priority,
+                    position=position,
+                    submitted=submitted,
+                    kept=None if kept is None else kept_of(kept),
+                    **placed,
+                )
+            if found is not None:
+                self._waiting[row] = found
+        return list(self._waiting.values())
 
     def claim(
-        self, jobs: Sequence[str] | None, worker: str, gpus: Sequence[str], lease_seconds: float
+        self, jobs: Sequence[str], worker: str, gpus: Sequence[str], lease_seconds: float, *, pending: bool = False
     ) -> Attempt | None:
         """The right to run the first of these jobs that may start, until the lease ends; None when none may.
 
-        Without `jobs`: the next ready job that wants exactly this many GPUs.
+        `pending`: it does not start at once.
         """
-        statement, which = (
-            ("claim next", {"wanted": len(gpus)}) if jobs is None else ("claim", {"jobs": json_text(jobs)})
-        )
+        claimed = self.take(jobs, worker, gpus, lease_seconds, pending=pending)
+        return None if claimed is None else claimed.attempt
+
+    def take(
+        self, jobs: Sequence[str], worker: str, gpus: Sequence[str], lease_seconds: float, *, pending: bool = False
+    ) -> Claimed | None:
+        """The same, with the job."""
         self._sweep_now_and_then(worker)
-        attempt = os.urandom(16).hex()
-        parameters: Parameters = {
-            **which,
-            "attempt": attempt,
-            "worker": worker,
-            "gpus": json_text(list(gpus)),
-            "lease": float(lease_seconds),
-        }
-        rows = self._claim_rows(statement, parameters)
+        claim = ClaimRequest(shape="", worker=worker, gpus=tuple(gpus), lease=lease_seconds, pending=pending)
+        parameters = _claim_parameters(claim) | {"jobs": json_text(list(jobs))}
+        rows = self._claim_rows("claim", parameters)
         if not rows and self.sweep(worker):
-            rows = self._claim_rows(statement, parameters)
-        if not rows:
-            return None
-        ((job, number, started, expires),) = rows
-        return Attempt(
-            id=attempt,
-            job=job,
-            worker=worker,
-            number=number,
-            gpus=tuple(gpus),
-            started=started,
-            lease_expires=expires,
-        )
+            rows = self._claim_rows("claim", parameters)
+        return _claimed(rows[0], parameters, claim) if rows else None
+
+    def take_head(self, claim: ClaimRequest) -> Claimed | None:
+        """The right to run the first ready job of a shape; None when there is none, or not before the limit."""
+        parameters = _claim_parameters(claim)
+        rows = self._claim_rows("claim head", parameters)
+        return _claimed(rows[0], parameters, claim) if rows else None
 
     def _claim_rows(self, statement: str, parameters: Parameters) -> list[Row]:
         try:
@@ -112,21 +221,26 @@ class Attempts(Table):
             ) from None
 
     def sweep(self, worker: str = "") -> int:
-        """Ends attempts whose leases have expired; how many. `ready` and every claim do it too.
+        """Ends attempts whose leases have expired, and lets retries start that are due; how many.
 
-        The attempts of `worker` itself are left alone: it knows whether they still run.
+        `heads` and every claim do it too. The attempts of `worker` itself are left alone: it knows whether they still
+        run.
         """
-        self._swept = time.monotonic()
         before = _own_clock()
-        ((clock, is_any),) = self._driver.fetch("is anything expired", {"worker": worker})
-        step = self._step_of(float(clock), before, _own_clock())
+        ((clock, is_any, wake),) = self._driver.fetch("is anything expired", {"worker": worker})
+        return self._sweep_if(worker, float(clock), before, is_any or (wake is not None and wake <= clock))
+
+    def _sweep_if(self, worker: str, clock: float, before: float, is_any: bool) -> int:
+        """`clock`: the database's, read after `before` on ours."""
+        self._swept = time.monotonic()
+        step = self._step_of(clock, before, _own_clock())
         if step > 0.0:
             # The clock was set forward: leases that ended, or are about to end, only by that step are extended by it.
             # Several workers may notice the step; a lease that was extended twice is out of its range.
             self._driver.fetch("forgive step", {"step": step})
         elif not is_any:
             return 0
-        return self._throttled_change(lambda: self._sweep(worker))
+        return len(self._throttled_change(lambda: self._sweep(worker), ready_of))
 
     def _step_of(self, clock: float, before: float, after: float) -> float:
         """By how much the database's clock was set forward since it was last read; 0 when it was not."""
@@ -141,11 +255,12 @@ class Attempts(Table):
         if time.monotonic() - self._swept >= SECONDS_BETWEEN_SWEEPS:
             self.sweep(worker)
 
-    def _sweep(self, worker: str) -> int:
-        expired = self._driver.fetch("expired attempts", {"worker": worker})
-        for (attempt,) in expired:
-            self._end(attempt, "lost", None, "")
-        return len(expired)
+    def _sweep(self, worker: str) -> list[Row]:
+        """The shapes and priorities of the jobs that may be ready now."""
+        found: list[Row] = []
+        for (attempt,) in self._driver.fetch("expired attempts", {"worker": worker}):
+            found += self._end(attempt, "lost", None, "") or [("", 0)]
+        return [*found, *self._driver.fetch("wake", {})]
 
     def renew(self, attempts: Iterable[str], lease_seconds: float) -> dict[str, bool]:
         """Extends the leases of the attempts that still run; for each, whether it is to be stopped."""
@@ -161,31 +276,88 @@ class Attempts(Table):
         }
         return {name for (name,) in self._driver.fetch("adopt", parameters)}
 
+    def annotate(self, starts: Mapping[str, DeferredStart]) -> None:
+        """Writes when and where attempts run, by their ids. Those that have an outcome keep what they have.
+
+        A start is never before the claim or in the future, whatever the clock of the cluster says.
+        """
+        rows: list[Parameters] = [
+            {
+                "attempt": attempt,
+                "pending": int(one.pending),
+                "location": clean_text(one.where),
+                "began": 0.0 if one.began is None else one.began,
+            }
+            for attempt, one in starts.items()
+        ]
+
+        def write() -> bool:
+            self._driver.many("annotate attempt", rows)
+            self._driver.many("annotate job", rows)
+            return True
+
+        if rows:
+            self._throttled_change(write, FOR_PEOPLE)
+
     def finish(self, attempt: str, outcome: Outcome, exit_code: int | None = None, reason: str = "") -> bool:
         """Writes the outcome of an attempt. False, without any change, when it has one already."""
+        return self.complete(attempt, outcome, exit_code, reason).accepted
+
+    def complete(
+        self,
+        attempt: str,
+        outcome: Outcome,
+        exit_code: int | None = None,
+        reason: str = "",
+        claim: ClaimRequest | None = None,
+    ) -> Finished:
+        """The same; with the first job of a shape claimed at the same time, unless others come after the ended one."""
         reason = clean_text(reason)
         if outcome != "succeeded":
-            return self._throttled_change(lambda: self._end(attempt, outcome, exit_code, reason))
-        # In one round trip, without a look at the job: a success has the same consequence for all.
-        due = self._throttle.may_send()
-        parameters: Parameters = {"attempt": attempt, "exit_code": exit_code, "reason": reason, "ring": int(due)}
-        ended = bool(self._driver.at_once("succeed", parameters))
-        if ended:
-            self._account(due)
-        return ended
 
-    def _end(self, attempt: str, outcome: Outcome, exit_code: int | None, reason: str) -> bool:
+            def end() -> list[list[Row]]:
+                freed = self._end(attempt, outcome, exit_code, reason)
+                return [] if freed is None else [freed]
+
+            ended = self._throttled_change(end, lambda ended: ready_of(ended[0]))
+            return Finished(bool(ended), frees_jobs=any(ended))
+        # In one round trip, without a look at the job: a success has the same consequence for all.
+        due = self._throttle.may_send() and self._throttle.flush_due() is None
+        parameters: Parameters = {"ended": attempt, "exit_code": exit_code, "reason": reason, "ring": int(due)}
+        if claim is not None:
+            parameters = {**parameters, **_claim_parameters(claim)}
+            rows = self._claim_rows("succeed and claim", parameters)
+        else:
+            rows = self._driver.at_once("succeed", parameters)
+        if not rows:
+            return Finished(False)
+        if due:
+            self._throttle.sent()
+        else:
+            self._throttle.defer(FOR_PEOPLE)
+        job, is_needed, *row = rows[0]
+        if is_needed:
+            self._throttle.defer(ready_of(self._driver.fetch("freed", {"job": job})))
+        if claim is None or len(row) < 2 or row[1] is None:
+            return Finished(True, bool(is_needed))
+        return Finished(True, bool(is_needed), _claimed(row[1:], parameters, claim))
+
+    def _end(self, attempt: str, outcome: Outcome, exit_code: int | None, reason: str) -> list[Row] | None:
+        """The shapes and priorities of jobs that are ready because of that; None when it has an outcome already."""
         parameters: Parameters = {"attempt": attempt, "outcome": outcome, "exit_code": exit_code, "reason": reason}
         ended = self._driver.fetch("end attempt", parameters)
         if not ended:
-            return False
+            return None
         which = {"job": ended[0][0], "attempt": attempt}
         (row,) = self._driver.fetch("job of attempt", which)
         counted = outcome in {"lost", "requeued"}
         times = self._driver.fetch("ended so", {"job": which["job"], "outcome": outcome})[0][0] if counted else 0
         becomes = consequence(job_of(row), outcome, reason, times)
-        self._driver.fetch("end job", {**which, "exit_code": exit_code, **msgspec.structs.asdict(becomes)})
-        return True
+        rows = self._driver.fetch("end job", {**which, "exit_code": exit_code, **msgspec.structs.asdict(becomes)})
+        if becomes.state == "queued":
+            # One that is delayed too: it counts from when it may start.
+            return rows
+        return self._driver.fetch("freed", {"job": which["job"]}) if becomes.state in ENDED else []
 
     def get(self, attempt: str) -> Attempt | None:
         rows = self._driver.fetch("attempt", {"attempt": attempt})
@@ -198,11 +370,11 @@ class Attempts(Table):
         """All attempts that have no outcome yet."""
         return [attempt_of(row) for row in self._driver.fetch("running attempts", {})]
 
-    def requests(self, worker: str) -> Requests:
-        """What people want of this worker's attempts, in one query.
+    def requests(self, attempts: Iterable[str]) -> Requests:
+        """What people want of these attempts, in one query.
 
         A snooze that somebody has ended has zero seconds left; one that is over is not listed."""
-        rows = self._driver.fetch("requests", {"worker": worker})
+        rows = self._driver.fetch("requests", {"attempts": json_text(list(attempts))})
         return Requests(
             cancelled=frozenset(name for name, unwanted, *_snooze in rows if unwanted),
             snoozed={
@@ -218,7 +390,11 @@ class Attempts(Table):
             raise BadInputError(f"a snooze of {seconds} s is not possible: it must be zero or more")
         who = clean_text(by)[:LONGEST_LABEL]
         parameters: Parameters = {"attempt": attempt, "seconds": float(seconds), "who": who}
-        return self._change(lambda: self._driver.fetch("snooze", parameters)) != []
+        rows = self._change(
+            lambda: self._driver.fetch("snooze", parameters),
+            lambda rows: Changes(workers=frozenset(worker for (worker,) in rows)),
+        )
+        return rows != []
 
     def snoozes(self) -> dict[str, float]:
         """Until when running attempts are snoozed, by their ids."""
@@ -245,13 +421,66 @@ class Attempts(Table):
         return {attempt: AttemptDetails(cause=cause, rule=rule) for attempt, cause, rule in rows}
 
     def rule_stops(self, since: float) -> list[tuple[float, int]]:
+        """When rules stopped jobs, and how many GPUs each had. Those of a cluster are not named: the job's count."""
         rows = self._driver.fetch("stops by rule", {"since": float(since), "written": float(since) - SECONDS_APART})
-        return [(ended, len(msgspec.json.decode(gpus, type=tuple[str, ...]))) for ended, gpus in rows]
+        return [(ended, _gpu_count(gpus, spec)) for ended, gpus, spec in rows]
+
+
+def _gpu_count(gpus: str, spec: str) -> int:
+    """`spec`: of the job of an attempt without GPUs; else empty."""
+    if not spec:
+        return len(msgspec.json.decode(gpus, type=tuple[str, ...]))
+    job = msgspec.json.decode(spec, type=JobSpec)
+    return job.gpus * job.nodes
 
 
 def _own_clock() -> float:
     """A clock that cannot be set, and that goes on while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def ready_of(rows: Iterable[Row]) -> Changes:
+    """Of rows with shape, priority and, if there may be several, their number."""
+    changes = FOR_PEOPLE
+    for shape, priority, *number in rows:
+        if shape:
+            changes |= Changes(ready={shape: Ready(priority, number[0] if number else 1)})
+    return changes
+
+
+def _claim_parameters(claim: ClaimRequest) -> dict[str, str | int | float | bytes | None]:
+    priority, position = claim.before or (-(2**31), math.inf)
+    return {
+        "shape": claim.shape,
+        "priority": priority,
+        "position": position,
+        "others": json_text(list(claim.others)),
+        "attempt": os.urandom(16).hex(),
+        "worker": claim.worker,
+        "gpus": json_text(list(claim.gpus)),
+        "lease": float(claim.lease),
+        "pending": int(claim.pending),
+    }
+
+
+def _claimed(row: Sequence[Any], parameters: Parameters, claim: ClaimRequest) -> Claimed:
+    *job, number, started, expires = row
+    found = job_of(tuple(job))
+    attempt = Attempt(
+        id=str(parameters["attempt"]),
+        job=found.id,
+        worker=claim.worker,
+        number=number,
+        gpus=claim.gpus,
+        started=started,
+        lease_expires=expires,
+        pending=claim.pending,
+    )
+    return Claimed(found, attempt)
+
+
+def _place_in_line(job: ReadyJob) -> tuple[int, float, float, str]:
+    return (-job.priority, job.position, job.submitted, job.id)
 
 
 class Consequence(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ T = TypeVar("T")
 Parameters = Mapping[str, str | int | float | bytes | None]
 Row = tuple[Any, ...]
 
-VERSION: Final = 8
+VERSION: Final = 11
 """Of the tables. A queue of another version is refused."""
 
 # Every NOTIFY takes a lock of the whole PostgreSQL server and wakes every listener. Nobody notices this delay.
@@ -28,11 +28,74 @@ SECONDS_BETWEEN_NOTIFICATIONS: Final = 0.02
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+]*):(//)?", re.IGNORECASE)
 _HEADER: Final = re.compile(r"^-- (.+) --$", re.MULTILINE)
-_MACRO: Final = re.compile(r"\{(\w+)(?: (\w+))?\}")
+_MACRO: Final = re.compile(r"\{(\w+)(?: ([\w.:]+))?\}")
 
 
 class CollisionError(Exception):
     """Another process has taken what must be unique; the transaction was rolled back and may be tried again."""
+
+
+class Ready(NamedTuple):
+    """Jobs of one shape that became ready."""
+
+    priority: int
+    """The highest of them."""
+    number: int
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """What may have changed in the queue, as far as workers are concerned; people are concerned by every change."""
+
+    everything: bool = False
+    ready: Mapping[str, Ready] = {}
+    """Jobs that may start now, by their shape."""
+    workers: frozenset[str] = frozenset()
+    """The workers that somebody wants something of."""
+
+    def __or__(self, other: "Changes") -> "Changes":
+        if self.everything or other.everything:
+            return EVERYTHING
+        ready = dict(self.ready)
+        for shape, (priority, number) in other.ready.items():
+            before = ready.get(shape, Ready(priority, 0))
+            ready[shape] = Ready(max(priority, before.priority), number + before.number)
+        return Changes(False, ready, self.workers | other.workers)
+
+    @property
+    def concerns_workers(self) -> bool:
+        return self.everything or bool(self.ready) or bool(self.workers)
+
+    def encode(self) -> str:
+        """A line of text that `decode` reads; empty when everything may have changed, or too much for a line."""
+        words = [
+            *(f"{shape}:{priority}:{number}" for shape, (priority, number) in self.ready.items()),
+            *(f"@{worker}" for worker in self.workers),
+        ]
+        text = "" if self.everything or any(" " in word for word in words) else " ".join(words)
+        return text if len(text.encode()) <= _LONGEST_LINE else ""
+
+    @staticmethod
+    def decode(text: str) -> "Changes":
+        """Of a line that is not understood: everything."""
+        ready: dict[str, Ready] = {}
+        workers: set[str] = set()
+        try:
+            for word in text.split(" "):
+                if word.startswith("@"):
+                    workers.add(word[1:])
+                else:
+                    shape, priority, number = word.split(":")
+                    ready[shape] = Ready(int(priority), int(number))
+        except ValueError:
+            return EVERYTHING
+        return Changes(False, ready, frozenset(workers))
+
+
+# PostgreSQL takes less than 8000 bytes.
+_LONGEST_LINE: Final = 7000
+EVERYTHING: Final = Changes(everything=True)
+FOR_PEOPLE: Final = Changes()
+"""A change that no worker needs to know of, such as an outcome."""
 
 
 class ChangeListener(Protocol):
@@ -44,8 +107,8 @@ class ChangeListener(Protocol):
     def fileno(self) -> int:
         """Readable when something may have changed; -1 while it cannot listen."""
 
-    def poll(self) -> bool:
-        """Whether something may have changed since the last call. Never raises; reconnects a lost listener."""
+    def poll(self) -> Changes | None:
+        """What may have changed since the last call; None if nothing. Never raises; reconnects a lost listener."""
 
     def close(self) -> None: ...
 
@@ -56,23 +119,29 @@ class NotifyThrottle:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last = -math.inf
-        self._deferred = False
+        self._deferred: Changes | None = None
 
     def may_send(self) -> bool:
         """Whether a notification may be sent now."""
         return self._clock() - self._last >= SECONDS_BETWEEN_NOTIFICATIONS
 
+    def with_deferred(self, changes: Changes) -> Changes:
+        """What a notification of these changes has to say."""
+        return changes if self._deferred is None else self._deferred | changes
+
     def sent(self) -> None:
         """Call it after sending: it covers everything that was deferred."""
         self._last = self._clock()
-        self._deferred = False
+        self._deferred = None
 
-    def defer(self) -> None:
-        self._deferred = True
+    def defer(self, changes: Changes) -> None:
+        self._deferred = self.with_deferred(changes)
 
     def flush_due(self) -> float | None:
         """In how many seconds a deferred notification may be sent; None when there is none."""
-        return max(0.0, self._last + SECONDS_BETWEEN_NOTIFICATIONS - self._clock()) if self._deferred else None
+        if self._deferred is None:
+            return None
+        return max(0.0, self._last + SECONDS_BETWEEN_NOTIFICATIONS - self._clock())
 
 
 class Driver(Protocol):
@@ -81,6 +150,9 @@ class Driver(Protocol):
     @property
     def place(self) -> str:
         """Where the queue is, without a password."""
+
+    def shared_address(self) -> str | None:
+        """The whole address, with its password, as other machines can use it; None for a file of this machine."""
 
     def transaction(self, work: Callable[[], T]) -> T:
         """All that `work` does, or nothing. `work` may be called again after a deadlock."""
@@ -105,10 +177,11 @@ class Driver(Protocol):
     def positions(self, count: int) -> list[float]:
         """This many positions after all that were ever assigned, in order."""
 
-    def notify(self) -> None:
-        """Wakes listeners when the transaction is committed."""
+    def notify(self, changes: Changes) -> None:
+        """Wakes listeners when the transaction is committed; workers only if it concerns them."""
 
-    def listen(self) -> ChangeListener: ...
+    def listen(self, *, as_worker: bool = False) -> ChangeListener:
+        """`as_worker`: only to what concerns workers, where the database can tell."""
 
     def damage(self) -> list[str]:
         """Damage to the file, as far as the database can tell."""
@@ -207,22 +280,26 @@ def sections(file: str) -> Mapping[str, str]:
 @functools.cache
 def statements(dialect: str) -> Mapping[str, str]:
     """Every statement by name, each `{macro}` and `{macro argument}` written out; a macro may use others."""
-    known = {**sections(f"{dialect}.sql"), **sections("queries.sql")}
+    return {name: _written_out(text, dialect) for name, text in _known(dialect).items()}
 
-    def written_out(text: str) -> str:
-        return _MACRO.sub(lambda found: written_out(known[found[1]].replace("$", found[2] or "")), text)
 
-    return {name: written_out(text) for name, text in known.items()}
+def _known(dialect: str) -> Mapping[str, str]:
+    return {**sections(f"{dialect}.sql"), **sections("queries.sql")}
+
+
+def _written_out(text: str, dialect: str) -> str:
+    known = _known(dialect)
+    return _MACRO.sub(lambda found: _written_out(known[found[1]].replace("$", found[2] or ""), dialect), text)
 
 
 def schema(dialect: str) -> list[str]:
     """The statements that create the tables."""
-    return script(_sql(f"schema_{dialect}.sql"))
+    return [_written_out(statement, dialect) for statement in script(_sql(f"schema_{dialect}.sql"))]
 
 
 def script(text: str) -> list[str]:
-    """The single statements of a script."""
-    return [statement.strip() for statement in re.split(r";\s*(?:\n|$)", text) if statement.strip()]
+    """The single statements of a script. The body of a function or trigger is indented."""
+    return [statement.strip() for statement in re.split(r";\s*(?:\n(?=\S)|$)", text) if statement.strip()]
 
 
 def _sql(file: str) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 DeadEnd: TypeAlias = Sequence[tuple[str, State]]
 ReasonKind = Literal[
     "running",
+    "pending",
     "stopping",
     "silent",
     "warned",
@@ -68,6 +69,11 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
         if attempt is None:
             return None
         return next((w.view.warnings.get(attempt.id) for w in self.there() if w.id == attempt.worker), None)
+
+    def why_pending(self, attempt: Attempt) -> str:
+        """Why a cluster manager has not let it begin, by its worker."""
+        worker = next((known for known in self.there() if known.id == attempt.worker), None)
+        return worker.view.waiting.get(attempt.job, "") if worker is not None else ""
 
     def host_of(self, worker: str) -> str | None:
         return next((known.host for known in self.workers if known.id == worker), None)
@@ -138,9 +144,7 @@ def _waiting(job: Job, around: Surroundings, known: Needs) -> Why | None:
 
 def _running(job: Job, around: Surroundings) -> Why:
     attempt = around.running.get(job.id)
-    where = f" on {_where(attempt, around)}" if attempt is not None else ""
-    since = job.started if job.started is not None else around.now
-    running = f"running since {clock_time(since, around.now)} ({spoken(around.now - since)}){where}"
+    running = _pending(attempt, around) if job.is_pending else _since(job, attempt, around)
     if attempt is not None and attempt.lease_expires < around.now:
         silent = spoken(around.now - attempt.lease_expires)
         return Why(
@@ -151,7 +155,20 @@ def _running(job: Job, around: Surroundings) -> Why:
         return Why("stopping", "stopping", f"{running}, and a stop was requested {ago} ago")
     if (warning := around.warning_of(job.id)) is not None:
         return Why("warned", warning.word, f"{running}, and {_warned(warning, around.now)}")
-    return Why("running", "", running)
+    return Why("pending" if job.is_pending else "running", "", running)
+
+
+def _since(job: Job, attempt: Attempt | None, around: Surroundings) -> str:
+    where = f" {_where(attempt, around)}" if attempt is not None else ""
+    since = job.started if job.started is not None else around.now
+    return f"running since {clock_time(since, around.now)} ({spoken(around.now - since)}){where}"
+
+
+def _pending(attempt: Attempt | None, around: Surroundings) -> str:
+    """`waits in Slurm: jobs of higher priority come first; it is Slurm job 4711`."""
+    known = f"; it is {attempt.where}" if attempt is not None and attempt.where else ""
+    why = around.why_pending(attempt) if attempt is not None else ""
+    return f"{why or 'waits in the queue of its cluster'}{known}"
 
 
 def _warned(warning: RuleWarning, now: float) -> str:
@@ -163,12 +180,14 @@ def _warned(warning: RuleWarning, now: float) -> str:
 
 
 def _where(attempt: Attempt, around: Surroundings) -> str:
+    if attempt.where:
+        return f"as {attempt.where}"
     worker = next((known for known in around.workers if known.id == attempt.worker), None)
     host = worker.host if worker is not None else f"worker {attempt.worker}"
     if not attempt.gpus:
-        return f"{host} without a GPU"
+        return f"on {host} without a GPU"
     names = gpu_names(attempt.gpus, worker)
-    return f"{host}, {'GPU' if len(names) == 1 else 'GPUs'} {list_all(names)}"
+    return f"on {host}, {'GPU' if len(names) == 1 else 'GPUs'} {list_all(names)}"
 
 
 def gpu_names(uuids: Sequence[str], worker: Worker | None) -> list[str]:
@@ -289,9 +308,11 @@ def _word_of(worker: Worker, job: str) -> str:
 def _too_large(job: Job, there: Sequence[Worker]) -> Why | None:
     """It asks for more than any machine has.
 
-    A worker that cannot read its GPUs might have enough; workers that found no GPU say where they looked.
+    A worker that cannot read its GPUs might have enough, and a cluster's knows better; workers that found no GPU say
+    where they looked.
     """
-    blind = any(worker.view.problem for worker in there) or all(worker.view.absent for worker in there)
+    blind = any(worker.view.problem or worker.view.cluster for worker in there)
+    blind = blind or all(worker.view.absent for worker in there)
     if not job.gpus or blind:
         return None
     amount: Callable[[int], str] = format_memory

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -11,6 +11,7 @@ from msgspec import Meta
 from stoker.errors import BadInputError
 from stoker.queue.commands import LONGEST_COMMAND, Command, check_command, shell_text
 from stoker.queue.provenance import check_environment, working_directory
+from stoker.queue.slurm_options import check_slurm, read_slurm
 from stoker.rules.registry import policies_of
 from stoker.units import LONGEST_SECONDS, format_duration, format_memory, parse_duration, parse_memory
 
@@ -18,6 +19,8 @@ ID: Final = re.compile(r"[0-9a-f]{8}")
 LONGEST_LABEL: Final = 200
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
+# As drivers and Slurm write them: `NVIDIA A100-SXM4-80GB`, `nvidia_a100_3g.20gb`, `AMD Instinct MI300X (gfx942)`.
+_GPU_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._/()+-]*[A-Za-z0-9)+])?")
 _YES: Final = frozenset({"on", "true", "yes", "1"})
 _NO: Final = frozenset({"", "off", "false", "no", "0"})
 
@@ -101,8 +104,7 @@ def _between(least: int, most: int) -> Callable[[int], None]:
     return check
 
 
-def _number(least: int) -> FieldKind:
-    most = 2**31 - 1
+def _number(least: int, most: int = 2**31 - 1) -> FieldKind:
     limited = Annotated[int, Meta(ge=least, le=most)]
     return FieldKind(name="number", read=_whole, check=_between(least, most), json=limited, metavar="N")
 
@@ -127,6 +129,23 @@ def _memory_text(amount: int) -> str:
     if parse_memory(readable) == amount:
         return readable
     return f"{amount // 2**20}MiB" if amount % 2**20 == 0 else f"{amount}B"
+
+
+def _check_ram(amount: int) -> None:
+    if not 2**20 <= amount < 2**63:
+        raise BadInputError(f"{amount} bytes is not the memory of a program: write it like 64GiB")
+
+
+def _gpu_model(value: object) -> str:
+    return "|".join(part.strip() for part in _text(value).split("|"))
+
+
+def _check_gpu_model(alternatives: str) -> None:
+    _check_label(alternatives)
+    if not all(_GPU_NAME.fullmatch(part) for part in alternatives.split("|")):
+        raise BadInputError(
+            f"{alternatives[:40]!r} is not the name of a GPU: write a part of it, or several, like a100|h100"
+        )
 
 
 def read_seconds(value: object) -> float:
@@ -195,6 +214,17 @@ def _mapping(value: object) -> dict[str, Any]:
     return dict(value)
 
 
+class SlurmOptions(TypedDict, total=False):
+    """What a job asks of a cluster with Slurm."""
+
+    partition: Label
+    account: Label
+    qos: Label
+    constraint: Label
+    reservation: Label
+    sbatch: Annotated[list[Label], Meta(max_length=100, description="Further options of sbatch.")]
+
+
 TEXT: Final = FieldKind(name="text", read=_text, check=_check_label, json=Label)
 TAGS: Final = FieldKind(
     name="tags",
@@ -226,6 +256,7 @@ COMMAND: Final = FieldKind(
 )
 COUNT: Final = _number(0)
 SIZE: Final = _number(1)
+NODES: Final = _number(1, 1024)
 INTEGER: Final = _number(1 - 2**31)
 MEMORY: Final = FieldKind(
     name="memory",
@@ -236,6 +267,8 @@ MEMORY: Final = FieldKind(
     metavar="SIZE",
     has_unit=True,
 )
+RAM: Final = msgspec.structs.replace(MEMORY, check=_check_ram)
+GPU_MODEL: Final = FieldKind(name="model", read=_gpu_model, check=_check_gpu_model, json=Label, metavar="MODEL")
 DURATION: Final = FieldKind(
     name="duration",
     read=read_seconds,
@@ -258,4 +291,5 @@ POLICY: Final = FieldKind(
     name="policy", read=_mapping, check=_check_policy, json=dict[str, str | int | float | bool | None]
 )
 MAPPING: Final = FieldKind(name="mapping", read=_mapping, json=dict[str, Any])
+SLURM: Final = FieldKind(name="slurm", read=read_slurm, check=check_slurm, json=SlurmOptions)
 FACT: Final = FieldKind(name="fact", read=lambda value: value, json=Any)

@@ -1,11 +1,12 @@
 """The fields of a job, each stated once: for `submit`, `edit`, feeds, the API, the form and the client."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, get_type_hints
 
 import msgspec
 
 from stoker.errors import BadInputError, InvalidFieldsError
+from stoker.queue.code.archive import CodeSnapshot
 from stoker.queue.commands import wants_batch_size
 from stoker.queue.field_kinds import (
     ACTIONS,
@@ -16,19 +17,24 @@ from stoker.queue.field_kinds import (
     ENVIRONMENT,
     FACT,
     FLAG,
+    GPU_MODEL,
     ID,
     INTEGER,
     JOBS,
     LIMIT,
     MAPPING,
     MEMORY,
+    NODES,
     POLICY,
+    RAM,
     SIZE,
+    SLURM,
     TAGS,
     TEXT,
     FieldKind,
     choice,
 )
+from stoker.queue.slurm_options import check_further, check_value
 from stoker.rules.registry import Stored
 
 State = Literal["queued", "held", "running", "succeeded", "failed", "cancelled"]
@@ -46,6 +52,20 @@ class FormInput(msgspec.Struct, frozen=True):
     numeric: bool = False
     filled: bool = False
     """Whether the default is shown in an empty form."""
+
+
+class FieldPart(msgspec.Struct, frozen=True):
+    """One entry of a field that is a mapping, with its own option and input."""
+
+    key: str
+    option: str
+    help: str
+    label: str
+    hint: str = ""
+    check: Callable[[object], None] = check_value
+    """Raises for a value, of a list for one of its values, outside the limits."""
+    several: bool = False
+    """Whether the option may be repeated: the entry is a list."""
 
 
 class JobField(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +86,10 @@ class JobField(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the API and the page can set it."""
     required: bool = False
     """Whether blank text is refused instead of read as the default."""
+    parts: tuple[FieldPart, ...] = ()
+    """The entries of a mapping; each has its own option."""
+    placed: bool = False
+    """Whether an engine looks at it when it decides where the job can start."""
     name: str = ""
     default: Any = None
 
@@ -147,9 +171,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         int,
         JobField(
             kind=COUNT,
-            help="How many GPUs it needs; 0 for none.",
+            placed=True,
+            help="How many GPUs it needs, on each machine when there are several; 0 for none.",
             option="--gpus",
-            feed_help="GPUs for each job; 0 for none.",
+            feed_help="GPUs for each job, on each machine when there are several; 0 for none.",
             form=FormInput("GPUs", "0 for none.", row="gpus", numeric=True, filled=True),
             example=1,
         ),
@@ -158,6 +183,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         JobField(
             kind=MEMORY,
+            placed=True,
             help="Memory that it needs on each GPU: bytes, or text like 20GiB.",
             option="--memory",
             feed_help="Memory that each needs on each GPU, like 20GiB.",
@@ -169,6 +195,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         JobField(
             kind=FLAG,
+            placed=True,
             help="It may share a GPU with others; needs --memory.",
             option="--share",
             edit_help="Whether it may share a GPU with others.",
@@ -176,6 +203,56 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             form=FormInput("May share a GPU with others (say how much memory)"),
         ),
     ] = False
+    gpu_model: Annotated[
+        str | None,
+        JobField(
+            kind=GPU_MODEL,
+            placed=True,
+            help="Only GPUs with this in their name, like a100 or 'a100|h100'.",
+            option="--gpu-model",
+            feed_help="Only GPUs with this in their name, like a100 or 'a100|h100'.",
+            form=FormInput("GPU model", "A part of the name, like `a100` or `a100|h100`.", row="machine"),
+            example="a100|h100",
+        ),
+    ] = None
+    cpus: Annotated[
+        int | None,
+        JobField(
+            kind=SIZE,
+            placed=True,
+            help="CPUs that it needs on each machine: counted when it is placed; Slurm enforces it.",
+            option="--cpus",
+            edit_help="CPUs that it needs on each machine, or none.",
+            feed_help="CPUs that each needs: counted when it is placed; Slurm enforces it.",
+            form=FormInput("CPUs", "On each machine.", row="machine", numeric=True),
+            example=8,
+        ),
+    ] = None
+    ram: Annotated[
+        int | None,
+        JobField(
+            kind=RAM,
+            placed=True,
+            help="RAM that it needs on each machine, like 64GiB: counted when it is placed; Slurm enforces it.",
+            option="--ram",
+            edit_help="RAM that it needs on each machine, like 64GiB, or none.",
+            feed_help="RAM that each needs, like 64GiB: counted when it is placed; Slurm enforces it.",
+            form=FormInput("RAM", "On each machine, like `64GiB`.", row="machine"),
+            example="64GiB",
+        ),
+    ] = None
+    nodes: Annotated[
+        int,
+        JobField(
+            kind=NODES,
+            placed=True,
+            help="How many machines it runs on; more than one takes a cluster with Slurm.",
+            option="--nodes",
+            feed_help="How many machines each runs on; more than one takes a cluster with Slurm.",
+            form=FormInput("Machines", "More than one takes a cluster with Slurm.", row="machine", numeric=True),
+            example=2,
+        ),
+    ] = 1
     batch_size: Annotated[
         int | None,
         JobField(
@@ -239,6 +316,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         float | None,
         JobField(
             kind=LIMIT,
+            placed=True,
             help="Stop it after this long in any case.",
             option="--time-limit",
             feed_help="Stop each after this long in any case.",
@@ -270,6 +348,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         JobField(
             kind=FLAG,
+            placed=True,
             help="It may be stopped, and started again later, when others need its GPUs.",
             option="--preemptible",
             feed_help="They may be stopped, and started again, when others need GPUs.",
@@ -280,6 +359,38 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         Literal["retry", "hold"],
         JobField(kind=choice("retry", "hold"), help="What happens when its machine is lost.", option="--on-loss"),
     ] = "retry"
+    slurm: Annotated[
+        dict[str, Any],
+        JobField(
+            kind=SLURM,
+            placed=True,
+            help="What it asks of a cluster with Slurm: `partition`, `account`, `qos`, `constraint`, `reservation`, "
+            "and `sbatch`, a list of further options of sbatch.",
+            feed_help="What each asks of a cluster with Slurm.",
+            parts=(
+                FieldPart("partition", "--partition", "Slurm: the partition, or several: a,b.", "Partition"),
+                FieldPart("account", "--account", "Slurm: the account that is charged.", "Account"),
+                FieldPart("qos", "--qos", "Slurm: the quality of service.", "QOS"),
+                FieldPart(
+                    "constraint",
+                    "--constraint",
+                    "Slurm: features that its nodes must have, like 'ib&nvme'.",
+                    "Constraint",
+                ),
+                FieldPart("reservation", "--reservation", "Slurm: the reservation that it runs in.", "Reservation"),
+                FieldPart(
+                    "sbatch",
+                    "--sbatch",
+                    "Slurm: a further option of sbatch, like --exclude=node3 (repeatable).",
+                    "Options of sbatch",
+                    "Like `--exclude=node3 --nice=100`.",
+                    check=check_further,
+                    several=True,
+                ),
+            ),
+            example={"partition": "gpu", "sbatch": ["--exclude=node3"]},
+        ),
+    ] = {}
     hold: Annotated[
         bool,
         JobField(
@@ -294,14 +405,27 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         JobField(
             kind=FLAG,
-            help="Run the code as committed at its submission, in a snapshot.",
+            help="Run the code as committed at its submission, in a worktree of its own.",
             option="--pin",
+            remote=False,
+        ),
+    ] = False
+    snapshot: Annotated[
+        bool,
+        JobField(
+            kind=FLAG,
+            help="Run the code as it is now, with uncommitted changes, on any machine.",
+            option="--snapshot",
+            edit_help="Run the code as it was at its submission, of a job submitted with --snapshot.",
             remote=False,
         ),
     ] = False
     commit: Annotated[str | None, JobField(kind=FACT, help="The commit of its directory.", editable_in=())] = None
     dirty: Annotated[
         bool | None, JobField(kind=FACT, help="Whether tracked files differed from the commit.", editable_in=())
+    ] = None
+    code: Annotated[
+        CodeSnapshot | None, JobField(kind=FACT, help="The snapshot of the code at its submission.", editable_in=())
     ] = None
     submitter: Annotated[str, JobField(kind=FACT, help="Who put it into the queue.", editable_in=())] = ""
     id: str = ""
@@ -324,6 +448,23 @@ def _fields() -> dict[str, JobField]:
 
 
 FIELDS: Final = _fields()
+# Of a job that asks for nothing but one GPU.
+_USUAL_SHAPE: Final = "0" * 16
+_PLACED: Final = tuple(field for field in FIELDS.values() if field.placed)
+
+
+def placed_values(job: "JobSpec") -> dict[str, Any]:
+    """What an engine looks at when it decides where the job can start; defaults are left out."""
+    return {field.name: value for field in _PLACED if (value := field.value(job)) != field.default}
+
+
+def shape_of(job: "JobSpec") -> str:
+    """The same for all jobs that fit into the same places."""
+    if not (asked := placed_values(job)):
+        return _USUAL_SHAPE
+    import hashlib  # here because OpenSSL costs a short command milliseconds
+
+    return hashlib.blake2b(msgspec.json.encode(asked, order="sorted"), digest_size=8).hexdigest()
 
 
 def editable(state: State = "queued") -> list[str]:
@@ -365,6 +506,8 @@ def check(job: JobSpec) -> None:
             field.check(job)
     if job.share and job.memory is None:
         raise InvalidFieldsError({"memory": "a job that shares a GPU must say how much memory it needs"})
+    if job.gpu_model is not None and not job.gpus:
+        raise InvalidFieldsError({"gpu_model": "a job without a GPU cannot choose its model: leave it out"})
     if job.batch_size is None and not job.fit and wants_batch_size(job.command):
         raise InvalidFieldsError(
             {
@@ -372,6 +515,10 @@ def check(job: JobSpec) -> None:
                 "literal text"
             }
         )
+    if job.snapshot and job.code is None:
+        raise InvalidFieldsError({"snapshot": "the job has no snapshot of its code: submit it again with --snapshot"})
+    if job.snapshot and job.pin:
+        raise InvalidFieldsError({"pin": "a job runs a commit or a snapshot: leave out --pin or --snapshot"})
     _check_needs((*job.after, *job.after_any))
     if job.id and not ID.fullmatch(job.id):
         raise BadInputError(f"{job.id!r} cannot be the id of a job: it must be eight hexadecimal digits")

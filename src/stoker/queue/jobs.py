@@ -10,9 +10,11 @@ from typing import Final, Literal, NamedTuple, TypeVar
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
+from stoker.queue.code.archive import Blob
+from stoker.queue.code.blobs import refer_to_blobs, write_blobs
 from stoker.queue.commands import check_command
-from stoker.queue.driver import CollisionError, Driver, Parameters, Row
-from stoker.queue.fields import FIELDS, JobSpec, State, check, editable, spec_of, values_of
+from stoker.queue.driver import EVERYTHING, FOR_PEOPLE, Changes, CollisionError, Driver, Parameters, Ready, Row
+from stoker.queue.fields import FIELDS, JobSpec, State, check, editable, shape_of, spec_of, values_of
 from stoker.queue.listing import JobReader, forgettable, seen
 from stoker.queue.model import ENDED, HEARD_WITHIN, Failure, Job, Place, Side
 from stoker.queue.table import clean_text, columns, dependencies, job_of, json_text
@@ -35,16 +37,18 @@ class Cancellation(msgspec.Struct, frozen=True):
 class Jobs(JobReader):
     """What is done to jobs."""
 
-    def submit(self, jobs: Sequence[JobSpec]) -> list[str]:
-        """The ids of the jobs, in their order. All are accepted, or none."""
+    def submit(self, jobs: Sequence[JobSpec], blobs: Sequence[Blob] = ()) -> list[str]:
+        """The ids of the jobs, in their order. All are accepted, or none. `blobs`: what they refer to."""
         check_submission(jobs)
-        return until_free(self._driver, lambda: self._change(lambda: insert(self._driver, jobs)))
+        return until_free(
+            self._driver, lambda: self._change(lambda: insert(self._driver, jobs, blobs), ready_among(jobs))
+        )
 
     def cancel(self, ids: Iterable[str]) -> Cancellation:
-        rows = self._change(lambda: self._driver.fetch("cancel", {"ids": json_text(list(ids))}))
+        rows = self._change(lambda: self._driver.fetch("cancel", {"ids": json_text(list(ids))}), _cancelled)
         return Cancellation(
-            cancelled=[name for name, state in rows if state == "cancelled"],
-            asked=[name for name, state in rows if state == "running"],
+            cancelled=[name for name, state, _worker in rows if state == "cancelled"],
+            asked=[name for name, state, _worker in rows if state == "running"],
         )
 
     def hold(self, ids: Iterable[str]) -> list[str]:
@@ -135,24 +139,35 @@ class Jobs(JobReader):
             "seconds": -1.0 if starts_in is None else max(0.0, float(starts_in)),
             "instead_of": instead_of or worker,
         }
-        return self._throttled_change(lambda: self._driver.fetch("keep", parameters)) != []
+        # A worker that does not know of it finds out when it reserves GPUs for the same job.
+        return self._throttled_change(lambda: self._driver.fetch("keep", parameters), FOR_PEOPLE) != []
 
     def keep_no_more(self, worker: str, but: Iterable[str] = ()) -> None:
         """Ends the reservations of this worker, except for these jobs."""
         parameters: Parameters = {"worker": worker, "jobs": json_text(list(but))}
         self._throttled_change(lambda: self._driver.fetch("keep no more", parameters))
 
+    def keep_for_the_dead_no_more(self) -> None:
+        """Ends the reservations of workers that are gone."""
+        self._throttled_change(lambda: self._driver.fetch("keep for the dead no more", {}))
+
     def set_link(self, attempt: str, link: str) -> bool:
         """Stores the link found in the job's output; that of an earlier attempt is refused."""
         return (
-            self._changed(lambda: self._driver.fetch("set link", {"attempt": attempt, "link": clean_text(link)})) != []
+            self._changed(
+                lambda: self._driver.fetch("set link", {"attempt": attempt, "link": clean_text(link)}), FOR_PEOPLE
+            )
+            != []
         )
 
     def clean(self, older_than: float, states: Sequence[State] = ENDED) -> int:
-        """Deletes jobs that ended `older_than` seconds ago, unless an unfinished job comes after them; how many."""
+        """Deletes jobs that ended `older_than` seconds ago, unless an unfinished job comes after them; how many.
+
+        What only they referred to is left for `Blobs.forget_unused`.
+        """
         parameters = forgettable(older_than, states)
         forgotten = 0
-        while some := self._change(lambda: self._forget(parameters)):
+        while some := self._change(lambda: self._forget(parameters), FOR_PEOPLE):
             forgotten += len(some)
         # The row of a live worker is kept, with its pause.
         self._driver.fetch("clean workers", {"age": max(float(older_than), HEARD_WITHIN)})
@@ -176,6 +191,21 @@ class Jobs(JobReader):
         return self._driver.transaction(work)
 
 
+def ready_among(jobs: Sequence[JobSpec]) -> Changes:
+    """What workers need to know of these jobs when they are submitted."""
+    ready: dict[str, list[int]] = {}
+    for job in jobs:
+        if not job.hold:
+            ready.setdefault(shape_of(job), []).append(job.priority)
+    return Changes(ready={shape: Ready(max(found), len(found)) for shape, found in ready.items()})
+
+
+def _cancelled(rows: Sequence[Row]) -> Changes:
+    """The workers of running jobs; for one that waited, a worker may reserve GPUs."""
+    workers = frozenset(worker for _name, state, worker in rows if state == "running")
+    return Changes(workers=workers) if all(row[1] == "running" for row in rows) else EVERYTHING
+
+
 def until_free(driver: Driver, submit: Callable[[], T]) -> T:
     """Tries again when another process has just taken an id or an origin of these jobs."""
     for _draw in range(MOST_DRAWS):
@@ -191,13 +221,15 @@ def check_submission(jobs: Sequence[JobSpec]) -> None:
     _refuse_cycles(jobs)
 
 
-def insert(driver: Driver, jobs: Sequence[JobSpec]) -> list[str]:
+def insert(driver: Driver, jobs: Sequence[JobSpec], blobs: Sequence[Blob] = ()) -> list[str]:
     """Their ids, in their order; for an origin that is or was a job, the id of that job."""
+    write_blobs(driver, blobs)
     known = known_origins(driver, [job.origin for job in jobs if job.origin is not None])
     fresh = [job for job in jobs if job.origin is None or job.origin not in known]
     ids = iter(_free_ids(driver, fresh))
     positions = iter(driver.positions(len(fresh)) if fresh else [])
     rows, needs, tags, answer = list[dict[str, str | int | float | None]](), list[dict[str, str]](), [], []
+    added: list[tuple[str, JobSpec]] = []
     for job in jobs:
         if job.origin is not None and job.origin in known:
             answer.append(known[job.origin])
@@ -206,6 +238,7 @@ def insert(driver: Driver, jobs: Sequence[JobSpec]) -> list[str]:
         if job.origin is not None:
             known[job.origin] = name
         answer.append(name)
+        added.append((name, job))
         state = "held" if job.hold else "queued"
         rows.append({"id": name, "origin": job.origin, "state": state, "position": next(positions)} | columns(job))
         needs += dependencies(name, job)
@@ -214,6 +247,7 @@ def insert(driver: Driver, jobs: Sequence[JobSpec]) -> list[str]:
     driver.many("insert job", rows)
     driver.many("insert dependency", needs)
     driver.many("insert tag", tags)
+    refer_to_blobs(driver, added)
     return answer
 
 
@@ -270,6 +304,10 @@ def edited(job: Job, changes: Mapping[str, object]) -> JobSpec:
     """The spec with these changes. Raises for a field that cannot be edited, and for a value outside its limits."""
     if unknown := set(changes) - set(editable()):
         raise BadInputError(f"a job has no field {min(unknown)!r} to edit")
+    if "directory" in changes and job.snapshot and changes.get("snapshot", True):
+        raise BadInputError(
+            f"job {job.id} runs a snapshot of {job.directory}: --no-snapshot lets it run in another directory"
+        )
     try:
         asked = spec_of({**values_of(job), **changes})
     except BadInputError as error:
@@ -278,13 +316,14 @@ def edited(job: Job, changes: Mapping[str, object]) -> JobSpec:
     return asked
 
 
-def check_changes(job: Job, changes: Mapping[str, object]) -> None:
-    """Raises also for what `edit` itself does not check."""
+def check_changes(job: Job, changes: Mapping[str, object]) -> JobSpec:
+    """The spec with these changes. Raises also for what `edit` itself does not check."""
     asked = edited(job, changes)
     if "command" in changes:
         check_command(asked.command)
     for name in changes.keys() & {"environment", "policy"}:
         FIELDS[name].check(asked)
+    return asked
 
 
 def moved(driver: Driver, ids: Sequence[str], place: Place) -> list[str]:

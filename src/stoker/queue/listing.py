@@ -77,7 +77,7 @@ class JobReader(Table):
         limit: int = 100,
         offset: int = 0,
     ) -> list[Job]:
-        """The newest jobs, or the first in the order of the queue."""
+        """The newest jobs, or the first in the order of the queue. Running jobs that are pending come last."""
         parameters = dict[str, str | int | float | None](limit=limit, offset=offset)
         if tag is not None:
             parameters["tag"] = clean_text(tag)
@@ -85,7 +85,8 @@ class JobReader(Table):
         if states:
             # Written into the statement, so that the planner knows how many jobs have these states.
             sql += f" WHERE j.state IN ({', '.join(literal(state) for state in states)})"
-        sql += " " + self._driver.sql("newest first" if order == "newest" else "in order")
+        newest = "begun first" if list(states) == ["running"] else "newest first"
+        sql += " " + self._driver.sql(newest if order == "newest" else "in order")
         return [job_of(row) for row in self._driver.fetch_text(sql, parameters)]
 
     def page(
@@ -166,11 +167,6 @@ class JobReader(Table):
         """What several jobs still wait for, and what those wait for in turn, in one query."""
         wanted = list(jobs)
         return Needs(self._driver.fetch("unfulfilled needs", {"jobs": json_text(wanted)}) if wanted else ())
-
-    def next_wake(self) -> float | None:
-        """When the next retry may start, in seconds since the epoch by the database's clock."""
-        wake: float | None = self._driver.fetch("next wake", {})[0][0]
-        return wake
 
     def forgettable(self, older_than: float, states: Sequence[State] = ENDED) -> int:
         """How many jobs `clean` would delete."""

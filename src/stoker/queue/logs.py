@@ -5,11 +5,11 @@ the chunks are deleted when nobody requests the log any more.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from stoker.logs.reader import LogChunk
-from stoker.queue.driver import CollisionError, Parameters
+from stoker.queue.driver import Changes, CollisionError, Parameters, Row
 from stoker.queue.model import HEARD_WITHIN, LogRequest
 from stoker.queue.table import Table, json_text, tail_of
 
@@ -61,7 +61,7 @@ class Logs(Table):
         if self._driver.fetch("renew log stream", which):
             return True
         try:
-            return self._change(lambda: self._driver.fetch("request log stream", which)) != []
+            return self._change(lambda: self._driver.fetch("request log stream", which), _worker) != []
         except CollisionError:  # it was deleted just now
             return False
 
@@ -133,3 +133,8 @@ class Logs(Table):
             return False
         self._driver.fetch("expire log streams", {"seconds": KEPT})
         return True
+
+
+def _worker(rows: Sequence[Row]) -> Changes:
+    """The worker that has the log."""
+    return Changes(workers=frozenset(worker for (worker,) in rows))

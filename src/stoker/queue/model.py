@@ -69,6 +69,31 @@ class Job(JobSpec, frozen=True, kw_only=True):
     kept: KeptGpus | None = None
     """Only while it waits and the worker with the reservation is live."""
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether it was given to a cluster manager and waits there: it is running, and did not start."""
+        return self.state == "running" and self.started is None
+
+    @property
+    def shown_state(self) -> str:
+        """Its state for people."""
+        return "pending" if self.is_pending else self.state
+
+
+class ReadyJob(JobSpec, frozen=True, kw_only=True):
+    """A job that could start now, as engines see it before they decide: of its fields only those that place it."""
+
+    shape: str
+    """The same for all jobs that fit into the same places: any of them may start in the place of another."""
+    position: float
+    submitted: float
+    kept: KeptGpus | None = None
+
+    @property
+    def rank(self) -> tuple[bool, int, float, float, str]:
+        """The order in which jobs are considered: preemptible ones use what is left."""
+        return (self.preemptible, -self.priority, self.position, self.submitted, self.id)
+
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One try at a job. Only its id may write its outcome."""
@@ -86,6 +111,19 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """None while it runs."""
     exit_code: int | None = None
     reason: str = ""
+    pending: bool = False
+    """Whether a cluster manager has it and it did not begin: `started` is then when it was claimed."""
+    where: str = ""
+    """Where it runs, for people, if that is not on GPUs of its worker: `Slurm job 4711 on node1`."""
+
+
+class DeferredStart(msgspec.Struct, frozen=True):
+    """What a cluster manager, which decides when and where an attempt runs, has given to it so far."""
+
+    pending: bool
+    where: str
+    began: float | None = None
+    """When it really started, in seconds since the epoch by the engine's clock; None while it is pending."""
 
 
 class WorkerGpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,12 +162,52 @@ class WorkerGpu(msgspec.Struct, frozen=True, kw_only=True):
     """In seconds since the epoch."""
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker reports of its machine with each heartbeat."""
+class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine of a cluster, as the cluster manager reports it."""
 
+    name: str
+    partitions: tuple[str, ...] = ()
+    state: str = ""
+    """For people, in the cluster manager's words: `idle`, `mixed`, `drained`."""
+    available: bool = True
+    """Whether jobs can start there."""
+    reason: str = ""
+    """Why it is not available, as its administrator wrote it."""
+    gpus: int = 0
+    gpus_allocated: int = 0
+    """By anybody's jobs."""
+    own: int = 0
+    """How many of them have jobs of this queue."""
+    gpu_model: str = ""
+    cpus: int = 0
+    cpus_allocated: int = 0
+    memory: int = 0
+    """In bytes."""
+    jobs: tuple[str, ...] = ()
+    """Ids of this queue's jobs that run there."""
+
+    @property
+    def gpus_free(self) -> int:
+        return max(0, self.gpus - self.gpus_allocated) if self.available else 0
+
+    @property
+    def gpus_down(self) -> int:
+        """GPUs that no job has and none can have."""
+        return 0 if self.available else max(0, self.gpus - self.gpus_allocated)
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker reports of its machine or cluster with each heartbeat."""
+
+    engine: str = "local"
+    """The name of its engine, as in `stoker work --engine`."""
     gpus: tuple[WorkerGpu, ...] = ()
+    cluster: str = ""
+    """The name of the cluster that its jobs run on; empty if they run on its own machine."""
+    nodes: tuple[ClusterNode, ...] = ()
+    """The machines of the cluster."""
     waiting: dict[str, str] = {}
-    """Why jobs do not start there, by their ids; each is part of a sentence."""
+    """Why jobs do not start there, by their ids, or do not begin on its cluster; each is part of a sentence."""
     warnings: dict[str, RuleWarning] = {}
     """What rules warn of now, by the ids of the attempts that run there. Times are by the worker's clock."""
     problem: str | None = None
@@ -140,6 +218,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the machine has no GPU, which is not a problem."""
     left: bool = False
     """Whether its worker has exited properly; one that is silent otherwise is reported as missing."""
+    removed: bool = False
+    """Whether somebody removed the machine from the queue after that."""
+    version: str = ""
+    """The version of Stoker that it runs."""
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,8 +1,13 @@
-"""The queue in a PostgreSQL database: for many machines."""
+"""The queue in a PostgreSQL database: for many machines.
+
+A store has one connection, also to listen. Through a connection pooler it does not listen, since a notification would
+reach the client that has the connection at that moment: changes are found by polling.
+"""
 
 import contextlib
-import math
+import os
 import re
+import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -10,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from stoker.errors import QueueAwayError, StokerError
 from stoker.masking import without_passwords
 from stoker.queue.driver import (
+    EVERYTHING,
     VERSION,
     Address,
     ChangeListener,
+    Changes,
     CollisionError,
     Parameters,
     Row,
@@ -22,7 +29,6 @@ from stoker.queue.driver import (
 
 if TYPE_CHECKING:
     import psycopg
-    from psycopg.pq.abc import PGconn
 
 # PostgreSQL ends a deadlock by aborting one of the transactions.
 MOST_TRIES: Final = 10
@@ -36,14 +42,16 @@ CONNECTION: Final[dict[str, Any]] = {
     "keepalives_count": 3,
     "application_name": "stoker",
 }
-LISTENING: Final[dict[str, Any]] = {
-    **CONNECTION,
-    # The loop that listens must not block for long.
-    "connect_timeout": 2,
-}
+# The loop that listens must not block for long.
+LISTENING: Final[dict[str, Any]] = {**CONNECTION, "connect_timeout": 2}
 
 # A listener tries to reconnect at most this often.
 SECONDS_BETWEEN_TRIES: Final = 1.0
+# Through a connection pooler, what may have changed is asked for this often.
+POLLS: Final = 2.0
+# When the server has no connection left, a command tries again for this long: others end all the time.
+PATIENCE: Final = 3.0
+_PAUSE: Final = 0.3
 
 T = TypeVar("T")
 _PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
@@ -51,6 +59,19 @@ _PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
 
 def connect(address: Address, timeout: float | None = None) -> "PostgresDriver":
     return PostgresDriver(address, timeout)
+
+
+# The server's limit, that of a role or database, and PgBouncer's.
+_FULL: Final = (
+    "too many clients",
+    "connection slots are reserved",
+    "too many connections",
+    "no more connections allowed",
+)
+
+
+class TooManyConnectionsError(QueueAwayError):
+    """The server takes no more connections now."""
 
 
 class PostgresDriver:
@@ -71,10 +92,38 @@ class PostgresDriver:
             name: _PARAMETER.sub(r"%(\1)s", text.replace("%", "%%")) for name, text in statements("postgres").items()
         }
         self._connection: psycopg.Connection[Row] | None = None
+        self._listeners: list[PostgresChanges] = []
+        self.pooled = False
+        """Whether the last connection was to a pooler."""
 
     @property
     def place(self) -> str:
         return str(self._address)
+
+    def shared_address(self) -> str:
+        """With what libpq took from ~/.pgpass, from PG* variables and from this user's name."""
+        from urllib.parse import quote
+
+        from psycopg.conninfo import conninfo_to_dict
+
+        url, info = self._address.location, self._connected().info
+        given = conninfo_to_dict(url)
+        found = {
+            "user": info.user,
+            "password": info.password,
+            "host": info.host,
+            "port": info.port,
+            "dbname": info.dbname,
+        }
+        # Whatever has no host goes through the socket of one machine.
+        has_host = bool(info.host) and not info.host.startswith("/")
+        missing = {
+            name: str(value)
+            for name, value in found.items()
+            if value and name not in given and (has_host or name not in ("host", "port"))
+        }
+        added = "&".join(f"{name}={quote(value, safe='')}" for name, value in missing.items())
+        return f"{url}{'&' if '?' in url else '?'}{added}" if added else url
 
     def transaction(self, work: Callable[[], T]) -> T:
         def whole() -> T:
@@ -126,24 +175,60 @@ class PostgresDriver:
     def positions(self, count: int) -> list[float]:
         return sorted(place for (place,) in self.fetch("positions", {"count": count}))
 
-    def notify(self) -> None:
-        self.fetch("notify", {})
+    def notify(self, changes: Changes) -> None:
+        self.fetch("notify", {"concerns_workers": int(changes.concerns_workers), "changes": changes.encode()})
 
-    def listen(self) -> ChangeListener:
-        return PostgresChanges(self._listening, self._own_process)
+    def listen(self, *, as_worker: bool = False) -> ChangeListener:
+        listener = PostgresChanges(self, self._statements["listen as worker" if as_worker else "listen"].encode())
+        self._listeners.append(listener)
+        if self._connection is not None:
+            with contextlib.suppress(self._psycopg.Error):
+                self._listen(self._connection)
+        return listener
 
-    def _listening(self) -> "psycopg.Connection[Row]":
-        connection = self._connect(LISTENING)
+    def _listen(self, connection: "psycopg.Connection[Row]") -> None:
+        if self.pooled or not self._listeners:
+            return
+        with contextlib.suppress(ValueError):
+            connection.remove_notify_handler(self._notified)
+        connection.add_notify_handler(self._notified)
+        for listener in self._listeners:
+            connection.execute(listener.statement)
+            listener.attach(connection.fileno())
+
+    def _notified(self, notification: "psycopg.Notify") -> None:
+        """Called while any statement of this connection is answered, and by `drain`."""
+        if self._connection is None or notification.pid == self._connection.info.backend_pid:
+            return
+        for listener in self._listeners:
+            listener.note(Changes.decode(notification.payload))
+
+    def drain(self) -> bool:
+        """Takes notifications that have arrived. False when the connection is lost."""
+        if self._connection is None:
+            return False
+        connection = self._connection.pgconn
         try:
-            connection.execute(self._statements["listen"].encode())
+            connection.consume_input()
+            while (one := connection.notifies()) is not None:
+                if connection.notify_handler is not None:
+                    connection.notify_handler(one)
         except self._psycopg.Error:
-            connection.close()
-            raise
-        return connection
+            self.close()
+            return False
+        return True
 
-    def _own_process(self) -> int | None:
-        """The server process of this connection: its notifications are of our own changes."""
-        return None if self._connection is None else self._connection.info.backend_pid
+    def reconnect(self) -> None:
+        """Tries to connect again, and to listen, without waiting for long."""
+        with contextlib.suppress(StokerError, self._psycopg.Error):
+            self._connection = self._connect(LISTENING)
+
+    def listens(self) -> bool:
+        return self._connection is not None and not self.pooled
+
+    def forget(self, listener: "PostgresChanges") -> None:
+        if listener in self._listeners:
+            self._listeners.remove(listener)
 
     def damage(self) -> list[str]:
         """PostgreSQL checks its files itself."""
@@ -172,13 +257,26 @@ class PostgresDriver:
 
     def close(self) -> None:
         if self._connection is not None:
+            for listener in self._listeners:
+                listener.detach()
             self._connection.close()
             self._connection = None
 
     def _connected(self) -> "psycopg.Connection[Row]":
         if self._connection is None:
-            self._connection = self._connect()
+            # A listener's loop tries again by itself.
+            self._connection = self._connect() if self._listeners else self._patiently_connected()
         return self._connection
+
+    def _patiently_connected(self) -> "psycopg.Connection[Row]":
+        ends = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return self._connect()
+            except TooManyConnectionsError:
+                if time.monotonic() > ends:
+                    raise
+                time.sleep(_PAUSE)
 
     def _connect(self, settings: Mapping[str, Any] = CONNECTION) -> "psycopg.Connection[Row]":
         from psycopg.conninfo import conninfo_to_dict
@@ -193,16 +291,34 @@ class PostgresDriver:
             connection = self._psycopg.connect(**wanted, autocommit=True)
         except self._psycopg.Error as error:
             raise self._why_not_connected(str(error)) from None
+        try:
+            self._prepare(connection)
+        except self._psycopg.Error as error:
+            connection.close()
+            raise self._why_not_connected(str(error)) from None
+        return connection
+
+    def _prepare(self, connection: "psycopg.Connection[Row]") -> None:
         # A statement that waited for a locked row must see its new version, whatever the server's default is.
         connection.isolation_level = self._psycopg.IsolationLevel.READ_COMMITTED
-        if self._timeout is not None:
+        ((process,),) = connection.execute(b"SELECT pg_backend_pid()", prepare=False).fetchall()
+        # A pooler has its own numbers. Behind it, the next statement may run in another session.
+        self.pooled = process != connection.info.backend_pid
+        if self.pooled:
+            connection.prepare_threshold = None
+        elif self._timeout is not None:
             connection.execute(f"SET statement_timeout = {round(self._timeout * 1000):d}".encode())
-        return connection
+        self._listen(connection)
 
     def _why_not_connected(self, message: str) -> StokerError:
         if "password" in message:
             return StokerError(
                 f"the queue {self._address} refused the password: write the right one into STOKER_QUEUE, or ~/.pgpass"
+            )
+        if any(sign in message for sign in _FULL):
+            return TooManyConnectionsError(
+                f"the queue {self._address} has no connection left ({_last_line(message)}): "
+                "raise max_connections of PostgreSQL, or connect through PgBouncer"
             )
         if "does not exist" in message:
             return StokerError(f"the queue {self._address} cannot be opened: {_last_line(message)}")
@@ -237,52 +353,68 @@ def _last_line(error: object) -> str:
 
 
 class PostgresChanges:
-    """`connect` opens a connection that listens; `own` is the server process of the store's own connection."""
+    """What other connections of the queue have changed.
 
-    def __init__(self, connect: Callable[[], "psycopg.Connection[Row]"], own: Callable[[], int | None]) -> None:
-        self._connect = connect
-        self._own = own
-        self._connection: psycopg.Connection[Row] | None = None
-        self._tried = -math.inf
-        self._listen()
+    A notification may arrive with the answer to a statement, so that the socket is not readable any more: there is a
+    descriptor that is readable then too.
+    """
+
+    def __init__(self, driver: PostgresDriver, statement: bytes) -> None:
+        self.statement = statement
+        self._driver = driver
+        self._changes: Changes | None = None
+        self._arrived = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._events = select.epoll()
+        self._events.register(self._arrived, select.EPOLLIN)
+        self._socket = -1
+        self._tried = time.monotonic()
+        self._polled = time.monotonic()
+
+    def attach(self, socket: int) -> None:
+        self.detach()
+        self._socket = socket
+        self._events.register(socket, select.EPOLLIN)
+
+    def detach(self) -> None:
+        """The connection is closed, or about to be."""
+        if self._socket >= 0:
+            with contextlib.suppress(OSError):
+                self._events.unregister(self._socket)
+            self._socket = -1
+            self.note(EVERYTHING)
+
+    def note(self, changes: Changes) -> None:
+        self._changes = changes if self._changes is None else self._changes | changes
+        if not self._events.closed:
+            os.eventfd_write(self._arrived, 1)
 
     def fileno(self) -> int:
-        return -1 if self._connection is None else self._connection.fileno()
+        return self._events.fileno() if self._driver.listens() else -1
 
-    def poll(self) -> bool:
-        if self._connection is None:
+    def poll(self) -> Changes | None:
+        if not self._driver.drain():
             # Changes may have been missed meanwhile.
-            self._listen()
-            return True
-        import psycopg
+            self._reconnect()
+            self._take()
+            return EVERYTHING
+        if self._driver.pooled and time.monotonic() >= self._polled + POLLS:
+            self._polled = time.monotonic()
+            return EVERYTHING
+        return self._take()
 
-        try:
-            senders = _drained(self._connection.pgconn)
-        except psycopg.Error:
-            self.close()
-            return True
-        own = self._own()
-        return any(sender != own for sender in senders)
+    def _take(self) -> Changes | None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._arrived)
+        changes, self._changes = self._changes, None
+        return changes
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._driver.forget(self)
+        if not self._events.closed:
+            self._events.close()
+            os.close(self._arrived)
 
-    def _listen(self) -> None:
-        if time.monotonic() - self._tried < SECONDS_BETWEEN_TRIES:
-            return
-        import psycopg
-
-        with contextlib.suppress(StokerError, psycopg.Error):
-            self._connection = self._connect()
-        self._tried = time.monotonic()
-
-
-def _drained(connection: "PGconn") -> list[int]:
-    """The server processes that sent the notifications that have arrived."""
-    connection.consume_input()
-    senders = []
-    while (one := connection.notifies()) is not None:
-        senders.append(one.be_pid)
-    return senders
+    def _reconnect(self) -> None:
+        if time.monotonic() >= self._tried + SECONDS_BETWEEN_TRIES:
+            self._driver.reconnect()
+            self._tried = time.monotonic()

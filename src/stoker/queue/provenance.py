@@ -5,10 +5,13 @@ import getpass
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from stoker.errors import BadInputError
 from stoker.program import NOT_RUN, run_program
+
+if TYPE_CHECKING:
+    from stoker.queue.code.packing import PackedCode
 
 # The variables that a virtualenv or a conda environment sets, or depends on.
 KEPT: Final = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "LD_LIBRARY_PATH", "PYTHONPATH")
@@ -57,15 +60,18 @@ def submitted_from(
     bare: bool = False,
     pin: bool = False,
     allow_dirty: bool = False,
+    packed: "PackedCode | None" = None,
 ) -> dict[str, Any]:
     """The fields of a job that say where it runs, with which variables, which code is there, and who submits it.
 
-    `bare`: without the variables of the active virtualenv or conda environment.
+    `bare`: without the variables of the active virtualenv or conda environment. `packed`: a snapshot of the code.
     """
     environment = {**({} if bare else kept_environment()), **variables}
     check_environment(environment)
     where = working_directory(directory)
-    found = checkout_of(where, to_pin=pin)
+    found = checkout_of(where, to_pin=pin) if packed is None else Checkout(packed.commit, packed.code.changed > 0)
+    if pin and packed is not None:
+        raise BadInputError("a job runs a commit or a snapshot: leave out --pin or --snapshot")
     if pin and found.commit is None:
         raise BadInputError(f"a pinned job needs a commit to run: {found.problem}")
     if pin and found.dirty and not allow_dirty:
@@ -78,6 +84,7 @@ def submitted_from(
         "environment": environment,
         "commit": found.commit,
         "dirty": found.dirty,
+        "code": packed.code if packed is not None else None,
         "submitter": login_name(),
     }
 

@@ -12,9 +12,12 @@ from stoker.errors import QueueAwayError, StokerError
 from stoker.paths import open_privately, private_directory
 from stoker.procfs import boot_id
 from stoker.queue.driver import (
+    EVERYTHING,
+    FOR_PEOPLE,
     VERSION,
     Address,
     ChangeListener,
+    Changes,
     CollisionError,
     Parameters,
     Row,
@@ -28,8 +31,8 @@ if TYPE_CHECKING:
 
 # Transactions take milliseconds; a process that waits this long waits for one that is stuck.
 BUSY_SECONDS: Final = 30.0
-# Done in one statement by PostgreSQL, and in several by SQLite.
-SCRIPTS: Final = ("claim", "claim next", "succeed")
+# Done in one statement by PostgreSQL, and in several by SQLite: how many of these must find something.
+SCRIPTS: Final = {"claim": 3, "claim head": 3, "succeed": 2, "succeed and claim": 2}
 # The parameter with the clock of leases.
 LEASE_CLOCK: Final = "lease_now"
 
@@ -58,6 +61,9 @@ class SqliteDriver:
     @property
     def place(self) -> str:
         return str(self._path)
+
+    def shared_address(self) -> str | None:
+        return None
 
     def transaction(self, work: Callable[[], T]) -> T:
         with self._explained():
@@ -108,14 +114,17 @@ class SqliteDriver:
     def _steps(self, statement: str, known: dict[str, str | int | float | bytes | None]) -> list[Row]:
         rows: list[Row] = []
         known[LEASE_CLOCK] = self._lease_now()
-        for step in self._scripts[statement]:
+        for number, step in enumerate(self._scripts[statement]):
             cursor = self._connected().execute(step, known)
-            rows = cursor.fetchall()
-            if not rows:
+            found = cursor.fetchall()
+            if not found and number < SCRIPTS[statement]:
                 return []
+            if not found:
+                break
+            rows = found
             known.update(zip((column[0] for column in cursor.description), rows[0], strict=True))
         if known.get("ring"):
-            self.notify()
+            self.notify(FOR_PEOPLE)
         return rows
 
     def many(self, statement: str, rows: Sequence[Parameters]) -> None:
@@ -130,7 +139,7 @@ class SqliteDriver:
         self.fetch("positions taken", {"count": count})
         return places
 
-    def notify(self) -> None:
+    def notify(self, changes: Changes) -> None:  # noqa: ARG002 - a file can only be touched
         if self._connected().in_transaction:
             self._notifies = True
         else:
@@ -141,7 +150,7 @@ class SqliteDriver:
         with contextlib.suppress(OSError):
             os.utime(self._path)
 
-    def listen(self) -> ChangeListener:
+    def listen(self, *, as_worker: bool = False) -> ChangeListener:  # noqa: ARG002 - a file can only be touched
         return SqliteChanges(self._path, self._data_version)
 
     def _data_version(self) -> int:
@@ -312,13 +321,13 @@ class SqliteChanges:
     def fileno(self) -> int:
         return -1 if self._events is None else self._events.fileno()
 
-    def poll(self) -> bool:
+    def poll(self) -> Changes | None:
         self._drain()
         if self._events is None and time.monotonic() - self._tried >= SECONDS_BETWEEN_TRIES:
             self._tried = time.monotonic()
             self._events = _watched(self._path)
         before, self._seen = self._seen, self._version()
-        return self._seen is None or self._seen != before
+        return EVERYTHING if self._seen is None or self._seen != before else None
 
     def close(self) -> None:
         if self._events is not None:

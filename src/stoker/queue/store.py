@@ -10,11 +10,12 @@ import msgspec
 
 from stoker.errors import StokerError
 from stoker.queue.attempts import Attempts
-from stoker.queue.driver import ChangeListener, Driver, NotifyThrottle, Parameters
+from stoker.queue.code.blobs import Blobs
+from stoker.queue.driver import FOR_PEOPLE, ChangeListener, Driver, NotifyThrottle, Parameters
 from stoker.queue.fields import JobSpec
-from stoker.queue.jobs import Jobs, check_submission, insert, known_origins, until_free
+from stoker.queue.jobs import Jobs, check_submission, insert, known_origins, ready_among, until_free
 from stoker.queue.logs import Logs
-from stoker.queue.model import GpuUse, Usage, View, Worker
+from stoker.queue.model import HEARD_WITHIN, GpuUse, Usage, View, Worker
 from stoker.queue.table import Table, clean_text, job_of, json_text
 
 # Events are found long before they are two months old.
@@ -32,6 +33,7 @@ CONTRADICTIONS: Final = (
         "marked as running, but no attempt at them runs",
     ),
     ("attempts without job", "the jobs of attempts that run, but are not marked as running"),
+    ("wrongly blocked", "waiting for other jobs without need, or not although they must"),
     ("in no known state", "in a state that this Stoker does not know"),
 )
 
@@ -46,6 +48,7 @@ class Store(Table):
         self.attempts = Attempts(driver, throttle)
         self.workers = Workers(driver, throttle)
         self.logs = Logs(driver, throttle)
+        self.blobs = Blobs(driver, throttle)
         self.usage = UsageTable(driver, throttle)
         self.notices = Notices(driver, throttle)
         self.feeds = Feeds(driver, throttle)
@@ -68,6 +71,10 @@ class Store(Table):
         """Where the queue is, for people."""
         return self._driver.place
 
+    def shared_address(self) -> str | None:
+        """The whole address, with its password, as other machines can use it; None for a file of this machine."""
+        return self._driver.shared_address()
+
     def pause(self, paused: bool = True) -> None:
         """While it is paused nothing is claimed; what runs goes on."""
         self._change(lambda: self._driver.fetch("pause queue", {"paused": int(paused)}))
@@ -83,9 +90,9 @@ class Store(Table):
         """What is wrong with the queue, a sentence for each problem."""
         return problems(self._driver)
 
-    def listen(self) -> ChangeListener:
-        """Wakes when another process has changed the queue."""
-        return self._driver.listen()
+    def listen(self, *, as_worker: bool = False) -> ChangeListener:
+        """Wakes when another process has changed the queue; `as_worker`: in a way that concerns workers."""
+        return self._driver.listen(as_worker=as_worker)
 
     def flush_due(self) -> float | None:
         """In how many seconds `flush` should be called; None when nothing is deferred."""
@@ -97,9 +104,10 @@ class Store(Table):
             self._send_deferred()
 
     def _send_deferred(self) -> None:
+        changes = self._throttle.with_deferred(FOR_PEOPLE)
         self._throttle.sent()
         with contextlib.suppress(StokerError):
-            self._driver.notify()
+            self._driver.notify(changes)
 
 
 class PeriodicTask:
@@ -125,17 +133,21 @@ class Workers(Table):
         """Records that a worker is alive, and what it sees of its machine."""
         self._driver.fetch("heartbeat", {"worker": worker, "host": host, "view": json_text(view)})
 
-    def farewell(self, worker: str) -> None:
-        """Records that a worker has left. Its attempts go on and keep its name."""
+    def farewell(self, worker: str, *, removed: bool = False) -> None:
+        """Records that a worker has left, or that its machine was removed. Its attempts go on and keep its name."""
 
         def work() -> None:
             for (view,) in self._driver.fetch("view of worker", {"worker": worker}):
-                left = msgspec.structs.replace(msgspec.json.decode(view, type=View), left=True)
+                left = msgspec.structs.replace(msgspec.json.decode(view, type=View), left=True, removed=removed)
                 self._driver.fetch("farewell", {"worker": worker, "view": json_text(left)})
 
         self._driver.transaction(work)
         kept: Parameters = {"worker": worker, "jobs": "[]"}
         self._throttled_change(lambda: self._driver.fetch("keep no more", kept))
+
+    def count(self) -> int:
+        """How many are there."""
+        return int(self._driver.fetch("count workers", {"age": HEARD_WITHIN})[0][0])
 
     def all(self) -> list[Worker]:
         return [
@@ -251,7 +263,7 @@ class Feeds(Table):
                 insert(self._driver, jobs)
             return True
 
-        return until_free(self._driver, lambda: self._change(work))
+        return until_free(self._driver, lambda: self._change(work, ready_among(jobs)))
 
     def known_origins(self, origins: Sequence[str]) -> set[str]:
         """Those of them that are, or once were, jobs."""

@@ -19,7 +19,14 @@ _COMMA = re.compile(r"(?<!\\),")
 _RANGE = re.compile(r"([+-]?\d+)\.\.([+-]?\d+)(?:\.\.([+-]?\d+))?", re.ASCII)
 _RANGE_OF_OTHERS = re.compile(r"[+-]?[\d.]*\d(e[+-]?\d+)?\.\.[+-]?\d[\d.]*(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 # Placeholders that are filled when the job starts.
-_TAKEN: Final = {"id": "the job's id", "gpus": "how many GPUs the job was given"}
+_TAKEN: Final = {
+    "id": "the job's id",
+    "gpus": "how many GPUs the job was given",
+    "nodes": "how many machines the job runs on",
+    "node_rank": "which of its machines it is, from 0",
+    "master_addr": "the address of its first machine",
+    "master_port": "a port on its first machine",
+}
 
 
 class Sweep(NamedTuple):

@@ -6,8 +6,8 @@ from typing import Any, Final, TypeVar, get_args
 import msgspec
 
 from stoker.errors import BadInputError
-from stoker.queue.driver import Driver, NotifyThrottle, Row
-from stoker.queue.fields import JobSpec, State
+from stoker.queue.driver import EVERYTHING, Changes, Driver, NotifyThrottle, Row
+from stoker.queue.fields import JobSpec, State, shape_of
 from stoker.queue.model import Attempt, Job, KeptGpus
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ def columns(asked: JobSpec) -> dict[str, str | int | float | None]:
     return {
         "name": asked.name,
         "priority": asked.priority,
-        "gpus": asked.gpus,
+        "shape": shape_of(asked),
         "retries": asked.retries,
         "spec": json_text(wanted),
     }
@@ -69,13 +69,17 @@ def job_of(row: Row) -> Job:
     """A row of the statements that select `{job}`."""
     fields: dict[str, Any] = dict(zip(JOB_COLUMNS, row, strict=True))
     if fields["kept"] is not None:
-        fields["kept"] = dict(zip(KeptGpus.__struct_fields__, msgspec.json.decode(fields["kept"]), strict=True))
+        fields["kept"] = kept_of(fields["kept"])
     return msgspec.convert(msgspec.json.decode(fields.pop("spec")) | fields, Job)
+
+
+def kept_of(text: str) -> KeptGpus:
+    return msgspec.convert(dict(zip(KeptGpus.__struct_fields__, msgspec.json.decode(text), strict=True)), KeptGpus)
 
 
 def attempt_of(row: Row) -> Attempt:
     name, job, worker, number, gpus, *rest = row
-    started, expires, ended, outcome, exit_code, reason = rest
+    started, expires, ended, outcome, exit_code, reason, pending, where = rest
     return Attempt(
         id=name,
         job=job,
@@ -88,6 +92,8 @@ def attempt_of(row: Row) -> Attempt:
         outcome=outcome,
         exit_code=exit_code,
         reason=reason,
+        pending=bool(pending),
+        where=where,
     )
 
 
@@ -98,30 +104,33 @@ class Table:
         self._driver = driver
         self._throttle = throttle
 
-    def _throttled_change(self, work: Callable[[], T]) -> T:
+    def _throttled_change(self, work: Callable[[], T], changes: Changes | Callable[[T], Changes] = EVERYTHING) -> T:
         """A change that a worker makes many times a second; its loop calls `flush`."""
-        return self._change(work, at_once=self._throttle.may_send())
+        return self._change(work, changes, at_once=self._throttle.may_send())
 
-    def _change(self, work: Callable[[], T], *, at_once: bool = True) -> T:
+    def _change(
+        self,
+        work: Callable[[], T],
+        changes: Changes | Callable[[T], Changes] = EVERYTHING,
+        *,
+        at_once: bool = True,
+    ) -> T:
         """Does it in one transaction, and notifies listeners, now or with `flush`, when the answer is not empty."""
+        of_answer = changes if callable(changes) else lambda _answer: changes
 
         def changed() -> T:
             answer = work()
             if answer and at_once:
-                self._driver.notify()
+                self._driver.notify(self._throttle.with_deferred(of_answer(answer)))
             return answer
 
         answer = self._driver.transaction(changed)
-        if answer:
-            self._account(at_once)
+        if answer and at_once:
+            self._throttle.sent()
+        elif answer:
+            self._throttle.defer(of_answer(answer))
         return answer
 
-    def _account(self, notified: bool) -> None:
-        if notified:
-            self._throttle.sent()
-        else:
-            self._throttle.defer()
-
-    def _changed(self, work: Callable[[], list[Row]]) -> list[str]:
+    def _changed(self, work: Callable[[], list[Row]], changes: Changes = EVERYTHING) -> list[str]:
         """The same; the first column of the answer."""
-        return [row[0] for row in self._change(work)]
+        return [row[0] for row in self._change(work, changes)]

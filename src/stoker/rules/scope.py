@@ -3,6 +3,8 @@
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Final, Literal, Protocol
 
+import msgspec
+
 from stoker.errors import BadInputError
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, Utilization, known
 from stoker.gpus.report import describe
@@ -98,9 +100,24 @@ class JobScope(Scope):
         self._labels: dict[str, str] = {}
         """The label of every GPU when it was first seen, by uuid."""
         self._part = _Part(self._may_be_own)
+        self._recorded_gpus: tuple[Gpu, ...] = ()
 
     def observe(self, look: Look) -> Observation:
         return _observation(look, self.activities(look))
+
+    def recorded(self, look: Look) -> Look:
+        """The GPUs that the job sees or uses: on a machine with many jobs the others would be most of it."""
+        own = [
+            (gpu, reading)
+            for gpu, reading in zip(look.gpus, look.readings, strict=True)
+            if gpu.uuid in self._visible or gpu.uuid in self.used
+        ]
+        if not self._visible or len(own) == len(look.gpus):
+            return look
+        gpus = tuple([gpu for gpu, _ in own])
+        if gpus != self._recorded_gpus:
+            self._recorded_gpus = gpus
+        return msgspec.structs.replace(look, gpus=self._recorded_gpus, readings=tuple([reading for _, reading in own]))
 
     def activities(self, look: Look) -> list[Activity]:
         """What the job did on its GPUs."""

@@ -186,4 +186,4 @@ def is_from_job(received: Received, reaper: Reaper) -> bool:
 
 def helpers_of(prober: Prober) -> tuple[int, ...]:
     """Children of this process that do not belong to the job."""
-    return () if prober.helper is None else (prober.helper,)
+    return prober.children

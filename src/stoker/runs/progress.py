@@ -44,8 +44,8 @@ _STANDARD_OUTPUT: Final = (1, 2)
 class _Job(Protocol):
     """Where the processes of the job come from."""
 
-    def processes(self) -> list[Identity]:
-        """Those that live."""
+    def measured_processes(self) -> list[Identity]:
+        """Those that live, as far as one look finds them."""
 
 
 class _Source:
@@ -162,7 +162,7 @@ class ProgressTracker:
             return
         begun = time.thread_time()
         try:
-            processes = self._job.processes()
+            processes = self._job.measured_processes()
             self._usage = self._meter.measure(at, processes)
             self._read_files(at, list(written_files(processes, _is_wanted)))
         finally:

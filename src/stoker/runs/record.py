@@ -36,8 +36,9 @@ MOST_READINGS: Final = 16 * 2**20
 
 Ending: TypeAlias = str
 """`exited`, `time limit`, `signal`, `could not start`, `supervisor killed`; of jobs of the queue also `cancelled`,
-`preempted`, `lease` (another machine may run it), `machine` (the worker was stopped) and `not started` (the machine
-was short of processes, memory or descriptors). If a rule stopped it: the kind of its verdict, such as `idle`."""
+`preempted`, `lease` (another machine may run it), `machine` (the worker was stopped), `not started` (the machine was
+short of processes, memory or descriptors) and `node lost` (one of several machines). If a rule stopped it: the kind of
+its verdict, such as `idle`."""
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -51,6 +52,7 @@ _ENDED: Final = {
     "lease": "stopped, lease over",
     "machine": "stopped with its machine",
     "not started": "not started",
+    "node lost": "lost a node",
 }
 
 

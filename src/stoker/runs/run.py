@@ -36,7 +36,7 @@ def supervise(
 
     `on_warning` is called with what people should be notified of meanwhile; it returns at once.
     """
-    prober = Prober(plan.source, deadline=plan.deadline, start=forked)
+    prober = Prober(plan.source, deadline=plan.deadline, start=forked, sharing="start")
     _check_gpus(plan, prober)
     record = _create_record(plan)
     with SignalStream(FORWARDED) as signals, contextlib.closing(Terminal()) as terminal:

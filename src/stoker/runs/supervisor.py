@@ -5,9 +5,9 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -18,7 +18,7 @@ from stoker.gpus.report import describe
 from stoker.gpus.source import AbsentError
 from stoker.procfs import user_name
 from stoker.rules.judge import Judge, Judgement
-from stoker.rules.rule import RuleWarning, Verdict
+from stoker.rules.rule import Observation, RuleWarning, Verdict
 from stoker.rules.scope import JobScope, MachineScope, Scope
 from stoker.runs.loop import CommandHandler, CommandLoop
 from stoker.runs.plan import OF_THE_JOB, Plan
@@ -36,6 +36,10 @@ from stoker.runs.progress import ProgressTracker
 from stoker.runs.record import Ending, Journal, Record, Status
 from stoker.streams import ERROR, emit
 from stoker.units import format_duration
+
+if TYPE_CHECKING:
+    from stoker.runs.postmortem.facts import NodeFacts, RunFacts
+    from stoker.runs.postmortem.report import Postmortem
 
 # Commands that end sooner never pay for a GPU helper.
 FIRST_LOOK: Final = 3.0
@@ -82,8 +86,46 @@ class Controller(Protocol):
     def max_grace(self) -> float:
         """Seconds until another machine may run the job: it must be gone by then."""
 
+    def on_exit(self, code: int) -> StopRequest | None:
+        """Why a command that has ended with this code was ended from outside; None: it ended by itself."""
+
     def on_ended(self, status: Status) -> None:
         """Called as soon as the run is over, before the status is on disk."""
+
+
+class OtherNodes(Protocol):
+    """The other machines of a run over several: it is judged, explained and stopped on all of them together."""
+
+    @property
+    def here(self) -> str:
+        """What people call this machine."""
+
+    def descriptors(self) -> Iterable[int]:
+        """Readable when something of them has arrived."""
+
+    def due(self) -> float:
+        """When to call `observation` at the latest, in monotonic seconds."""
+
+    def share(self, observation: Observation) -> None:
+        """What this machine sees."""
+
+    def observation(self) -> Observation | None:
+        """What all of them see, when there is something new. Never blocks."""
+
+    def ended(self, code: int) -> int | None:
+        """The command has ended here with this code. The code of the whole run; None while others go on."""
+
+    def ask_for_facts(self) -> None:
+        """Asks each for its part of the report. Never raises."""
+
+    def facts(self) -> "Sequence[NodeFacts]":
+        """Their parts of the report; waits for them, but not for long."""
+
+    def stop(self, ending: Ending, reason: str) -> None:
+        """Asks them to stop. Never raises, never blocks."""
+
+    def finish(self, ending: Ending, reason: str) -> Sequence[str]:
+        """Stops them and waits until nothing of the run is left; what may be left after a while, in words."""
 
 
 class Supervisor(CommandHandler[int]):
@@ -103,6 +145,10 @@ class Supervisor(CommandHandler[int]):
         self._plan = plan
         self._record = record
         self._controller = controller
+        self.nodes: OtherNodes | None = None
+        """The other machines of the run, if it has several; set before `run`."""
+        self._is_left_clean = False
+        """Whether what the command left behind was stopped."""
         self._on_warning = on_warning
         tags = {"STOKER_RUN": record.id, "STOKER_RUN_DIR": str(record.directory)} if record.is_kept else {}
         self._environment = {**environment, **tags}
@@ -122,7 +168,8 @@ class Supervisor(CommandHandler[int]):
             dry_run=plan.dry_run,
         )
         every = self._judge.every
-        self._sampler = Sampler(prober, every, first=min(every, FIRST_LOOK) if plan.policies else math.inf)
+        first = min(every, FIRST_LOOK) if plan.policies else math.inf
+        self._sampler = Sampler(prober, every, first=first, aligned=True)
         self._scope = _scope_of(plan, environment)
         self._signals = signals
         self._reaper = reaper
@@ -169,11 +216,14 @@ class Supervisor(CommandHandler[int]):
 
     # Events of the loop
 
-    def descriptors(self) -> tuple[int, ...]:
-        return () if self._controller is None else (self._controller.fileno(),)
+    def descriptors(self) -> Iterable[int]:
+        controller = () if self._controller is None else (self._controller.fileno(),)
+        return controller if self.nodes is None else (*controller, *self.nodes.descriptors())
 
     def due(self) -> float:
         due = math.inf if self._controller is None else self._controller.due()
+        if self.nodes is not None:
+            due = min(due, self.nodes.due())
         if self._plan.max_time is not None and "time limit" not in self._logged:
             due = min(due, self._started_at + self._plan.max_time)
         if self.unwritten:
@@ -185,6 +235,10 @@ class Supervisor(CommandHandler[int]):
             return self._stop_as_requested(request)
         if self.unwritten and time.monotonic() >= self._written_at + STATUS_EVERY:
             self._write_status()
+        if self.nodes is not None and (observation := self.nodes.observation()) is not None:
+            code = self._judge_observation(observation)
+            if code is not None:
+                return code
         return self._check_time()
 
     def on_signal(self, received: Received) -> int | None:
@@ -229,12 +283,20 @@ class Supervisor(CommandHandler[int]):
         self._status = msgspec.structs.replace(self._status, progress=self._tracker.progress(look.wall - look.at))
         if self._status.progress and self._status.progress.trust != trust_before:
             self._write_status()
-        self._journal.append(look)
+        observation = self._scope.observe(look)
+        self._journal.append(self._scope.recorded(look) if isinstance(self._scope, JobScope) else look)
         if self._journal.failure is not None:
             self._log_once("readings", f"{self._journal.failure}; the job goes on without a record of its readings")
-        self._read_snooze()
-        observation = self._scope.observe(look)
         self._judged_gpus = frozenset(activity.uuid for activity in observation.activities) or None
+        if self.nodes is not None:
+            used = tuple(sorted(self._scope.used)) if isinstance(self._scope, JobScope) else ()
+            self._status = msgspec.structs.replace(self._status, used=used)
+            self.nodes.share(observation)
+            return None  # all of them are judged together, in `on_tick`
+        return self._judge_observation(observation)
+
+    def _judge_observation(self, observation: Observation) -> int | None:
+        self._read_snooze()
         judgement = self._judge.observe(observation)
         self._sampler.no_later_than(self._judge.due())
         self._write_verdict(judgement)
@@ -295,15 +357,21 @@ class Supervisor(CommandHandler[int]):
         ending: Ending = "not started" if failed.transient and self._controller is not None else "could not start"
         return self._end(ending, f"{reason}.", failed.exit_code)
 
-    def on_exit(self, status: int) -> int:
-        code = exit_code(status)
-        self._reaper.update()  # most jobs leave nothing behind, and the reaper says so at the same time
-        left, settled = self._reaper.scan_processes()
-        if left:
-            log(f"the command ended and left {len(left)} process(es) behind: they are stopped")
-        if left or not settled:
-            self._terminate(self._plan.grace)
-        return self._end("exited", f"It ended by itself with code {code}.", code)
+    def on_exit(self, status: int) -> int | None:
+        code: int | None = exit_code(status)
+        if not self._is_left_clean:
+            if self._controller is not None and (request := self._controller.on_exit(exit_code(status))) is not None:
+                return self._stop_as_requested(request)
+            self._reaper.update()  # most jobs leave nothing behind, and the reaper says so at the same time
+            left, settled = self._reaper.scan_processes()
+            if left:
+                log(f"the command ended and left {len(left)} process(es) behind: they are stopped")
+            if left or not settled:
+                self._terminate(self._plan.grace)
+            self._is_left_clean = True
+        if self.nodes is not None:
+            code = self.nodes.ended(exit_code(status))
+        return None if code is None else self._end("exited", f"It ended by itself with code {code}.", code)
 
     def on_reaper_killed(self) -> int:
         """The kernel made the processes of the job children of this one."""
@@ -313,8 +381,12 @@ class Supervisor(CommandHandler[int]):
         return self._end("signal", reason, OWN_FAILURE)
 
     def _stop_as_requested(self, request: StopRequest) -> int:
-        """No report: the controller knows why."""
+        """No report unless its time is over: the controller knows why."""
+        if request.ending == "time limit" and (code := self._stop("time limit", request.reason, code=request.code)):
+            return code
         self._write_status(state="stopping", ending=request.ending, reason=request.reason)
+        if self.nodes is not None:
+            self.nodes.stop(request.ending, request.reason)
         outcome = self._terminate(self._plan.grace)
         self._write_status(left=(*outcome.survivors, *self._gpus_still_held()))
         log(f"{request.reason.rstrip('.')}: {outcome.in_words()}")
@@ -325,34 +397,51 @@ class Supervisor(CommandHandler[int]):
 
         Returns None if a snooze arrived before the first signal: the run then goes on.
         """
-        from stoker.runs.postmortem.report import Postmortem
-
         self._write_status(state="stopping", ending=ending, reason=reason)
         postmortem: Postmortem | None = None
         with self._explaining():
-            log_path = self._log_path
-            postmortem = Postmortem(
-                self._record,
-                self._status,
-                self._journal,
-                judged=self._judged_gpus,
-                verdict=verdict,
-                # Only queued jobs have a log. A command that a job starts inherits the variable.
-                job=None if log_path is None else self._environment["STOKER_JOB_ID"],
-                log=None if log_path is None else Path(log_path),
-            )
-            postmortem.collect([process.pid for process in self._reaper.processes()], hurry=self._signals)
+            if self.nodes is not None:
+                self.nodes.ask_for_facts()
+            postmortem = self._postmortem(verdict)
+            # Written already now, in case this process is killed during the stop.
+            postmortem.write()
+            if self.nodes is not None:
+                postmortem.add_nodes(self.nodes.here, self.nodes.facts())
         if verdict is not None and self._record.snooze() is not None:
             with contextlib.suppress(OSError):
                 self._record.report.unlink(missing_ok=True)
             self._write_status(state="running", ending=None, reason="", rule="")
             return None
+        if self.nodes is not None:
+            self.nodes.stop(ending, reason)
         outcome = self._terminate(self._plan.grace)
         self._write_status(left=(*outcome.survivors, *self._gpus_still_held()))
         if postmortem is not None:
             with self._explaining():
                 postmortem.publish(f"{outcome.in_words()}; exit code {code}", self._status)
         return self._end(ending, reason, code)
+
+    def _postmortem(self, verdict: Verdict | None) -> "Postmortem":
+        """The facts of this machine, collected for a bounded time."""
+        from stoker.runs.postmortem.report import Postmortem
+
+        log_path = self._log_path
+        found = Postmortem(
+            self._record,
+            self._status,
+            self._journal,
+            judged=self._judged_gpus,
+            verdict=verdict,
+            # Only queued jobs have a log. A command that a job starts inherits the variable.
+            job=None if log_path is None else self._environment["STOKER_JOB_ID"],
+            log=None if log_path is None else Path(log_path),
+        )
+        found.collect([process.pid for process in self._reaper.processes()], hurry=self._signals)
+        return found
+
+    def collect_facts(self) -> "RunFacts":
+        """This machine's part of the report on a run over several."""
+        return self._postmortem(None).facts
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -398,6 +487,8 @@ class Supervisor(CommandHandler[int]):
         return tuple(found)
 
     def _end(self, ending: Ending, reason: str, code: int) -> int:
+        if self.nodes is not None and (left := tuple(self.nodes.finish(ending, reason))):
+            self._status = msgspec.structs.replace(self._status, left=(*self._status.left, *left))
         ended = msgspec.structs.replace(
             self._status, state="ended", ending=ending, reason=reason, exit_code=code, ended=time.time()
         )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from stoker.logs.reader import attempt_directory, has_log
+from stoker.logs.reader import attempt_directory, has_log, node_names
 from stoker.queue.explanation import Surroundings, Why, ahead_of, explain, gpu_names, look_around, needs_of
 from stoker.queue.fields import State
 from stoker.queue.model import Attempt, AttemptDetails, Job
@@ -32,6 +32,8 @@ class AttemptDetail(msgspec.Struct, frozen=True, kw_only=True):
     """Cause, report and fit; each empty if unknown."""
     whole_here: bool
     """Whether its whole log is on this machine."""
+    nodes: tuple[str, ...] = ()
+    """The nodes of a job over several, as far as they are known here."""
 
     @property
     def stopped(self) -> str:
@@ -99,6 +101,7 @@ def _attempts(
                 gpus=tuple(gpu_names(attempt.gpus, worker)),
                 details=_with_record(store.attempts.details(attempt.id) or _NOTHING_FOUND, directory),
                 whole_here=has_log(directory),
+                nodes=node_names(directory),
             )
         )
     return tuple(found)

@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from stoker.gpus.model import is_model
 from stoker.gpus.report import BUSY_FROM
 from stoker.queue.explanation import ReasonKind, spoken
 from stoker.queue.fields import State
@@ -12,7 +13,7 @@ from stoker.queue.model import Failure, Job, WorkerGpu
 from stoker.status.job_text import quoted_label
 from stoker.status.machines import HIDDEN_AFTER, worker_home
 from stoker.status.model import Health, HealthIssue, Level, Machine, RunningJob, WaitingJob
-from stoker.units import capitalized, format_memory
+from stoker.units import capitalized, format_memory, name_some
 
 # Older failures are not an issue any more.
 RECENT: Final = 86400.0
@@ -44,19 +45,19 @@ class HealthInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def assess(facts: HealthInputs) -> Health:
-    return _summed_up([*_bad(facts), *_attention(facts)], facts.machines)
+    return _summed_up([*_bad(facts), *_attention(facts)], facts.machines, facts.running)
 
 
 def without_queue(health: Health, away: str) -> Health:
     """Adds that the queue is away: an old answer must not look like a new one."""
-    return _summed_up([HealthIssue(level="bad", message=capitalized(away)), *health.points], ())
+    return _summed_up([HealthIssue(level="bad", message=capitalized(away)), *health.points], (), ())
 
 
-def _summed_up(points: Sequence[HealthIssue], machines: Sequence[Machine]) -> Health:
+def _summed_up(points: Sequence[HealthIssue], machines: Sequence[Machine], running: Sequence[RunningJob]) -> Health:
     """The points are sorted, worst first."""
     bad = sum(point.level == "bad" for point in points)
     if not points:
-        return Health(level="good", headline=_all_is_well(machines))
+        return Health(level="good", headline=_all_is_well(machines, running))
     return Health(level="bad" if bad else "attention", headline=_headline(points, bad), points=tuple(points))
 
 
@@ -70,8 +71,11 @@ def _headline(points: Sequence[HealthIssue], bad: int) -> str:
     return f"{wrong}, {others} more {'needs' if others == 1 else 'need'} you" if others else wrong
 
 
-def _all_is_well(machines: Sequence[Machine]) -> str:
+def _all_is_well(machines: Sequence[Machine], running: Sequence[RunningJob]) -> str:
     cards = [card for machine in machines if machine.there for card in machine.gpus]
+    clusters = sorted({machine.cluster for machine in machines if machine.there and machine.cluster})
+    if clusters and not cards:
+        return _all_is_well_on(clusters, running)
     readable = [card for card in cards if not _is_unread(card)]
     used = sum(card.state in _WORK and not _is_orphaned(card) for card in readable)
     free = sum(card.state == "free" for card in readable)
@@ -82,6 +86,17 @@ def _all_is_well(machines: Sequence[Machine]) -> str:
     if used == len(cards):
         return "All is well: the GPU is in use" if used == 1 else f"All is well: all {used} GPUs are in use"
     return f"All is well: {used} of {len(cards)} GPUs {_is(used)} in use"
+
+
+def _all_is_well_on(clusters: Sequence[str], running: Sequence[RunningJob]) -> str:
+    """`All is well: 3 jobs run on hpc, 12 are pending`. What else a cluster runs does not concern this queue."""
+    pending = sum(item.job.is_pending for item in running)
+    runs = len(running) - pending
+    where = name_some(clusters)
+    waits = f"{_jobs(pending)} {_is(pending)} pending on {where}" if not runs else f"{pending} {_is(pending)} pending"
+    parts = [f"{_jobs(runs)} {'runs' if runs == 1 else 'run'} on {where}"] if runs else []
+    parts += [waits] if pending else []
+    return f"All is well: {', '.join(parts)}" if parts else f"All is well: {where} is there"
 
 
 # Bad
@@ -126,7 +141,8 @@ def _unreadable(machine: Machine, now: float) -> Iterator[HealthIssue]:
     ]
     unknown = [(card, lasted) for card, lasted in unread if lasted >= _UNKNOWN_FOR]
     if machine.problem is not None and now - machine.started >= _UNKNOWN_FOR and (unknown or not machine.gpus):
-        message = f"{machine.host} cannot read its GPUs: {machine.problem}"
+        what = f"the cluster {machine.cluster}" if machine.cluster else "its GPUs"
+        message = f"{machine.host} cannot read {what}: {machine.problem}"
         yield HealthIssue(level="bad", message=message, host=machine.host)
     elif unknown:
         which = f"GPU {unknown[0][0].index}" if len(unknown) == 1 else _gpus(len(unknown))
@@ -255,6 +271,9 @@ def _could_run(facts: HealthInputs) -> Iterator[HealthIssue]:
     free = {machine.host: _free_cards(machine, facts.now, _COULD_RUN_FOR) for machine in facts.machines}
     for waiting in facts.waiting:
         job = waiting.job
+        # Whether there are CPUs and RAM for it is known to its worker only.
+        if job.nodes > 1 or job.cpus is not None or job.ram is not None:
+            continue
         if waiting.why.kind not in {"waits", "next"} or facts.now - max(job.submitted, job.not_before) < _COULD_RUN_FOR:
             continue
         for host, cards in free.items():
@@ -265,6 +284,8 @@ def _could_run(facts: HealthInputs) -> Iterator[HealthIssue]:
 
 
 def _is_large_enough(card: WorkerGpu, job: Job) -> bool:
+    if job.gpu_model is not None and not is_model(card.name, job.gpu_model):
+        return False
     return job.memory is None or card.memory_total is None or card.memory_total >= job.memory
 
 

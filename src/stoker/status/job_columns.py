@@ -23,6 +23,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     """The machine that runs it."""
     gpus: Sequence[str] = ()
     """What people call the GPUs that it has."""
+    where: str = ""
+    """Where it runs, if that is not on GPUs of its host."""
 
 
 class JobColumn(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,17 +45,21 @@ class JobColumn(msgspec.Struct, frozen=True, kw_only=True):
 
 def gpus_text(row: JobRow) -> str:
     """Which GPUs a job has while it runs, and how many it asks for otherwise."""
-    if row.job.state == "running" and (row.host or row.gpus):
+    if row.job.state == "running" and row.where and not row.job.is_pending:
+        return row.where
+    if row.job.state == "running" and not row.job.is_pending and (row.host or row.gpus):
         return f"{row.host}:{','.join(row.gpus) or '-'}".removeprefix(":")
     if not row.job.gpus:
         return "-"
-    return str(row.job.gpus) if row.job.memory is None else f"{row.job.gpus} x {format_memory(row.job.memory)}"
+    gpus = str(row.job.gpus) if row.job.memory is None else f"{row.job.gpus} x {format_memory(row.job.memory)}"
+    return gpus if row.job.nodes == 1 else f"{row.job.nodes} machines x {gpus}"
 
 
 def since_text(row: JobRow) -> str:
-    """How long ago it came into its state."""
+    """How long ago it came into its state, or was submitted if it waits."""
     job = row.job
-    since = job.started if job.state == "running" else job.ended if job.state in ENDED else job.submitted
+    is_running = job.state == "running" and not job.is_pending
+    since = job.started if is_running else job.ended if job.state in ENDED else job.submitted
     return "" if since is None else f"{format_duration(max(0, round(row.now - since)))} ago"
 
 
@@ -66,7 +72,8 @@ def lasted_text(row: JobRow) -> str:
 
 
 def state_text(row: JobRow) -> str:
-    return f"{row.job.state}, {row.why.word}" if row.why is not None and row.why.word else row.job.state
+    state = row.job.shown_state
+    return f"{state}, {row.why.word}" if row.why is not None and row.why.word else state
 
 
 def _in(*lists: List) -> frozenset[List]:

@@ -1,5 +1,6 @@
 """A job on one line of a terminal or a page."""
 
+import shlex
 from typing import Final
 
 from stoker.masking import masked_command
@@ -22,8 +23,17 @@ def whole_command(job: Job) -> str:
 
 def one_line(text: str) -> str:
     """Line ends become spaces; other unprintable characters are replaced."""
-    shown = "".join(letter if letter.isprintable() else _stand_in(letter) for letter in text[:_LONGEST])
+    shown = text[:_LONGEST]
+    if not shown.isprintable():
+        shown = "".join(letter if letter.isprintable() else _stand_in(letter) for letter in shown)
     return shown if len(text) <= _LONGEST else shown + "…"
+
+
+def slurm_text(job: Job) -> str:
+    """What it asks of Slurm: `partition gpu, --exclude=node3`."""
+    named = [f"{key} {value}" for key, value in job.slurm.items() if isinstance(value, str)]
+    further = [shlex.quote(option) for value in job.slurm.values() if not isinstance(value, str) for option in value]
+    return ", ".join([*named, *further])
 
 
 def job_label(job: Job) -> str:

@@ -156,8 +156,11 @@ class LogFollower:
         continuous: bool = False,
         complete: bool = False,
         tail_after: float = math.inf,
+        node: int = 0,
     ) -> None:
-        """`home` is the state directory of this machine.
+        """`home` is the state directory of this machine. `node`: which one of a job over several.
+
+        Only the log of the first node gets into the queue: those of others are read where their files are.
 
         `complete`: read a copy only once it has everything that was printed. `tail_after`: seconds after which the tail
         is read while the copy is still on its way.
@@ -168,7 +171,8 @@ class LogFollower:
         self._needs_complete = complete
         self._tail_after = tail_after
         self._reader: LogReader | None = None
-        self._remote: RemoteLog | None = RemoteLog(attempt.id)
+        self._node = node
+        self._remote: RemoteLog | None = None if node else RemoteLog(attempt.id)
         """None once streaming is given up or not needed."""
         self._tail = ""
         self._created = self._read_at = time.monotonic()
@@ -292,7 +296,7 @@ class LogFollower:
         if self.source == "file":
             return True
         # A job that runs on this machine has no file before it prints something.
-        if self._is_silent() and (directory := log_directory(self._home, self.attempt)) is not None:
+        if self._is_silent() and (directory := log_directory(self._home, self.attempt, self._node)) is not None:
             self._stop_streaming()
             self._read_files(directory, "file", "")
             return True
@@ -316,6 +320,8 @@ class LogFollower:
         return now - self._arrived_at < patience and not self._waits_too_long()
 
     def _fetch(self, run: RunQuery) -> None:
+        if self._node:
+            return
         remote = self._remote
         if remote is not None:
             try:

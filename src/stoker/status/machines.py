@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from stoker.queue.explanation import spoken
-from stoker.queue.model import Attempt, Job, Worker, WorkerGpu
+from stoker.queue.model import Attempt, ClusterNode, Job, Worker, WorkerGpu
 from stoker.status.model import Machine
 
 # Machines that were away for longer are not shown.
@@ -29,7 +29,7 @@ def machines_of(
     return tuple(
         _machine(worker, jobs, now)
         for (_host, home), worker in sorted(newest.items())
-        if home in holding or now - worker.seen <= HIDDEN_AFTER
+        if home in holding or (now - worker.seen <= HIDDEN_AFTER and not worker.view.removed)
     )
 
 
@@ -48,6 +48,10 @@ def _machine(worker: Worker, jobs: Mapping[str, Job], now: float) -> Machine:
         simulated=worker.view.simulated,
         absent=worker.view.absent,
         gpus=tuple(sorted(gpus, key=lambda gpu: gpu.index)),
+        cluster=worker.view.cluster,
+        nodes=worker.view.nodes if there else (),
+        engine=worker.view.engine,
+        version=worker.view.version,
     )
 
 
@@ -67,6 +71,45 @@ def _unseen(gpu: WorkerGpu, worker: Worker, now: float) -> WorkerGpu:
 def _with_submitters(gpu: WorkerGpu, jobs: Mapping[str, Job]) -> WorkerGpu:
     submitters = dict.fromkeys(jobs[name].submitter for name in gpu.jobs if name in jobs and jobs[name].submitter)
     return msgspec.structs.replace(gpu, user=", ".join(submitters)) if submitters else gpu
+
+
+class ClusterGpus(msgspec.Struct, frozen=True):
+    """The GPUs of nodes of a cluster, counted."""
+
+    total: int
+    allocated: int
+    own: int
+    """Those that jobs of this queue have."""
+    free: int
+    down: int
+
+    def __str__(self) -> str:
+        """`160 GPUs: 96 allocated (12 by this queue), 56 free, 8 down`."""
+        if not self.total:
+            return "no GPUs"
+        own = f" ({self.own} by this queue)" if self.own else ""
+        parts = [f"{self.allocated} allocated{own}", f"{self.free} free"] + ([f"{self.down} down"] if self.down else [])
+        return f"{self.total} {'GPU' if self.total == 1 else 'GPUs'}: {', '.join(parts)}"
+
+
+def cluster_gpus(nodes: Iterable[ClusterNode]) -> ClusterGpus:
+    known = list(nodes)
+    return ClusterGpus(
+        total=sum(node.gpus for node in known),
+        allocated=sum(node.gpus_allocated for node in known),
+        own=sum(node.own for node in known),
+        free=sum(node.gpus_free for node in known),
+        down=sum(node.gpus_down for node in known),
+    )
+
+
+def partitions_of(nodes: Iterable[ClusterNode]) -> dict[str, list[ClusterNode]]:
+    """The nodes of each partition, by its name. A node may be in several."""
+    found: dict[str, list[ClusterNode]] = {}
+    for node in nodes:
+        for name in node.partitions:
+            found.setdefault(name, []).append(node)
+    return dict(sorted(found.items()))
 
 
 class ClockCorrection:

@@ -6,7 +6,7 @@ import msgspec
 
 from stoker.queue.explanation import Why
 from stoker.queue.fields import State
-from stoker.queue.model import Attempt, Failure, Job, WorkerGpu
+from stoker.queue.model import Attempt, ClusterNode, Failure, Job, WorkerGpu
 from stoker.rules.rule import RuleWarning
 
 Level = Literal["good", "attention", "bad"]
@@ -46,6 +46,13 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it has no GPU, which is not a fault."""
     gpus: tuple[WorkerGpu, ...]
     """A GPU with jobs has their submitters as its `user`."""
+    cluster: str = ""
+    """The name of the cluster that its jobs run on; empty if they run on its own GPUs."""
+    nodes: tuple[ClusterNode, ...] = ()
+    """The machines of the cluster, unless the worker is away."""
+    engine: str = "local"
+    version: str = ""
+    """Of its Stoker; empty if unknown."""
 
 
 class RunningJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +68,11 @@ class RunningJob(msgspec.Struct, frozen=True, kw_only=True):
     snoozed_until: float | None = None
     warning: RuleWarning | None = None
     """What a rule warns of now."""
+
+    @property
+    def where(self) -> str:
+        """Where it runs, if that is not on GPUs of its host: `Slurm job 4711 on node1`."""
+        return self.attempt.where if self.attempt is not None else ""
 
 
 class WaitingJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,14 +132,22 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Where the queue is, without a password."""
     paused: bool
     counts: dict[State, int]
+    pending: int = 0
+    """How many of the running jobs wait in the queue of a cluster."""
     machines: tuple[Machine, ...]
     running: tuple[RunningJob, ...]
+    """Those that have begun, newest first, and then those that are pending."""
     waiting: tuple[WaitingJob, ...]
     """Queued and held, in queue order."""
     ended: tuple[EndedJob, ...]
     """The last jobs to end, newest first."""
     health: Health
     hours: GpuHours
+
+    @property
+    def begun(self) -> int:
+        """How many jobs really run."""
+        return max(0, self.counts.get("running", 0) - self.pending)
 
     @property
     def simulated(self) -> bool:

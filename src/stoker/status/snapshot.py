@@ -80,6 +80,7 @@ class SnapshotBuilder:
             place=store.place,
             paused=around.paused,
             counts=counts,
+            pending=sum(attempt.pending for attempt in around.running.values()),
             machines=machines,
             running=running,
             waiting=waiting,

@@ -23,6 +23,8 @@ from stoker.web.problems import NotFoundError, ParameterError
 # Two encoded numbers are shorter.
 _MAX_CURSOR: Final = 200
 _INVALID_CURSOR: Final = "invalid cursor: use the `next` of a page unchanged"
+# As many as a job may ask for.
+MOST_NODES: Final = 1024
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,13 +106,21 @@ def found(store: Store, name: str) -> Job:
     raise NotFoundError(f"there is no job {name[:40]!a}")
 
 
-def found_attempt(store: Store, job: str, number: int) -> Attempt:
-    attempts = store.attempts.of(found(store, job).id)
+def found_attempt(store: Store, job: str, number: int, node: int = 0) -> Attempt:
+    """`node`: which one of a job over several."""
+    asked = found(store, job)
+    if node >= asked.nodes:
+        raise NotFoundError(f"job {job} has no node {node}: " + _nodes_in_words(asked.nodes))
+    attempts = store.attempts.of(asked.id)
     chosen = next((attempt for attempt in attempts if attempt.number == number), None)
     if chosen is None:
         had = "it has not started yet" if not attempts else f"its last one is {attempts[-1].number}"
         raise NotFoundError(f"job {job} has no attempt {number}: {had}")
     return chosen
+
+
+def _nodes_in_words(count: int) -> str:
+    return "it runs on one machine" if count == 1 else f"they are 0 to {count - 1}"
 
 
 async def known_parameters(request: Request) -> None:

@@ -15,7 +15,7 @@ from starlette.responses import StreamingResponse
 
 from stoker.logs.terminal import HtmlLine
 from stoker.queue.model import Attempt
-from stoker.web.answers import found_attempt
+from stoker.web.answers import MOST_NODES, found_attempt
 from stoker.web.app_state import app_state_of, user_of
 from stoker.web.sse.log_channels import FIRST_LINES, LogChannel
 from stoker.web.sse.section_cache import STREAM_HEADERS
@@ -134,21 +134,22 @@ async def follow(
     number: int,
     last_event_id: Annotated[str, Header()] = "",
     after: str = "",
+    node: Annotated[int, Query(ge=0, lt=MOST_NODES)] = 0,
     whole: Annotated[str, Query(alias="all")] = "",
 ) -> StreamingResponse:
     """The last lines, all lines, or those after a position; then new ones until the attempt has ended."""
-    attempt = await app_state_of(request).pool.run(lambda store: found_attempt(store, job, number))
+    attempt = await app_state_of(request).pool.run(lambda store: found_attempt(store, job, number, node))
     # A browser that reconnects uses the old address: the header is newer.
     position = Position.parse(last_event_id or after)
-    events = _events(request, attempt, position, from_the_beginning=whole == "1")
+    events = _events(request, attempt, node, position, from_the_beginning=whole == "1")
     return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)
 
 
 async def _events(
-    request: Request, attempt: Attempt, position: Position | None, from_the_beginning: bool
+    request: Request, attempt: Attempt, node: int, position: Position | None, from_the_beginning: bool
 ) -> AsyncIterator[str]:
     app_state, user = app_state_of(request), user_of(request)
-    channel = app_state.log_channels.join(attempt)
+    channel = app_state.log_channels.join(attempt, node)
     try:
         yield "retry: 2000\n\n"
         page = LogPage(channel, position, from_the_beginning)

@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from stoker.queue.fields import State
 from stoker.queue.model import GpuUse, WorkerGpu
+from stoker.status.machines import cluster_gpus
 from stoker.status.model import Machine, RunningJob, Snapshot
 from stoker.version import __version__
 from stoker.web.app_state import app_state_of
@@ -67,12 +68,15 @@ class Figures(Collector):
             yield from _of_workers(self._snapshot.machines)
             readable = [machine for machine in self._snapshot.machines if machine.there and machine.problem is None]
             yield from _of_gpus(readable)
+            yield from _of_clusters(readable)
             yield from _of_time(self._snapshot)
 
 
 def _of_queue(snapshot: Snapshot) -> Iterator[Metric]:
-    counts = (([state], snapshot.counts.get(state, 0)) for state in get_args(State))
-    yield _gauge("stoker_queue_jobs", "Jobs in the queue by state.", ["state"], counts)
+    counts = {state: snapshot.counts.get(state, 0) for state in get_args(State)}
+    counts |= {"running": snapshot.begun, "pending": snapshot.pending}
+    by_state = (([state], count) for state, count in counts.items())
+    yield _gauge("stoker_queue_jobs", "Jobs in the queue by state.", ["state"], by_state)
     yield _single("stoker_queue_paused", "Whether the queue is paused.", snapshot.paused)
 
 
@@ -81,11 +85,12 @@ def _of_jobs(snapshot: Snapshot) -> Iterator[Metric]:
         samples = (([one.job.id, one.job.name, one.host], value(one)) for one in snapshot.running)
         return _gauge(name, documentation, ["job", "name", "host"], samples)
 
-    yield gauge(
-        "stoker_job_running_seconds",
-        "How long a job has been running.",
-        lambda one: None if one.attempt is None else max(0.0, snapshot.now - one.attempt.started),
-    )
+    def running_seconds(one: RunningJob) -> float | None:
+        if one.attempt is None or one.attempt.pending:
+            return None
+        return max(0.0, snapshot.now - one.attempt.started)
+
+    yield gauge("stoker_job_running_seconds", "How long a job has been running.", running_seconds)
     yield gauge(
         "stoker_job_progress_ratio",
         "The progress of a job by its own progress bar, from 0 to 1.",
@@ -147,6 +152,19 @@ def _of_gpus(machines: Iterable[Machine]) -> Iterator[Metric]:
         ["host", "program"],
         ((list(which), count) for which, count in filled.items()),
     )
+
+
+def _of_clusters(machines: Iterable[Machine]) -> Iterator[Metric]:
+    labels = ["host", "worker", "cluster"]
+    clusters = [([one.host, one.worker, one.cluster], cluster_gpus(one.nodes)) for one in machines if one.cluster]
+    states = (
+        ([*which, state], amount)
+        for which, gpus in clusters
+        for state, amount in (("allocated", gpus.allocated), ("free", gpus.free), ("down", gpus.down))
+    )
+    yield _gauge("stoker_cluster_gpus", "GPUs of a cluster by state.", [*labels, "state"], states)
+    own = ((which, gpus.own) for which, gpus in clusters)
+    yield _gauge("stoker_cluster_own_gpus", "GPUs of a cluster that jobs of this queue have.", labels, own)
 
 
 def _of_time(snapshot: Snapshot) -> Iterator[Metric]:

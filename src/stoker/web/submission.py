@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from stoker.engines.admission import check_jobs
 from stoker.errors import BadInputError, InvalidFieldsError
 from stoker.fit.model import FitSpec, Overrides, SearchOptions, fit_fields
 from stoker.masking import MASK
@@ -65,6 +66,7 @@ def jobs_of(store: Store, said: Said, submitter: str = "") -> list[JobSpec]:
     asked |= _code(asked["directory"], earlier)
     jobs = _or_mistake("sweep", lambda: job_specs(asked, [asked["command"]], sweeps, MOST_JOBS))
     check_submission(jobs)
+    check_jobs(store, jobs)
     return jobs
 
 
@@ -225,11 +227,11 @@ def _sweeps(value: object) -> list[Sweep]:
 
 
 def _code(directory: str, earlier: Job | None) -> dict[str, Any]:
-    """The commit of the directory if it is on this machine. A pinned job keeps its commit."""
-    if earlier is not None and earlier.pin and directory == earlier.directory:
-        return {"commit": earlier.commit, "dirty": earlier.dirty}
+    """The commit of the directory if it is on this machine. A pinned job keeps its commit, and any its snapshot."""
+    if earlier is not None and (earlier.pin or earlier.snapshot) and directory == earlier.directory:
+        return {"commit": earlier.commit, "dirty": earlier.dirty, "code": earlier.code}
     found = checkout_of(directory)
-    return {"commit": found.commit, "dirty": found.dirty, "pin": False}
+    return {"commit": found.commit, "dirty": found.dirty, "pin": False, "snapshot": False}
 
 
 def _or_mistake(field: str, work: Callable[[], T]) -> T:

@@ -18,9 +18,10 @@ from starlette.responses import HTMLResponse
 
 from stoker.errors import BadInputError
 from stoker.queue.explanation import Why, spoken
-from stoker.queue.model import GpuUse, Job, WorkerGpu
+from stoker.queue.model import ClusterNode, GpuUse, Job, WorkerGpu
 from stoker.rules.registry import conditions, in_words, policies_of
-from stoker.status.job_text import command_text, job_label, one_line
+from stoker.status.job_text import command_text, job_label, one_line, slurm_text
+from stoker.status.machines import cluster_gpus, partitions_of
 from stoker.status.model import Machine
 from stoker.units import format_memory, format_percent
 from stoker.web.reports import fit_of, report_html
@@ -77,11 +78,15 @@ def environment() -> Environment:
     }
     made.globals |= {
         "because": because,
+        "cluster_gpus": cluster_gpus,
+        "gpu_strip": gpu_strip,
         "filled": filled,
         "hours_text": hours_text,
         "in_use": in_use,
+        "partitions": partitions_of,
         "reason": reason,
         "rules": rules,
+        "slurm_text": slurm_text,
         "static": static_url,
         "tally": tally,
         "took": took,
@@ -226,6 +231,12 @@ def in_use(gpu: WorkerGpu) -> str:
     return f"{amount:.{0 if whole else 1}f} of {format_memory(gpu.memory_total)}"
 
 
+def gpu_strip(node: ClusterNode) -> list[str]:
+    """What has each of its GPUs: this queue first, as classes of the page's style."""
+    others = max(0, node.gpus_allocated - node.own)
+    return ["job"] * node.own + ["somebody"] * others + ["free"] * node.gpus_free + ["unknown"] * node.gpus_down
+
+
 def _counted_as(gpu: WorkerGpu) -> GpuUse | Literal["kept", "quarantined"]:
     if gpu.kept_for:
         return "kept"
@@ -234,6 +245,9 @@ def _counted_as(gpu: WorkerGpu) -> GpuUse | Literal["kept", "quarantined"]:
 
 def tally(machine: Machine) -> str:
     """`8 GPUs: 6 with jobs, 2 free`."""
+    if machine.cluster:
+        count = len(machine.nodes)
+        return f"Cluster {machine.cluster} · {count} {'node' if count == 1 else 'nodes'}, {cluster_gpus(machine.nodes)}"
     if not machine.gpus:
         return "no GPUs"
     counts = Counter(_counted_as(gpu) for gpu in machine.gpus)

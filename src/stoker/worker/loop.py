@@ -5,6 +5,7 @@ The worker may be killed at any moment: attempts go on without it, and the next 
 
 import contextlib
 import math
+import random
 import select
 import signal
 import time
@@ -14,17 +15,19 @@ from typing import Any, Final
 import msgspec
 
 from stoker.backoff import Backoff
+from stoker.engines import engine_module
 from stoker.engines.attempt import lease_clock
 from stoker.engines.delivery import write_details
-from stoker.engines.engine import CannotTellError, Engine, EngineModule, Log, RunningAttempt, WorkerOptions
+from stoker.engines.engine import CannotTellError, Engine, Log, RunningAttempt, WorkerOptions
 from stoker.engines.identity import WorkerIdentity
 from stoker.errors import StokerError
 from stoker.paths import state_home
 from stoker.queue import QueueAwayError, Store, open_queue, queue_address
-from stoker.queue.driver import ChangeListener
+from stoker.queue.driver import EVERYTHING, ChangeListener
 from stoker.queue.model import Snoozed, View
 from stoker.runs.processes.signals import SignalStream
 from stoker.units import format_duration
+from stoker.version import __version__
 from stoker.worker.log_streaming import LogStreaming
 from stoker.worker.scheduler import Scheduler
 
@@ -51,14 +54,13 @@ _GIVEN_UP: Final = "The queue had given the job up, and another worker may run i
 
 def work(
     options: WorkerOptions,
-    engine_module: EngineModule,
     engine_options: Mapping[str, Any],
     log: Log,
     create_queue: Callable[[], None],
 ) -> int:
     """Works until a signal asks for its end."""
     # Before there is any connection, and before the home is taken: an engine may fork.
-    engine = engine_module.create(options, engine_options, log)
+    engine = engine_module(options.engine).create(options, engine_options, log)
     try:
         identity = WorkerIdentity(state_home())
     except StokerError:
@@ -84,7 +86,7 @@ class WorkerLoop:
         self._identity = identity
         self._engine = engine
         self._log = log
-        self._scheduler = Scheduler(options, identity, engine, log)
+        self._scheduler = Scheduler(identity, engine, log)
         self._log_streaming = LogStreaming(identity)
         self._signals = SignalStream(_STOPPING)
         self._store: Store | None = None
@@ -186,7 +188,7 @@ class WorkerLoop:
             else:
                 self._scheduler.start_succeeded(attempt.since)
         if step.ended or step.changed:
-            self._scheduler.stale = True
+            self._scheduler.room_changed()
 
     def _has_nothing_left(self) -> bool:
         """Whether nothing runs here, and nothing waits that could ever start here."""
@@ -202,11 +204,11 @@ class WorkerLoop:
             store = self._store or self._open_queue()
             if not self._adopted or self._unadopted or (self._search_at == math.inf and not self._claims_known):
                 self._adopt(store)
+            # Before an outcome, which ends what can be written of an attempt.
+            self._write_deferred_starts(store)
+            # Before outcomes, with which the next job is claimed by what is known of the queue.
+            self._note_changes(store)
             self._deliver(store)
-            if (self._changes is not None and self._changes.poll()) or self._scheduler.polls_now():
-                self._scheduler.stale = True
-                self._log_streaming.note_change()
-                self._handle_requests(store)
             if self._search_at == math.inf:
                 self._scheduler.place(store)
             # Before anything that may be large or slow: a lease that ends costs the job.
@@ -223,11 +225,24 @@ class WorkerLoop:
         except OSError as error:
             self._lose_queue(QueueAwayError(f"the queue cannot be served: {error}"))
 
+    def _note_changes(self, store: Store) -> None:
+        """Takes notifications of changes: jobs that may start, and requests to this worker."""
+        changes = self._changes.poll() if self._changes is not None else None
+        if self._scheduler.polls_now():
+            changes = EVERYTHING
+            self._scheduler.queue_changed()
+        if changes is None:
+            return
+        self._scheduler.note_changes(changes)
+        if changes.everything or any(map(self._identity.is_own, changes.workers)):
+            self._log_streaming.note_change()
+            self._handle_requests(store)
+
     def _open_queue(self) -> Store:
         store = open_queue(self._options.queue)
-        self._changes = store.listen()
+        self._changes = store.listen(as_worker=True)
         self._store = store
-        self._scheduler.stale = True
+        self._scheduler.queue_changed()
         if self._absence_logged:
             self._renew_at = 0.0
         if self._adopted:
@@ -249,7 +264,8 @@ class WorkerLoop:
             self._log(f"{error}; jobs go on, trying again")
             self._absence_logged = True
         self._close_queue()
-        self._away_until = time.monotonic() + self._backoff.next()
+        # When a database comes back, its workers do not come all at once.
+        self._away_until = time.monotonic() + self._backoff.next() * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
 
     def _close_queue(self) -> None:
         with contextlib.suppress(StokerError):
@@ -270,7 +286,7 @@ class WorkerLoop:
     def _adopt(self, store: Store) -> None:
         """Takes over attempts of earlier workers, and stops those that the queue has given up."""
         running = [attempt for attempt in self._unadopted if attempt.result is None]
-        held = store.attempts.adopt([attempt.id for attempt in running], self._identity.worker, self._options.lease)
+        held = store.attempts.adopt([attempt.id for attempt in running], self._identity.worker, self._engine.lease)
         for attempt in running:
             if attempt.id not in held:
                 attempt.stop("lease", _GIVEN_UP)
@@ -303,21 +319,20 @@ class WorkerLoop:
             result = attempt.result
             if result is None or attempt.provisional or attempt.recorded:
                 continue
-            accepted = store.attempts.finish(attempt.id, result.outcome, result.exit_code, result.reason)
+            accepted = self._scheduler.finish(store, attempt)
             if not accepted:
                 # Its supervisor delivers it when this worker is held up for long.
                 known = store.attempts.get(attempt.id)
                 accepted = known is not None and result.outcome != "lost" and known.outcome == result.outcome
             attempt.recorded = True
-            self._scheduler.stale = True
             attempt.acknowledge()
             # One that could not be started is logged as trouble of the machine, once.
             if result.outcome != "requeued" or attempt.gpu_failed:
-                lasted = format_duration(round(time.monotonic() - attempt.since))
+                lasted = "" if attempt.pending else f" after {format_duration(round(attempt.lasted()))}"
                 how = f" with code {result.exit_code}" if result.exit_code else ""
                 how += f": {result.reason}" if result.reason else ""
                 late = "" if accepted else " (too late: the queue had given the job up)"
-                self._log(f"{attempt.job}: {result.outcome} after {lasted}{how}{late}")
+                self._log(f"{attempt.job}: {result.outcome}{lasted}{how}{late}")
 
     def _deliver_last_logs(self, store: Store) -> None:
         for attempt in list(self._engine.attempts.values()):
@@ -338,7 +353,7 @@ class WorkerLoop:
 
     def _handle_requests(self, store: Store) -> None:
         if self._engine.attempts:
-            requests = store.attempts.requests(self._identity.worker)
+            requests = store.attempts.requests(self._engine.attempts)
             self._cancel(requests.cancelled)
             self._snooze(requests.snoozed)
 
@@ -373,20 +388,38 @@ class WorkerLoop:
     def _renew_leases(self, store: Store) -> None:
         if time.monotonic() < self._renew_at:
             return
-        self._renew_at = time.monotonic() + self._options.lease / 4
+        # By the worker's option also where leases are longer: a renewal tells what was cancelled or given up.
+        self._renew_at = time.monotonic() + min(self._engine.lease, self._options.lease) / 4
         held = {name: attempt for name, attempt in self._engine.attempts.items() if not attempt.recorded}
         if not held:
             return
         before = lease_clock()
-        found = store.attempts.renew(held, self._options.lease)
+        found = store.attempts.renew(held, self._engine.lease)
         for name, attempt in held.items():
             if name in found:
-                attempt.renewed(before + self._options.lease)
+                attempt.renewed(before + self._engine.lease)
             elif not attempt.stopping:
                 attempt.stop("lease", _GIVEN_UP)
         self._cancel([name for name, cancelled in found.items() if cancelled])
 
     # Reports
+
+    def _write_deferred_starts(self, store: Store) -> None:
+        """When and where attempts run that were given to a cluster manager."""
+        changed = {
+            attempt.id: start
+            for attempt in self._engine.attempts.values()
+            if not attempt.recorded
+            and (start := attempt.deferred_start) is not None
+            and start != attempt.recorded_start
+        }
+        if changed:
+            store.attempts.annotate(changed)
+        for name, start in changed.items():
+            attempt = self._engine.attempts[name]
+            before, attempt.recorded_start = attempt.recorded_start, start
+            if start.began is not None and before is not None and before.pending:
+                self._log(f"{attempt.job}: began as {attempt.where}")
 
     def _send_heartbeat(self, store: Store) -> None:
         """That this worker is alive, and why jobs wait, as soon as that changes."""
@@ -394,9 +427,9 @@ class WorkerLoop:
         if moment < self._heartbeat_at:
             return
         self._heartbeat_at = moment + _CHANGES
-        view = self._engine.report()
+        view = msgspec.structs.replace(self._engine.report(), engine=self._options.engine, version=__version__)
         if (paused := self._scheduler.why_paused()) is not None:
-            view = msgspec.structs.replace(view, waiting=paused)
+            view = msgspec.structs.replace(view, waiting=view.waiting | paused)
         warnings = {attempt.id: warning for attempt in self._running() if (warning := attempt.warning()) is not None}
         if warnings:
             view = msgspec.structs.replace(view, warnings=warnings)

@@ -1,23 +1,31 @@
-"""Waiting jobs on their way to the engine: read, decided on, claimed and started; the same for every engine."""
+"""Waiting jobs on their way to the engine: read, decided on, claimed and started; the same for every engine.
+
+The queue is read when it may have changed: the first jobs of each shape. When only the engine's room has changed, the
+engine decides on what was read before. A claim asks for the first job of a shape, whichever it is by then, unless a job
+of another shape has its turn before it: then the queue is read again.
+"""
 
 import math
+import random
 import time
 from collections.abc import Mapping
 from typing import Final
 
+from msgspec.structs import replace
+
 from stoker.backoff import Backoff
 from stoker.engines.attempt import lease_clock
-from stoker.engines.engine import Engine, Log, Reservation, WorkerOptions
+from stoker.engines.engine import Decision, Engine, Log, Reservation, RunningAttempt, Start
 from stoker.engines.identity import WorkerIdentity
 from stoker.errors import BadInputError, StokerError
 from stoker.queue import Job, Store
+from stoker.queue.attempts import Claimed, ClaimRequest, Heads
 from stoker.queue.commands import shell_text
-from stoker.queue.model import KeptGpus
+from stoker.queue.driver import Changes
+from stoker.queue.fields import shape_of
+from stoker.queue.model import KeptGpus, ReadyJob
+from stoker.queue.store import PeriodicTask
 
-# Far more than can start at once; jobs behind them in the queue are read when these have started.
-_MOST_WAITING: Final = 200
-# Of up to this many equal jobs, the first that no other worker has taken is claimed in one round trip.
-_MOST_EQUAL: Final = 16
 # Behind the notifications of changes: what they missed is found after this.
 _SLOW_POLL: Final = 5.0
 # An engine that could not start a job (a full disk, no processes left) must not fail one job after another: it pauses,
@@ -28,34 +36,72 @@ _LONGEST_PAUSE: Final = 30.0
 _QUIET: Final = 4 * _LONGEST_PAUSE
 # Time limits are exact to within seconds: a new estimate that is no further from the last is not written.
 _SAME_TIME: Final = 5.0
+# A worker that hears of fewer jobs than there are workers waits up to this long for each that is too many, and at most
+# this long in all: a thousand that read the queue within a moment would find that the first had taken the jobs.
+_SPREAD: Final = 0.002
+_LONGEST_SPREAD: Final = 0.5
+# How often workers are counted, and reservations of those that are gone are ended.
+_MINUTE: Final = 60.0
+# What was decided on holds for one round of the loop: the GPUs may be others' after that.
+_PLAN_HOLDS: Final = 0.1
+# More shapes than are read at once take turns this often.
+_NEXT_SHAPES: Final = 0.5
 # A line on a screen.
 _LONGEST_COMMAND: Final = 100
 
 
 class Scheduler:
-    """Starts what the engine has room for. `stale`: something may have changed since the last decision."""
+    """Starts what the engine has room for."""
 
-    def __init__(self, options: WorkerOptions, identity: WorkerIdentity, engine: Engine, log: Log) -> None:
-        self.stale = True
-        self._options = options
+    def __init__(self, identity: WorkerIdentity, engine: Engine, log: Log) -> None:
         self._identity = identity
         self._engine = engine
         self._log = log
-        self._waiting: list[Job] = []
+        self._read_at = -math.inf
+        """When the queue is read again, at the latest."""
+        self._undecided = True
+        """Whether something may have changed since the last decision."""
+        self._planned: Decision | None = None
+        """A decision of which not everything was started yet."""
+        self._planned_at = -math.inf
+        self._heads = Heads()
+        self._heads_at = -math.inf
+        self._has_all_shapes = False
+        self._waiting: list[ReadyJob] = []
+        """What is left of the heads."""
         self._never: frozenset[str] = frozenset()
-        self._never_count = 0
-        """How many of the jobs of the last complete decision can never start here."""
+        self._others_never = True
+        """Whether of the shapes that were read before these none can ever start here."""
         self._reserved: tuple[Reservation, ...] = ()
         self._poll_at = 0.0
-        self._wake_at = math.inf
-        self._overlooked_at = -math.inf
+        self._minute = PeriodicTask(_MINUTE)
+        self._workers = 1
         self._no_starts_until = -math.inf
         self._failed_at = -math.inf
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._problem = ""
 
+    def queue_changed(self) -> None:
+        self._read_at = -math.inf
+
+    def note_changes(self, changes: Changes) -> None:
+        """Reads the queue again if that could change a decision: a job that comes after an equal one could not."""
+        number = 0
+        for shape, ready in changes.ready.items():
+            first = next((job for job in self._waiting if job.shape == shape), None)
+            if first is None or first.priority < ready.priority:
+                number += ready.number
+        if number or changes.everything:
+            # Workers come one after the other when there are fewer jobs than workers.
+            longest = min(_LONGEST_SPREAD, _SPREAD * max(0, self._workers - max(1, number)))
+            self._read_at = min(self._read_at, time.monotonic() + random.uniform(0.0, longest))  # noqa: S311 - no secret
+
+    def room_changed(self) -> None:
+        """The engine may have room for jobs that it had none for, or less."""
+        self._undecided = True
+
     def due(self) -> float:
-        return -math.inf if self.stale else min(self._poll_at, self._wake_at)
+        return -math.inf if self._undecided or self._planned is not None else min(self._poll_at, self._read_at)
 
     def polls_now(self) -> bool:
         """Whether it is time to read the queue although no change was notified."""
@@ -69,8 +115,10 @@ class Scheduler:
 
     def has_nothing_left(self) -> bool:
         """Whether nothing waits that could ever start here."""
-        if self.stale or self._wake_at < math.inf:
-            return False
+        is_settled = not self._undecided and self._read_at == math.inf
+        return is_settled and self._others_never and self._are_never()
+
+    def _are_never(self) -> bool:
         return all(job.id in self._never for job in self._waiting)
 
     def place(self, store: Store) -> None:
@@ -78,58 +126,122 @@ class Scheduler:
         moment = time.monotonic()
         if moment < self.due():
             return
-        self.stale = False
-        limit = _MOST_WAITING + self._never_count
-        # The queue may have given up an attempt that still stops here: until then this worker starts no other one.
-        stopping = {one.job for one in self._engine.attempts.values() if one.result is None}
-        self._waiting = [job for job in store.attempts.ready(limit, self._identity.worker) if job.id not in stopping]
-        self._poll_at = moment + _SLOW_POLL
+        if moment >= min(self._read_at, self._poll_at):
+            self._read(store, moment)
         preempt: tuple[str, ...] = ()
         if moment < self._no_starts_until:
-            self._engine.decide([], store.attempts.ready_at)
-            self._never = frozenset()
+            self._undecided = False
+            self._engine.decide([], self._queue_time())
+            self._never, self._planned = frozenset(), None
             self._release(store, ())
             self._poll_at = min(self._poll_at, self._no_starts_until)
         else:
-            waiting = list(self._waiting)
-            jobs = {job.id: job for job in waiting}
-            decision = self._engine.decide(waiting, store.attempts.ready_at)
-            for start in decision.start:
-                # Any job that asks for the same fits as well: then many workers do not compete for one job.
-                shape = _shape(jobs[start.job])
-                if not self._start(store, start.gpus, {job.id: job for job in self._waiting if _shape(job) == shape}):
-                    self.stale = True  # other workers were faster
-            if self._reserve(store, decision.reserved, jobs):
-                preempt = decision.preempt
-            else:
-                self.stale = True  # another machine was faster: nothing is stopped for a job that it has
-            if decision.complete:
-                self._release(store, decision.reserved)
-                # Jobs that are for other machines must not hide those behind them.
-                self._never_count = len(decision.never)
-                self.stale = self.stale or (len(waiting) == limit < _MOST_WAITING + self._never_count)
-            self._never = decision.never
-            if len(waiting) == limit and all(job.gpus for job in waiting):
-                self._start_overlooked(store, decision.cpu_slots, moment)
-        wake = store.jobs.next_wake()
-        self._wake_at = math.inf if wake is None else moment + max(0.0, wake - store.clock())
+            planned = self._planned if self._planned_at >= time.monotonic() - _PLAN_HOLDS else None
+            preempt = self._start_all(store, planned or self._decide())
         self._engine.commit(preempt)
+
+    def _read(self, store: Store, moment: float) -> None:
+        """Reads the first jobs of each shape. Those of the reservations are always among them."""
+        if self._minute.is_due():
+            self._workers = store.workers.count()
+            store.jobs.keep_for_the_dead_no_more()
+        reserved = {one.job for one in self._reserved}
+        also = {job.shape for job in self._waiting if job.id in reserved}
+        self._others_never = not self._heads.after or (self._others_never and self._are_never())
+        # Between two slow polls, jobs that can never start here need not be read again.
+        is_slow_poll = moment >= self._poll_at
+        known = (
+            [] if is_slow_poll or not self._has_all_shapes else [job for job in self._waiting if job.id in self._never]
+        )
+        without, before = {job.shape for job in known}, self._heads.after
+        self._heads = store.attempts.heads(self._identity.worker, self._heads.after, also, without)
+        self._has_all_shapes = not before and not self._heads.after
+        # The queue may have given up an attempt that still stops here: until then this worker starts no other one.
+        stopping = self._stopping()
+        fresh = {job.id: job for job in (*known, *self._heads.jobs) if job.id not in stopping}
+        self._waiting = sorted(fresh.values(), key=lambda job: job.rank[1:])
+        self._planned = None
+        self._undecided = True
+        self._heads_at = moment
+        if is_slow_poll:
+            self._poll_at = moment + _SLOW_POLL
+        self._read_at = math.inf if self._heads.wake_in is None else moment + self._heads.wake_in
+        if self._heads.after:
+            self._read_at = min(self._read_at, moment + _NEXT_SHAPES)
+
+    def _queue_time(self) -> float:
+        """The queue's clock now."""
+        return self._heads.queue_time + time.monotonic() - self._heads_at
+
+    def _stopping(self) -> set[str]:
+        return {one.job for one in self._engine.attempts.values() if one.result is None}
+
+    def _decide(self) -> Decision:
+        self._undecided = False
+        decision = self._engine.decide(self._waiting, self._queue_time())
+        self._never = decision.never
+        return decision
+
+    def _start_all(self, store: Store, decision: Decision) -> tuple[str, ...]:
+        """Starts what was decided on, and agrees on reservations; what to preempt."""
+        self._planned = None
+        jobs = {job.id: job for job in self._waiting}
+        starts = [start for start in decision.start if start.job in jobs]
+        horizon = self._horizon(decision)
+        for start in starts:
+            if horizon is not None and jobs[start.job].rank > horizon:
+                break  # jobs that were not read may come before it
+            if not self._start(store, start, jobs[start.job]):
+                self.queue_changed()  # other workers were faster
+        if horizon is not None:
+            self.queue_changed()
+            return ()
+        # Of a decision that was made for a claim before, some jobs may be gone.
+        reserved = tuple(one for one in decision.reserved if one.job in jobs)
+        if len(reserved) < len(decision.reserved):
+            self.room_changed()
+            return ()
+        if not self._reserve(store, reserved, jobs):
+            self.queue_changed()  # another machine was faster: nothing is stopped for a job that it has
+            return ()
+        if decision.complete:
+            self._release(store, reserved)
+        return decision.preempt
+
+    def _horizon(self, decision: Decision) -> tuple[object, ...] | None:
+        """The last job up to which the decision holds, when it takes all that was read of a shape and there is more.
+
+        At least one of that shape starts: otherwise the next reading would be the same.
+        """
+        starts = {start.job for start in decision.start}
+        taken = starts.union(one.job for one in decision.reserved)
+        last = {job.shape: job for job in self._waiting if job.shape in self._heads.more and job.kept is None}
+        left = {job.shape for job in self._waiting if job.id not in taken}
+        exhausted = {job.shape for job in self._waiting if job.id in starts} & last.keys() - left
+        return min((last[shape].rank for shape in exhausted), default=None)
 
     # Reservations are agreed on in the queue: one machine for each job
 
-    def _reserve(self, store: Store, reserved: tuple[Reservation, ...], jobs: Mapping[str, Job]) -> bool:
+    def _reserve(self, store: Store, reserved: tuple[Reservation, ...], jobs: Mapping[str, ReadyJob]) -> bool:
         """Writes reservations that affect others. False when another machine has reserved GPUs meanwhile."""
         for one in reserved:
             known = jobs[one.job].kept
             if not one.affects_others and known is None:
                 continue
-            if known is not None and self._is_written(one, known, store.attempts.ready_at):
+            now = self._queue_time()
+            if known is not None and self._is_written(one, known, now):
                 continue
             starts_in = one.starts_in if math.isfinite(one.starts_in) else None
             instead_of = known.worker if known is not None else None
             if not store.jobs.keep(one.job, self._identity.worker, one.ready, starts_in, instead_of):
                 return False
+            until = None if starts_in is None else now + starts_in
+            self._note_kept(one.job, KeptGpus(worker=self._identity.worker, gpus=one.ready, until=until))
         return True
+
+    def _note_kept(self, job: str, kept: KeptGpus | None) -> None:
+        """The queue is not read again for what this worker has written itself."""
+        self._waiting = [replace(one, kept=kept) if one.id == job else one for one in self._waiting]
 
     def _is_written(self, reserved: Reservation, known: KeptGpus, now: float) -> bool:
         """Whether the queue has this reservation, up to a few seconds of its start."""
@@ -145,45 +257,107 @@ class Scheduler:
         written = {job.id for job in self._waiting if job.kept is not None and job.kept.worker == self._identity.worker}
         if (written | {one.job for one in self._reserved if one.affects_others}) - jobs:
             store.jobs.keep_no_more(self._identity.worker, jobs)
+            for job in written - jobs:
+                self._note_kept(job, None)
         self._reserved = reserved
 
     # Starts
 
-    def _start_overlooked(self, store: Store, slots: int, moment: float) -> None:
-        """Starts jobs without a GPU that are behind more others than were read: nothing else waits for their slots."""
-        if moment < self._overlooked_at:
-            return
-        self._overlooked_at = moment + _SLOW_POLL
-        for _ in range(slots):
-            if not self._start(store, ()):
-                return
+    def finish(self, store: Store, attempt: RunningAttempt) -> bool:
+        """Writes the outcome of an attempt, and claims and starts the next job at the same time if it can.
 
-    def _start(self, store: Store, gpus: tuple[str, ...], candidates: Mapping[str, Job] | None = None) -> bool:
-        """Claims the first of these jobs that no other worker has taken, or the next without a GPU, and starts it."""
+        False when the attempt has an outcome already.
+        """
+        result = attempt.result
+        if result is None:
+            raise ValueError(f"attempt {attempt.id} has no result yet")
+        start = self._next_start() if result.outcome == "succeeded" else None
+        claim = None if start is None else self._claim(start, self._job(start.job))
+        claimed_at = lease_clock()
+        done = store.attempts.complete(attempt.id, result.outcome, result.exit_code, result.reason, claim)
+        if start is not None and done.claimed is not None:
+            self._begin(store, done.claimed, claimed_at)
+        elif start is not None or done.frees_jobs:
+            self.queue_changed()
+        if self._planned is None:
+            self.room_changed()
+        return done.accepted
+
+    def _next_start(self) -> Start | None:
+        """What starts next by what was read before; None when that is not known, or the queue must be read first."""
+        if not self._no_starts_until <= time.monotonic() < min(self._read_at, self._poll_at):
+            return None
+        if self._planned is None or self._planned_at < time.monotonic() - _PLAN_HOLDS:
+            self._planned, self._planned_at = self._decide(), time.monotonic()
+        decision, horizon = self._planned, self._horizon(self._planned)
+        jobs = {job.id for job in self._waiting if job.kept is None and (horizon is None or job.rank <= horizon)}
+        return next((start for start in decision.start if start.job in jobs), None)
+
+    def _job(self, name: str) -> ReadyJob:
+        return next(job for job in self._waiting if job.id == name)
+
+    def _claim(self, start: Start, job: ReadyJob) -> ClaimRequest:
+        """No job behind the next one of another shape. Shapes that were passed over do not fit in any case."""
+        behind = (
+            other
+            for other in self._waiting
+            if other.shape != job.shape and other.preemptible is job.preemptible and other.rank > job.rank
+        )
+        other = min(behind, key=lambda other: other.rank, default=None)
+        return ClaimRequest(
+            shape=job.shape,
+            worker=self._identity.worker,
+            gpus=start.gpus,
+            lease=self._engine.lease,
+            pending=start.pending,
+            before=None if other is None else (other.priority, other.position),
+            others=tuple(self._stopping()),
+        )
+
+    def _start(self, store: Store, start: Start, job: ReadyJob) -> bool:
+        """Claims the job, or another that fits in its place, and starts it. False when there is none."""
         if time.monotonic() < self._no_starts_until:
             return False  # the one before it could not be started
-        worker, lease, claimed_at = self._identity.worker, self._options.lease, lease_clock()
-        jobs = None if candidates is None else list(candidates)[:_MOST_EQUAL]
-        attempt = store.attempts.claim(jobs, worker, gpus, lease)
-        if attempt is None:
-            return False
-        job = store.jobs.get(attempt.job) if candidates is None else candidates[attempt.job]
+        claimed_at, claim = lease_clock(), self._claim(start, job)
+        if job.kept is None:
+            claimed = store.attempts.take_head(claim)
+        else:
+            claimed = store.attempts.take([job.id], claim.worker, claim.gpus, claim.lease, pending=claim.pending)
+        if claimed is not None:
+            self._begin(store, claimed, claimed_at)
+        return claimed is not None
+
+    def _begin(self, store: Store, claimed: Claimed, claimed_at: float) -> None:
+        job, attempt = claimed
+        self._drop(job)
         try:
             started = self._engine.start(job, attempt, claimed_at)
         except BadInputError as error:
             store.attempts.finish(attempt.id, "failed", 125, str(error))
             self._log(f"{job.id}: could not start: {error}")
-            self.stale = True
+            self.queue_changed()
         except (StokerError, OSError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             self.start_failed(job.id, why)
             store.attempts.finish(attempt.id, "requeued", None, f"{self._identity.host} could not start it: {why}")
         else:
-            self._waiting = [waiting for waiting in self._waiting if waiting.id != job.id]
             # The claim has ended the job's reservation in the queue.
             self._reserved = tuple(one for one in self._reserved if one.job != job.id)
-            self._log(f"{job.id}: started{started.where}: {_shortened(job)}")
-        return True
+            what = "submitted" if started.pending else "started"
+            where = f" on {started.where}" if started.where else ""
+            self._log(f"{job.id}: {what}{where}: {_shortened(job)}")
+
+    def _drop(self, claimed: Job) -> None:
+        """Forgets a job that was claimed, and those before it, which other workers have taken."""
+        shape = shape_of(claimed)
+        place = (-claimed.priority, claimed.position, claimed.submitted, claimed.id)
+        self._waiting = [
+            job
+            for job in self._waiting
+            if job.id != claimed.id and (job.shape != shape or job.kept is not None or job.rank[1:] > place)
+        ]
+        if shape in self._heads.more and not any(job.shape == shape for job in self._waiting):
+            self.queue_changed()
 
     def start_failed(self, job: str, why: str) -> None:
         """A job could not be started and goes back to the queue: pauses before the next one is tried."""
@@ -193,17 +367,12 @@ class Scheduler:
             self._log(f"{job}: could not be started here and goes back to the queue, others are tried later: {why}")
         self._failed_at, self._problem = moment, why
         self._no_starts_until = moment + self._backoff.next()
-        self.stale = True
+        self.queue_changed()
 
     def start_succeeded(self, since: float) -> None:
         """A job that was started at that time did run: the pause after the next failure is short again."""
         if since > self._failed_at:
             self._backoff.reset()
-
-
-def _shape(job: Job) -> tuple[object, ...]:
-    """Jobs of one shape fit into the same place, and the earlier one goes first."""
-    return job.gpus, job.memory, job.share, job.priority, job.preemptible, job.time_limit
 
 
 def _shortened(job: Job) -> str:

@@ -352,7 +352,8 @@ class MockMachine:
     def environment(self) -> dict[str, str]:
         """The variables that make a new process read this machine."""
         after = os.environ.get("LD_LIBRARY_PATH")
-        libraries = f"{self._library}:{after}" if after else str(self._library)
+        # The second names the machine: processes that read different ones must not share a helper.
+        libraries = f"{self._library}:{self.path}" + (f":{after}" if after else "")
         return {"MOCK_NVML_STATE": str(self.path), "LD_LIBRARY_PATH": libraries}
 
     # Faults

@@ -1,14 +1,15 @@
 """Options that several verbs share, and the types of their values."""
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from stoker.errors import BadInputError, did_you_mean
+from stoker.gpus.sharing import Sharing
 from stoker.gpus.source import source_names
-from stoker.gpus.spawn import Helper, spawned
+from stoker.gpus.spawn import Helper, Start, spawned
 from stoker.settings import OptionTable, load_settings
 from stoker.settings_path import config_path
 from stoker.units import parse_fraction, parse_memory, parse_positive_duration
@@ -53,29 +54,32 @@ def source_options(command: F) -> F:
     )(command)
 
 
-def open_prober(source: str | None, deadline: float | None, start: Callable[[str, str], Helper] = spawned) -> "Prober":
+def open_prober(
+    source: str | None, deadline: float | None, start: Start = spawned, sharing: Sharing = "join"
+) -> "Prober":
     """A prober as set by the options, the environment or the configuration file, in that order.
 
-    A verb that starts no threads may pass `start=forked`: the helper then shares its memory.
+    A verb that starts no threads may pass `start=forked`: the helper then shares its memory. One that runs long may
+    pass `sharing="start"`.
     """
     settings = load_settings()
     early = click.get_current_context().find_object(Helper)
     seconds = deadline or parse_positive_duration(settings.deadline)
     from stoker.gpus.prober import Prober
 
-    return Prober(source or settings.gpus, deadline=seconds, start=start, early=early)
+    return Prober(source or settings.gpus, deadline=seconds, start=start, sharing=sharing, early=early)
 
 
 CONFIGURABLE: Final = ("run", "watch")
 
 
 def option_defaults(
-    section: str, table: OptionTable, command: click.Command, excluded: Collection[str] = ()
+    section: str, table: OptionTable, parameters: Iterable[click.Parameter], excluded: Collection[str] = ()
 ) -> dict[str, Any]:
     """The options in a section of the configuration file, by parameter name."""
     options = {
         option.removeprefix("--"): parameter
-        for parameter in command.params
+        for parameter in parameters
         if isinstance(parameter, click.Option)
         for option in parameter.opts
         if option.startswith("--") and option.removeprefix("--") not in excluded

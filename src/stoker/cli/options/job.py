@@ -12,7 +12,7 @@ from stoker.cli.options.common import Typed
 from stoker.cli.options.selection import JobName, TagName
 from stoker.errors import BadInputError
 from stoker.queue.field_kinds import ACTIONS, FLAG, JOBS, TAGS
-from stoker.queue.fields import FIELDS, JobField
+from stoker.queue.fields import FIELDS, FieldPart, JobField
 
 if TYPE_CHECKING:
     from stoker.fit.model import FitSpec
@@ -24,6 +24,8 @@ JobVerb = Literal["submit", "edit", "feed"]
 NONE: Final = "none"
 """The word that removes a value in `edit`."""
 _PREFIX: Final = "field_"
+# Between a field that is a mapping and the key of the option.
+_PART: Final = "__"
 
 
 class OrNone(click.ParamType[Any]):
@@ -42,7 +44,10 @@ def job_options(verb: JobVerb) -> Callable[[F], F]:
 
     def decorate(command: F) -> F:
         for field in reversed(FIELDS.values()):
-            if _takes(verb, field):
+            if field.parts and _takes_parts(verb, field):
+                for part in reversed(field.parts):
+                    command = click.option(*_part_names(field, part), **_part_settings(verb, part))(command)
+            elif _takes(verb, field):
                 command = click.option(*_names(verb, field), **_settings(verb, field))(command)
         return command
 
@@ -50,19 +55,57 @@ def job_options(verb: JobVerb) -> Callable[[F], F]:
 
 
 def job_values(options: dict[str, Any]) -> dict[str, Any]:
-    """Removes the values of job fields from a verb's options and returns them."""
-    return {name.removeprefix(_PREFIX): options.pop(name) for name in list(options) if name.startswith(_PREFIX)}
+    """Removes the values of job fields from a verb's options and returns them; of mappings, what was given."""
+    values: dict[str, Any] = {}
+    for option in [name for name in options if name.startswith(_PREFIX)]:
+        name, is_part, key = option.removeprefix(_PREFIX).partition(_PART)
+        value = options.pop(option)
+        if not is_part:
+            values[name] = value
+        elif value not in (None, ()):
+            values.setdefault(name, {})[key] = list(value) if isinstance(value, tuple) else value
+    return values
 
 
 def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of `edit`, with the default in place of `none`."""
-    return {name: FIELDS[name].default if value in {NONE, (NONE,)} else value for name, value in values.items()}
+    """The values of `edit`, with the default in place of `none`; in a mapping None."""
+    return {
+        name: {key: None if each in (NONE, [NONE]) else each for key, each in value.items()}
+        if isinstance(value, dict)
+        else FIELDS[name].default
+        if value in (NONE, (NONE,))
+        else value
+        for name, value in values.items()
+    }
 
 
 def _takes(verb: JobVerb, field: JobField) -> bool:
     if not field.option:
         return False
     return bool(field.feed_help) if verb == "feed" else verb == "submit" or bool(field.editable_in)
+
+
+def _takes_parts(verb: JobVerb, field: JobField) -> bool:
+    return verb != "feed" or bool(field.feed_help)
+
+
+def _part_names(field: JobField, part: FieldPart) -> tuple[str, str]:
+    return part.option, f"{_PREFIX}{field.name}{_PART}{part.key}"
+
+
+def _part_settings(verb: JobVerb, part: FieldPart) -> dict[str, Any]:
+    def read(text: str) -> str:
+        part.check(text.strip())
+        return text.strip()
+
+    text = f"{part.help.removesuffix('.')}; or {NONE}." if verb == "edit" else part.help
+    one = Typed(part.key, read)
+    return {
+        "help": text,
+        "metavar": "OPTION" if part.several else "TEXT",
+        "multiple": part.several,
+        "type": OrNone(one) if verb == "edit" else one,
+    }
 
 
 def _names(verb: JobVerb, field: JobField) -> tuple[str, str]:

@@ -91,7 +91,7 @@ class Listener:
             waiting = select.poll()
             waiting.register(number, select.POLLIN)
             waiting.poll(max(0.0, seconds) * 1000)
-        return self._changes.poll()
+        return self._changes.poll() is not None
 
 
 def patiently(question: Callable[[], T], deadline: float | None = None) -> T:

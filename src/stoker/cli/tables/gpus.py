@@ -6,10 +6,7 @@ from collections.abc import Iterator
 from socket import gethostname
 from typing import Final
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
-from stoker.cli.tables.table import CellText, Column, bar, console, fits, print_lines, table_lines, width_of
+from stoker.cli.tables.table import Column, Styled, bar, fits, print_lines, rich_text, table_lines, terminal
 from stoker.gpus.model import Gpu, Look, Reading, known
 from stoker.gpus.quarantine import QuarantinedGpu, QuarantineFile
 from stoker.gpus.report import GpuActivity, describe, faults_of, state_of, title
@@ -32,38 +29,40 @@ _FAULT: Final = Column("fault", gives="wrap", least=24)
 
 
 def print_look(look: Look) -> None:
-    screen = console()
-    print_lines(screen, table_of(look, width_of(screen)))
+    screen = terminal()
+    print_lines(screen, table_of(look, None if screen is None else screen.width))
 
 
 def show_live(looks: Iterator[Look], every: float) -> None:
     """The table, redrawn at every look; without a terminal, one table after the other."""
-    screen = console()
-    if not screen.is_terminal:
+    screen = terminal()
+    if screen is None:
         for look in looks:
-            screen.print(live_view(look, None), soft_wrap=True)
+            print_lines(None, live_view(look, None))
             sys.stdout.flush()
         return
+    from rich.console import Group
     from rich.live import Live
 
     with Live(console=screen, screen=True, auto_refresh=False) as live:
         for look in looks:
-            live.update(live_view(look, screen.width, f"every {every:g} s, Ctrl-C ends"), refresh=True)
+            lines = live_view(look, screen.width, f"every {every:g} s, Ctrl-C ends")
+            live.update(Group(*map(rich_text, lines)), refresh=True)
 
 
-def live_view(look: Look, width: int | None, hint: str = "") -> RenderableType:
+def live_view(look: Look, width: int | None, hint: str = "") -> list[str]:
     clock = time.strftime("%H:%M:%S", time.localtime(look.wall))
-    lines: list[RenderableType] = [Text(f"{clock}  {look.source}  {hint}".rstrip(), style="dim")]
+    lines: list[str] = [Styled((f"{clock}  {look.source}  {hint}".rstrip(), "dim"))]
     if look.gpus:
         lines += table_of(look, width)
     if look.problem:
-        lines.append(Text(f"the GPUs cannot be read: {look.problem.reason}", style="red"))
+        lines.append(Styled((f"the GPUs cannot be read: {look.problem.reason}", "red")))
     if look.note:
-        lines.append(Text(look.note, style="yellow"))
-    return Group(*lines)
+        lines.append(Styled((look.note, "yellow")))
+    return lines
 
 
-def table_of(look: Look, width: int | None) -> list[Text]:
+def table_of(look: Look, width: int | None) -> list[str]:
     """With bars where the terminal has room."""
     from stoker.engines.local.reserved_gpus import reserved_gpus
 
@@ -79,40 +78,42 @@ def table_of(look: Look, width: int | None) -> list[Text]:
         for bars in (True, False)
     ]
     if width is None:
-        return table_lines(columns, rows[1], None)
+        return list(table_lines(columns, rows[1], None))
     if fits(columns, rows[0], width):
-        return table_lines(columns, rows[0], width)
+        return list(table_lines(columns, rows[0], width))
     narrow = [column._replace(name="use") if column.name == "utilization" else column for column in columns]
-    return table_lines(narrow, rows[1], width)
+    return list(table_lines(narrow, rows[1], width))
 
 
-def _row(gpu: Gpu, reading: Reading, kept: str, *, bars: bool) -> list[CellText]:
+def _row(gpu: Gpu, reading: Reading, kept: str, *, bars: bool) -> list[str]:
     state, reason = state_of(reading)
     utilization = reading.utilization
     return [
         str(gpu.index),
         title(gpu).removeprefix("NVIDIA "),
-        Text(state, style=_COLOURS[state]),
-        _share(utilization.mean, format_percent(utilization.mean), bars) if known(utilization) else Text("?", "red"),
+        Styled((state, _COLOURS[state])),
+        _share(utilization.mean, format_percent(utilization.mean), bars)
+        if known(utilization)
+        else Styled(("?", "red")),
         _memory(reading, bars),
         _power(reading),
-        Text(reason, style="red") if state == "unknown" else _who(reading, kept),
+        Styled((reason, "red")) if state == "unknown" else _who(reading, kept),
     ]
 
 
-def _fault(reading: Reading, quarantine: QuarantinedGpu | None, now: float) -> Text:
+def _fault(reading: Reading, quarantine: QuarantinedGpu | None, now: float) -> str:
     faults = faults_of(reading)
     if quarantine is not None:
         others = [fault for fault in faults if fault not in quarantine.reason]
         faults = [f"quarantined since {clock_time(quarantine.since, now)}: {quarantine.reason}", *others]
-    return Text("; ".join(faults), style="red")
+    return Styled(("; ".join(faults), "red"))
 
 
-def _memory(reading: Reading, bars: bool) -> Text:
+def _memory(reading: Reading, bars: bool) -> str:
     used, total = reading.memory_used, reading.memory_total
     if known(used) and known(total):
         return _share(used / total, f"{format_memory(used)} of {format_memory(total)}", bars)
-    return Text("?")
+    return "?"
 
 
 def _power(reading: Reading) -> str:
@@ -121,13 +122,13 @@ def _power(reading: Reading) -> str:
     return f"{reading.power:.0f} W" + (f" of {reading.power_limit:.0f}" if known(reading.power_limit) else "")
 
 
-def _who(reading: Reading, kept: str) -> Text:
+def _who(reading: Reading, kept: str) -> str:
     if not known(reading.processes):
-        return Text(f"? {reading.processes.reason}", style="dim")
+        return Styled((f"? {reading.processes.reason}", "dim"))
     amounts = [f" {format_memory(p.memory)}" if known(p.memory) else "" for p in reading.processes]
     who = ", ".join(describe(p) + amount for p, amount in zip(reading.processes, amounts, strict=True)) or "nobody"
-    return Text(f"{who}; {kept}" if kept else who)
+    return f"{who}; {kept}" if kept else who
 
 
-def _share(share: float, caption: str, bars: bool) -> Text:
-    return bar(share, caption) if bars else Text(caption)
+def _share(share: float, caption: str, bars: bool) -> str:
+    return bar(share, caption) if bars else caption

@@ -13,7 +13,7 @@ from stoker.queue.explanation import Surroundings, Why, gpu_names, spoken
 from stoker.queue.fields import State
 from stoker.queue.model import Job
 from stoker.status.job_columns import JobRow, columns_of
-from stoker.status.job_text import command_text
+from stoker.status.job_text import command_text, slurm_text
 from stoker.units import format_duration, format_memory
 
 if TYPE_CHECKING:
@@ -33,20 +33,19 @@ def rows_of(jobs: Sequence[Job], reasons: Sequence[Why], around: Surroundings) -
         attempt = around.running.get(job.id) if job.state == "running" else None
         worker = next((known for known in around.workers if attempt and known.id == attempt.worker), None)
         gpus = () if attempt is None else gpu_names(attempt.gpus, worker) or ("-",)
-        rows.append(JobRow(job=job, now=around.now, why=reason, host=worker.host if worker else "", gpus=gpus))
+        where, host = attempt.where if attempt is not None else "", worker.host if worker else ""
+        rows.append(JobRow(job=job, now=around.now, why=reason, host=host, gpus=gpus, where=where))
     return rows
 
 
 def print_jobs(rows: Sequence[JobRow]) -> None:
-    from rich.text import Text
-
-    from stoker.cli.tables.table import Column, print_table
+    from stoker.cli.tables.table import Column, Styled, print_table
 
     shown = columns_of("table")
     columns = [Column(one.title, one.justify, one.gives, one.least, one.left_out) for one in shown]
     cells = [
         [
-            Text(column.text(row), style=_COLOURS.get(row.job.state, "") if column.key == "state" else "")
+            Styled((column.text(row), _COLOURS.get(row.job.state, ""))) if column.key == "state" else column.text(row)
             for column in shown
         ]
         for row in rows
@@ -55,8 +54,14 @@ def print_jobs(rows: Sequence[JobRow]) -> None:
 
 
 def summed_up(counts: Mapping[State, int], around: Surroundings) -> str:
-    """`2 running, 14 queued, 120 succeeded; 1 worker, on gpu-box`, and what keeps jobs from starting."""
-    states = ", ".join(f"{counts[state]:,} {state}" for state in ORDER if counts.get(state)) or "no jobs"
+    """`2 running, 14 queued, 120 succeeded; 1 worker, on gpu-box`, and what keeps jobs from starting.
+
+    Jobs that wait in the queue of a cluster are counted as pending.
+    """
+    pending = sum(attempt.pending for attempt in around.running.values())
+    shown: dict[str, int] = {"running": max(0, counts.get("running", 0) - pending), "pending": pending}
+    shown |= {state: counts.get(state, 0) for state in ORDER if state != "running"}
+    states = ", ".join(f"{count:,} {state}" for state, count in shown.items() if count) or "no jobs"
     paused = "; the queue is paused: `stoker resume` starts jobs again" if around.paused else ""
     return f"{states}; {_workers(around)}{paused}"
 
@@ -114,7 +119,7 @@ def _state(detail: "JobDetail") -> dict[str, str]:
     submitted += [f"from {job.origin}"] if job.origin else []
     return {
         "submitted": ", ".join(submitted),
-        "state": job.state,
+        "state": job.shown_state,
         "why": detail.why.reason,
         "fit": fit_words(detail.last.details.fit) if detail.last else "",
         "link": job.link,
@@ -130,6 +135,10 @@ def _request(job: Job) -> dict[str, str]:
         "tags": ", ".join(job.tags),
         "then": ", then ".join(masked_actions(job.then)),
         "gpus": _gpus(job),
+        "machines": "" if job.nodes == 1 else str(job.nodes),
+        "cpus": "" if job.cpus is None else str(job.cpus),
+        "ram": "" if job.ram is None else format_memory(job.ram),
+        "slurm": slurm_text(job),
         "batch size": "" if job.batch_size is None else str(job.batch_size),
         "priority": str(job.priority) if job.priority else "",
         "after": ", ".join([*job.after, *(f"{name} (however it ends)" for name in job.after_any)]),
@@ -138,6 +147,7 @@ def _request(job: Job) -> dict[str, str]:
         "rules": ", ".join(f"{name} {value}" for name, value in job.policy.items()),
         "when lost": "held" if job.on_loss == "hold" else "",
         "commit": _commit(job),
+        "snapshot": _snapshot(job),
     }
 
 
@@ -145,8 +155,10 @@ def _gpus(job: Job) -> str:
     if not job.gpus:
         return "none"
     memory = "" if job.memory is None else f" with {format_memory(job.memory)} each"
+    memory += "" if job.nodes == 1 else " on each machine"
+    model = [] if job.gpu_model is None else [" or ".join(job.gpu_model.split("|"))]
     also = [what for what, holds in (("may share them", job.share), ("preemptible", job.preemptible)) if holds]
-    return ", ".join([f"{job.gpus}{memory}", *also])
+    return ", ".join([f"{job.gpus}{memory}", *model, *also])
 
 
 def _retries(job: Job) -> str:
@@ -159,7 +171,15 @@ def _commit(job: Job) -> str:
     if job.commit is None:
         return ""
     tree = ", with uncommitted changes" if job.dirty else ""
-    return f"{job.commit}{tree}" + (", run from a snapshot" if job.pin else "")
+    return f"{job.commit}{tree}" + (", run from a worktree" if job.pin else "")
+
+
+def _snapshot(job: Job) -> str:
+    if job.code is None:
+        return ""
+    differs = f" (`stoker diff {job.id}`)" if job.code.changes else ""
+    unused = "" if job.snapshot else "; it is not used"
+    return f"{job.code.digest[:12]}: {job.code.extent}{differs}{unused}"
 
 
 def _attempt_words(one: "AttemptDetail", now: float) -> str:
@@ -167,15 +187,21 @@ def _attempt_words(one: "AttemptDetail", now: float) -> str:
     attempt = one.attempt
     gpus = f" GPU {','.join(one.gpus)}" if one.gpus else ""
     until = attempt.ended if attempt.ended is not None else now
-    facts = [
-        f"started {_clock(attempt.started)}",
-        f"{'lasted' if attempt.ended is not None else 'for'} {format_duration(max(0, round(until - attempt.started)))}",
-        attempt.outcome or "running",
-    ]
+    lasted = format_duration(max(0, round(until - attempt.started)))
+    if attempt.pending:
+        since = f"pending since {_clock(attempt.started)}"
+        facts = [since] if attempt.outcome is None else ["never began", attempt.outcome]
+    else:
+        facts = [
+            f"started {_clock(attempt.started)}",
+            f"{'lasted' if attempt.ended is not None else 'for'} {lasted}",
+            attempt.outcome or "running",
+        ]
     if attempt.exit_code is not None:
         facts.append(f"exit code {attempt.exit_code}")
     because = f": {attempt.reason}" if attempt.reason else ""
-    return f"  {attempt.number}  on {one.host}{gpus}, {', '.join(facts)}{because}"
+    where = f"{attempt.where}, from {one.host}" if attempt.where else f"on {one.host}{gpus}"
+    return f"  {attempt.number}  {where}, {', '.join(facts)}{because}"
 
 
 def _indented(value: Any) -> str:

@@ -1,18 +1,44 @@
-"""Tables: fitted to the width of a terminal, or plain text of any width."""
+"""Tables: fitted to the width of a terminal, or plain text of any width.
 
-from collections.abc import Iterable, Sequence
-from typing import Final, Literal, NamedTuple
+Nothing here imports rich's console before something is printed on a terminal: it is half of what a short command loads.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
 
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console
-from rich.text import Text
 
-# A file or pipe has no width: nothing is cut there.
-_PLAIN_WIDTH: Final = 200
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
 _GAP: Final = 2
 _BAR: Final = 10
 
-CellText = Text | str
+
+class Styled(str):
+    """Text with colours. As a string it is without them."""
+
+    pieces: tuple[tuple[str, str], ...]
+    """Text and style of each part, for `rich.text.Text.assemble`."""
+
+    def __new__(cls, *pieces: tuple[str, str]) -> Self:
+        made = super().__new__(cls, "".join(text for text, _style in pieces))
+        made.pieces = pieces
+        return made
+
+
+def pieces_of(text: str) -> tuple[tuple[str, str], ...]:
+    return text.pieces if isinstance(text, Styled) else ((text, ""),)
+
+
+def rich_text(text: str) -> "Text":
+    """For rich's console."""
+    from rich.text import Text
+
+    return Text.assemble(*pieces_of(text))
 
 
 class Column(NamedTuple):
@@ -29,61 +55,76 @@ class Column(NamedTuple):
     """Without room, the column with the highest number is left out first; 0 never is."""
 
 
-def console() -> Console:
+def terminal() -> "Console | None":
+    """The terminal that standard output goes to; None for a file or a pipe."""
+    # By these variables rich takes a pipe for a terminal.
+    if not sys.stdout.isatty() and not any(os.environ.get(name) for name in ("FORCE_COLOR", "TTY_COMPATIBLE")):
+        return None
+    from rich.console import Console
+
     found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+    return found if found.is_terminal else None
 
 
-def print_table(columns: Sequence[Column], rows: Sequence[Sequence[CellText]]) -> None:
-    screen = console()
-    print_lines(screen, table_lines(columns, rows, width_of(screen)))
+def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    screen = terminal()
+    print_lines(screen, table_lines(columns, rows, None if screen is None else screen.width))
 
 
-def print_lines(screen: Console, lines: Iterable[Text]) -> None:
+def print_lines(screen: "Console | None", lines: Iterable[str]) -> None:
     """Prints lines as they are; a terminal that is too narrow wraps them."""
-    if not screen.is_terminal:
-        screen.file.writelines(f"{line.plain}\n" for line in lines)
+    if screen is None:
+        sys.stdout.writelines(f"{line}\n" for line in lines)
         return
     for line in lines:
-        screen.print(line, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
+        screen.print(rich_text(line), no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
 
 
-def width_of(screen: Console) -> int | None:
-    """The width of a table; None without a limit."""
-    return screen.width if screen.is_terminal else None
-
-
-def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[CellText]], width: int | None) -> list[Text]:
-    """The table with its heading; without a width each row is one whole line."""
+def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
+    """The table with its heading; without a width each row is one whole line, without colours."""
     cells, natural = _measured(columns, rows)
-    shown = list(range(len(columns)))
-    if width is not None:
-        shown = _kept(columns, natural, width)
-        natural = _narrowed(columns, natural, shown, width)
-    heading = [Text(column.name, style="dim") for column in columns]
-    return [line for row in (heading, *cells) for line in _lines(columns, row, natural, shown)]
+    heading: list[str] = [Styled((column.name, "dim")) for column in columns]
+    if width is None:
+        for row in (heading, *cells):
+            yield (" " * _GAP).join(map(_padded, row, natural, columns)).rstrip()
+        return
+    shown = _kept(columns, natural, width)
+    widths = _narrowed(columns, natural, shown, width)
+    for row in (heading, *cells):
+        yield from _lines(columns, row, widths, shown)
 
 
-def fits(columns: Sequence[Column], rows: Sequence[Sequence[CellText]], width: int | None) -> bool:
+def fits(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> bool:
     """Whether all columns fit, the flexible ones at their narrowest."""
-    return width is None or _needed(columns, _measured(columns, rows)[1], range(len(columns))) <= width
+    return _needed(columns, _measured(columns, rows)[1], range(len(columns))) <= width
 
 
-def _measured(columns: Sequence[Column], rows: Sequence[Sequence[CellText]]) -> tuple[list[list[Text]], list[int]]:
+def _measured(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> tuple[list[list[str]], list[int]]:
     """The cells, and the width of each column without a limit."""
-    cells = [[_on_one_line(cell) for cell in row] for row in rows]
-    natural = [
-        max([cell_len(column.name), *(row[place].cell_len for row in cells)]) for place, column in enumerate(columns)
-    ]
+    cells = [[cell if cell.isprintable() else _on_one_line(cell) for cell in row] for row in rows]
+    natural = [_width(column.name) for column in columns]
+    for place, of_column in enumerate(zip(*cells, strict=True)):
+        natural[place] = max(natural[place], *map(_width, of_column))
     return cells, natural
 
 
-def _on_one_line(cell: CellText) -> Text:
+def _width(text: str) -> int:
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def _padded(text: str, width: int, column: Column) -> str:
+    blanks = " " * (width - _width(text))
+    return blanks + text if column.justify == "right" else text + blanks
+
+
+def _on_one_line(cell: str) -> str:
     """Without line breaks and control characters."""
-    text = cell if isinstance(cell, Text) else Text(cell)
-    if text.plain.isprintable():
-        return text
-    return Text("".join(letter if letter.isprintable() else " " for letter in text.plain), style=text.style)
+    return Styled(
+        *(
+            ("".join(letter if letter.isprintable() else " " for letter in text), style)
+            for text, style in pieces_of(cell)
+        )
+    )
 
 
 def _needed(columns: Sequence[Column], natural: Sequence[int], shown: Sequence[int]) -> int:
@@ -119,37 +160,48 @@ def _narrowed(columns: Sequence[Column], natural: Sequence[int], shown: Sequence
     return widths
 
 
-def _lines(columns: Sequence[Column], row: Sequence[Text], widths: Sequence[int], shown: Sequence[int]) -> list[Text]:
+def _lines(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int], shown: Sequence[int]) -> list[str]:
     parts = [_fitted(columns[place], row[place], widths[place]) for place in shown]
-    lines = []
+    lines: list[str] = []
     for number in range(max(map(len, parts), default=0)):
-        line = Text()
+        pieces: list[tuple[str, str]] = []
         for place, part in zip(shown, parts, strict=True):
-            piece = part[number].copy() if number < len(part) else Text()
-            piece.align(columns[place].justify, widths[place])
-            line.append_text(piece).append(" " * _GAP)
-        line.rstrip()
-        lines.append(line)
+            cell = part[number] if number < len(part) else ""
+            blanks = " " * (widths[place] - _width(cell))
+            before, after = (blanks, "") if columns[place].justify == "right" else ("", blanks)
+            pieces += [(before, ""), *pieces_of(cell), (after + " " * _GAP, "")]
+        while pieces and not pieces[-1][0].strip():
+            pieces.pop()
+        if pieces:
+            text, style = pieces[-1]
+            pieces[-1] = text.rstrip(), style
+        lines.append(Styled(*pieces))
     return lines
 
 
-def _fitted(column: Column, cell: Text, width: int) -> list[Text]:
-    if cell.cell_len <= width:
+def _fitted(column: Column, cell: str, width: int) -> list[str]:
+    if _width(cell) <= width:
         return [cell]
     if column.gives == "wrap":
-        return list(cell.wrap(Console(width=width), width))
+        return _wrapped(cell, width)
+    style = pieces_of(cell)[0][1]
     if column.gives == "middle":
-        return [Text(cut_in_the_middle(cell.plain, width), style=cell.style)]
-    piece = cell.copy()
-    piece.truncate(width, overflow="ellipsis")
-    return [piece]
+        return [Styled((cut_in_the_middle(cell, width), style))]
+    return [Styled((set_cell_size(cell, width - 1) + "…", style))]
 
 
-def bar(fraction: float, caption: str) -> Text:
+def _wrapped(cell: str, width: int) -> list[str]:
+    from rich.console import Console
+
+    style = pieces_of(cell)[0][1]
+    return [Styled((line.plain.rstrip(), style)) for line in rich_text(cell).wrap(Console(width=width), width)]
+
+
+def bar(fraction: float, caption: str) -> Styled:
     """`████······  40%`."""
     # Any activity is visible.
     full = max(min(round(fraction * _BAR), _BAR), 1 if fraction > 0 else 0)
-    return Text.assemble(("█" * full, "cyan"), ("·" * (_BAR - full), "dim"), f" {caption}")
+    return Styled(("█" * full, "cyan"), ("·" * (_BAR - full), "dim"), (f" {caption}", ""))
 
 
 def cut_in_the_middle(text: str, width: int) -> str:

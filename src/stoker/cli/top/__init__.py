@@ -14,7 +14,7 @@ from stoker.errors import BadInputError
 @queue_option
 def top_command(once: bool, as_json: bool, queue_url: str | None) -> int:
     """Watch GPUs and jobs live, and act on them: ? shows the keys, q quits."""
-    from stoker.cli.tables.table import console, print_lines, width_of
+    from stoker.cli.tables import table
     from stoker.cli.top.screen import UNCUT, whole
     from stoker.cli.top.session import TopSession
     from stoker.cli.top.terminal import TopTerminal
@@ -32,8 +32,13 @@ def top_command(once: bool, as_json: bool, queue_url: str | None) -> int:
             print_json(masked(to_builtins(SnapshotBuilder(home).observe(store))))
             return 0
         if once:
-            screen = console()
-            print_lines(screen, whole(SnapshotBuilder(home).observe(store), width_of(screen) or UNCUT))
+            screen = table.terminal()
+            width = UNCUT if screen is None else screen.width
+            lines = whole(SnapshotBuilder(home).observe(store), width)
+            if screen is None:
+                table.print_lines(None, (line.plain for line in lines))
+            else:
+                screen.print(*lines, sep="\n", no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
             return 0
         with TopTerminal() as terminal:
             return TopSession(store, home, terminal, queue_url_of(queue_url)).run()

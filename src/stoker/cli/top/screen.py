@@ -7,12 +7,13 @@ import msgspec
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from stoker.cli.tables.table import bar
+from stoker.cli.tables.table import bar, rich_text
 from stoker.queue.explanation import spoken
 from stoker.queue.fields import State
-from stoker.queue.model import GpuUse, WorkerGpu
+from stoker.queue.model import ClusterNode, GpuUse, Job, WorkerGpu
 from stoker.status.job_columns import JobRow, columns_of
 from stoker.status.job_text import job_label, one_line
+from stoker.status.machines import cluster_gpus
 from stoker.status.model import EndedJob, Level, Machine, Progress, RunningJob, Snapshot, WaitingJob
 from stoker.units import clock_time, format_duration, format_memory, format_percent
 
@@ -164,7 +165,36 @@ def _machines(snapshot: Snapshot, width: int, room: int) -> list[Text]:
 
 def _machine(machine: Machine, now: float, width: int) -> list[Text]:
     head = Text.assemble((one_line(machine.host), "bold"), *_condition(machine, now))
+    if machine.cluster:
+        return [cut(_cluster(head, machine), width), *(_node(node, width) for node in machine.nodes)]
     return [cut(head, width), *(_gpu(gpu, now, width) for gpu in machine.gpus)]
+
+
+def _cluster(head: Text, machine: Machine) -> Text:
+    head.append(f"  cluster {one_line(machine.cluster)}")
+    if machine.nodes:
+        head.append(f"  {len(machine.nodes)} nodes, {cluster_gpus(machine.nodes)}", "dim")
+    return head
+
+
+def _node(node: ClusterNode, width: int) -> Text:
+    others = max(0, node.gpus_allocated - node.own)
+    used = f"{node.gpus_free} of {node.gpus} free" if node.gpus else f"{node.cpus - node.cpus_allocated} CPUs free"
+    text = Text.assemble(
+        f"  {_column(node.name, 12 if width < 100 else 20, width)} ",
+        ("#" * node.own, "green"),
+        ("#" * others, "magenta"),
+        ("-" * node.gpus_free, "yellow"),
+        ("x" * node.gpus_down, "red"),
+        f"{' ' * max(0, 8 - node.gpus)} {_column(used, 13, UNCUT)} ",
+        (_column(",".join(node.partitions), 16, width), "dim"),
+    )
+    if not node.available:
+        text.append(f" {one_line(node.state)}", "red")
+        text.append(f": {one_line(node.reason)}" if node.reason else "", "dim")
+    if node.jobs:
+        text.append(f" {' '.join(node.jobs)}", "green")
+    return cut(text, width)
 
 
 def _condition(machine: Machine, now: float) -> list[tuple[str, str]]:
@@ -204,11 +234,14 @@ def _gpu(gpu: WorkerGpu, now: float, width: int) -> Text:
 
 def _utilization(gpu: WorkerGpu, width: int) -> Text:
     caption = "?" if gpu.utilization is None else format_percent(gpu.utilization)
-    return bar(gpu.utilization or 0.0, f"{caption:>4}") if _ROOM_FOR_BARS <= width < UNCUT else Text(f"{caption:>4}")
+    shown = f"{caption:>4}"
+    return rich_text(bar(gpu.utilization or 0.0, shown)) if _ROOM_FOR_BARS <= width < UNCUT else Text(shown)
 
 
 def _in_short(machine: Machine, now: float, width: int) -> Text:
     text = Text.assemble((_column(machine.host, 14, width), "bold"), *_condition(machine, now))
+    if machine.cluster:
+        return cut(_cluster(text, machine), width)
     for gpu in machine.gpus:
         shown = "?" if gpu.utilization is None or gpu.state == "unknown" else format_percent(gpu.utilization)
         text.append(f"  {gpu.index} ", "dim")
@@ -220,8 +253,10 @@ def _jobs(snapshot: Snapshot, view: TopView, width: int, room: int) -> list[Text
     running, waiting, ended = chosen(snapshot, view)
     counts = snapshot.counts
     queued = counts.get("queued", 0) + counts.get("held", 0)
+    pending = [one for one in running if one.job.is_pending]
     sections: list[tuple[str, int, Sequence[AnyJob]]] = [
-        ("running", counts.get("running", 0), running),
+        ("running", snapshot.begun, running[: len(running) - len(pending)]),
+        *([("pending", snapshot.pending, pending)] if pending else []),
         ("waiting", queued, waiting),
         ("ended", sum(counts.get(state, 0) for state in ("succeeded", "failed", "cancelled")), ended),
     ]
@@ -257,12 +292,16 @@ def _row(one: AnyJob, now: float, view: TopView, width: int) -> Text:
     mark, style = ("> ", "reverse") if one.job.id == view.selected else ("  ", "")
     text = Text.assemble((f"{mark}{one.job.id} {name} ", style))
     match one:
+        case RunningJob() if one.job.is_pending:
+            text.append(_column(_wanted(one.job), 9, UNCUT), "dim")
+            text.append(f" pending  {one_line(one.why.word)}".rstrip(), "cyan")
+            text.append(f"  {one_line(one.why.reason)}", "dim")
         case RunningJob():
             text.append(_where(one, 12 if width < 100 else 20, width))
             text.append(f" {_lasted(one.job.started, now):>6} ")
             text.append_text(_activity(one, now, width))
         case WaitingJob():
-            text.append(_column(_wanted(one), 9, UNCUT), "dim")
+            text.append(_column(_wanted(one.job), 9, UNCUT), "dim")
             text.append(f" {'held' if one.job.state == 'held' else 'queued'}", _STATES.get(one.job.state, ""))
             text.append(f"  {one_line(one.why.word or one.why.reason)}", "dim")
         case EndedJob():
@@ -293,15 +332,15 @@ def _activity(one: RunningJob, now: float, width: int) -> Text:
 
 def progress_bar(progress: Progress, *, bars: bool = True) -> Text:
     percent = "" if progress.fraction is None else format_percent(progress.fraction)
-    shown = bar(progress.fraction or 0.0, f"{percent:>4}") if bars else Text(f"{percent:>4}")
+    shown = rich_text(bar(progress.fraction or 0.0, f"{percent:>4}") if bars else f"{percent:>4}")
     return Text.assemble(shown, (f" {one_line(progress.text)}", "dim"))
 
 
-def _wanted(one: WaitingJob) -> str:
-    if not one.job.gpus:
+def _wanted(job: Job) -> str:
+    if not job.gpus:
         return "no GPU"
-    gpus = "1 GPU" if one.job.gpus == 1 else f"{one.job.gpus} GPUs"
-    return gpus if one.job.memory is None else f"{one.job.gpus}x{format_memory(one.job.memory).replace(' ', '')}"
+    gpus = "1 GPU" if job.gpus == 1 else f"{job.gpus} GPUs"
+    return gpus if job.memory is None else f"{job.gpus}x{format_memory(job.memory).replace(' ', '')}"
 
 
 def _lasted(since: float | None, now: float) -> str:
@@ -310,6 +349,10 @@ def _lasted(since: float | None, now: float) -> str:
 
 def _where(one: RunningJob, width: int, of: int) -> str:
     """The machine and its GPUs: a long host name is cut, the numbers are not."""
+    if one.where:
+        # Its end names the nodes.
+        shown = one_line(one.where)
+        return _column(shown if len(shown) <= width or of >= UNCUT else f"…{shown[1 - width :]}", width, of)
     gpus = f":{','.join(one.gpus) or '-'}"
     host = _column(one.host, max(4, width - len(gpus)), of).rstrip()
     return _column(f"{host}{gpus}", width, UNCUT)

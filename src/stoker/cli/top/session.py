@@ -321,8 +321,8 @@ def _about(detail: JobDetail) -> list[Text]:
 
 def _attempt(one: AttemptDetail, now: float) -> Text:
     attempt = one.attempt
-    gpus = ",".join(one.gpus) or "no GPU"
-    outcome = attempt.outcome or "running"
+    gpus = one_line(attempt.where) or ",".join(one.gpus) or "no GPU"
+    outcome = attempt.outcome or ("pending" if attempt.pending else "running")
     lasted = spoken((attempt.ended if attempt.ended is not None else now) - attempt.started)
     because = f": {one_line(attempt.reason)}" if attempt.reason else ""
     return Text.assemble(

@@ -74,7 +74,7 @@ def doctor_command(
 ) -> int:
     """Check what Stoker can see on this machine, and say what weakens its judgement."""
     with contextlib.ExitStack() as goodbye:
-        prober = open_prober(source, deadline, start=forked)
+        prober = open_prober(source, deadline, start=forked, sharing="no")
         goodbye.callback(prober.leave)
         try:
             prober.look()

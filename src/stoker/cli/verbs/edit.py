@@ -90,12 +90,11 @@ def _edited(
     store: "Store", jobs: list["Job"], changes: Mapping[str, Mapping[str, object]], request: Request
 ) -> ChangeReport:
     """All at once: an error in one leaves all as they are."""
+    from stoker.engines.admission import check_edits
     from stoker.queue.jobs import check_changes
 
     wanted = {job.id: changes[job.id] for job in jobs if changes.get(job.id)}
-    for job in jobs:
-        if job.id in wanted:
-            check_changes(job, wanted[job.id])
+    check_edits(store, [(job, check_changes(job, wanted[job.id])) for job in jobs if job.id in wanted])
     done = set(wanted if request.dry_run else store.jobs.edit_many(wanted))
     fields = {name: ", ".join(changed).replace("_", " ") for name, changed in wanted.items()}
     edited = [Changed(job.id, job.name, f"edited ({fields[job.id]})") for job in jobs if job.id in done]
@@ -112,6 +111,9 @@ def _changes(store: "Store", job: "Job", given: Mapping[str, Any]) -> dict[str, 
     wanted: dict[str, object] = {name: given[name] for name in FIELDS if name in given}
     for name in wanted.keys() & {"after", "after_any"}:
         wanted[name] = store.jobs.ids_of(given[name])
+    for name in (name for name in wanted if FIELDS[name].parts):
+        merged = {**FIELDS[name].value(job), **given[name]}
+        wanted[name] = {key: value for key, value in merged.items() if value is not None}
     if "directory" in wanted:
         wanted["directory"] = working_directory(given["directory"])
     if given.keys() & {"variables", "unset"}:

@@ -31,7 +31,7 @@ def fill_command(
         return None
     from stoker.fill.config_files import hints
 
-    with open_prober(source, deadline) as prober:
+    with open_prober(source, deadline, sharing="start") as prober:
         config = _checked(file, prober)
         for hint in hints(config):
             note(hint)

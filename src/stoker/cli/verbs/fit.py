@@ -35,7 +35,7 @@ def _use_preset(context: click.Context, _parameter: click.Parameter, name: str |
     if name is None:
         return None
     preset = find_preset(name, load_settings().fit)
-    context.default_map = option_defaults(f"fit.{name}", preset, context.command, excluded=_NOT_IN_PRESETS)
+    context.default_map = option_defaults(f"fit.{name}", preset, context.command.params, excluded=_NOT_IN_PRESETS)
     return name
 
 

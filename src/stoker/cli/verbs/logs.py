@@ -4,7 +4,7 @@ import shutil
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
@@ -12,9 +12,18 @@ from stoker.cli.options.queue import SLOW_POLL, Listener, opened, patiently, que
 from stoker.cli.options.selection import JobName
 from stoker.cli.output import json_option, note, print_json
 from stoker.errors import BadInputError
-from stoker.logs.reader import LastLines, LogUpdate, attempt_directory, has_log, last_lines, stored_lines
+from stoker.logs.reader import (
+    LastLines,
+    LogUpdate,
+    attempt_directory,
+    has_log,
+    last_lines,
+    node_names,
+    stored_lines,
+)
 from stoker.paths import state_home
 from stoker.status.log_follower import LogFollower, RunQuery, queries_on
+from stoker.units import list_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,23 +41,36 @@ _POLL_JOB: Final = 0.3
 @click.option(
     "--attempt", "number", type=click.IntRange(min=1), metavar="N", help="The log of this attempt [the last]."
 )
+@click.option(
+    "--node",
+    metavar="NODE",
+    help="Of a job over several nodes: the log of this one, by its rank or name, or all of them [0].",
+)
 @json_option("Print one JSON object; with -f, one per line.")
 @queue_option
 def logs_command(
-    job: str, follow: bool, lines: int | None, number: int | None, as_json: bool, queue_url: str | None
+    job: str,
+    follow: bool,
+    lines: int | None,
+    number: int | None,
+    node: str | None,
+    as_json: bool,
+    queue_url: str | None,
 ) -> int:
     """Show what JOB printed. JOB is an id, the beginning of an id, or a name.
 
-    The whole log, also from another machine while its worker is alive; otherwise its end, which the queue keeps.
+    The whole log, also from another machine while its worker is alive; otherwise its end, which the queue keeps. Of a
+    job over several nodes, that of the first; with `--node all`, each line begins with the name of its node.
     """
     _remove_copies_on_signals()
     with opened(queue_url) as store:
         found = store.jobs.get(job)
         attempt = _attempt(store, found, number)
+        nodes = _nodes(found, attempt, node)
         if follow:
             with Listener(store) as listener:
                 screen = JsonScreen(found.id) if as_json else _screen()
-                follower = JobFollower(store, listener, screen, lines)
+                follower = JobFollower(store, listener, screen, lines, nodes)
                 if number is not None and attempt is not None:
                     follower.follow_attempt(attempt)
                 else:
@@ -58,7 +80,7 @@ def logs_command(
             if as_json:
                 print_json({"job": found.id, "attempt": None, "whole": True, "text": ""})
         else:
-            _print(store, attempt, lines, as_json)
+            _print(store, attempt, nodes, lines, as_json)
     return 0
 
 
@@ -81,14 +103,55 @@ def _attempt(store: "Store", job: "Job", number: int | None) -> "Attempt | None"
     return chosen
 
 
+class _Nodes(NamedTuple):
+    """Whose logs are shown."""
+
+    ranks: tuple[int, ...] = (0,)
+    named: bool = False
+    """Whether each line begins with the name of its node."""
+    chosen: bool = False
+    """Whether the user asked for a node."""
+
+    def prefix(self, attempt: "Attempt", rank: int) -> bytes:
+        if not self.named:
+            return b""
+        names = node_names(attempt_directory(state_home(), attempt))
+        return f"{names[rank] if rank < len(names) else f'node {rank}'}: ".encode()
+
+
+_FIRST_NODE: Final = _Nodes()
+
+
+def _nodes(job: "Job", attempt: "Attempt | None", asked: str | None) -> _Nodes:
+    if asked is None:
+        return _FIRST_NODE
+    directory = None if attempt is None else attempt_directory(state_home(), attempt)
+    names = () if directory is None else node_names(directory)
+    if asked == "all":
+        ranks = tuple(range(job.nodes))
+    elif asked in names:
+        ranks = (names.index(asked),)
+    elif asked.isascii() and asked.isdigit() and int(asked) < job.nodes:
+        ranks = (int(asked),)
+    else:
+        there = [f"{rank} ({name})" for rank, name in enumerate(names)] or [str(rank) for rank in range(job.nodes)]
+        raise BadInputError(f"job {job.id} has no node {asked!r}: choose {list_all(there)}, or all")
+    if max(ranks) and directory is not None and attempt is not None and not directory.is_dir():
+        raise BadInputError(
+            f"the queue has only the log of the first node of job {job.id}: read those of others where STOKER_HOME is "
+            "that of its worker"
+        )
+    return _Nodes(ranks, asked == "all" and job.nodes > 1, chosen=True)
+
+
 # Screens
 
 
 class PipeScreen:
     """Shows a log in whole lines, as they were printed."""
 
-    def begin(self, attempt: int) -> None:
-        """What follows is of this attempt."""
+    def begin(self, attempt: int, node: int | None = None) -> None:
+        """What follows is of this attempt, and of this node if somebody asked for it."""
 
     def show(self, update: LogUpdate) -> None:
         if update.finished:
@@ -141,15 +204,18 @@ class JsonScreen(PipeScreen):
     def __init__(self, job: str) -> None:
         self._job = job
         self._attempt = 0
+        self._node: int | None = None
 
-    def begin(self, attempt: int) -> None:
-        self._attempt = attempt
+    def begin(self, attempt: int, node: int | None = None) -> None:
+        self._attempt, self._node = attempt, node
 
     def show(self, update: LogUpdate) -> None:
         import msgspec
 
         for line in update.finished.split(b"\n")[:-1]:
             shown = {"job": self._job, "attempt": self._attempt, "line": line.decode(errors="replace")}
+            if self._node is not None:
+                shown["node"] = self._node
             sys.stdout.write(msgspec.json.encode(shown).decode() + "\n")
         if update.finished:
             sys.stdout.flush()
@@ -162,31 +228,39 @@ def _screen() -> PipeScreen:
 # What there is now
 
 
-def _print(store: "Store", attempt: "Attempt", lines: int | None, as_json: bool) -> None:
+def _print(store: "Store", attempt: "Attempt", nodes: _Nodes, lines: int | None, as_json: bool) -> None:
     collected: list[bytes] = []
-    screen, unfinished, is_whole = _screen(), b"", True
-    for update, is_tail in _updates(store, attempt, lines):
-        if is_tail and is_whole:
-            _note_tail(store, attempt)
-            is_whole = False
-        unfinished = update.unfinished
+    screen, is_whole = _screen(), True
+    for rank in nodes.ranks:
+        prefix, unfinished = nodes.prefix(attempt, rank), b""
+        for update, is_tail in _updates(store, attempt, rank, lines):
+            if is_tail and is_whole:
+                _note_tail(store, attempt)
+                is_whole = False
+            unfinished = update.unfinished
+            if as_json:
+                collected.append(_prefixed(update.finished, prefix))
+            else:
+                screen.show(LogUpdate(_prefixed(update.finished, prefix), b""))
         if as_json:
-            collected.append(update.finished)
+            collected.append(_prefixed(unfinished, prefix))
         else:
-            screen.show(LogUpdate(update.finished, b""))
+            screen.show(_ended(LogUpdate(b"", _prefixed(unfinished, prefix))))
     if as_json:
-        text = b"".join([*collected, unfinished]).decode(errors="replace")
-        whole = is_whole and lines is None
-        print_json({"job": attempt.job, "attempt": attempt.number, "whole": whole, "text": text})
-    else:
-        screen.show(_ended(LogUpdate(b"", unfinished)))
+        text = b"".join(collected).decode(errors="replace")
+        shown = {"job": attempt.job, "attempt": attempt.number, "whole": is_whole and lines is None, "text": text}
+        print_json(shown | ({"node": nodes.ranks[0]} if nodes.chosen and not nodes.named else {}))
 
 
-def _updates(store: "Store", attempt: "Attempt", lines: int | None) -> "Iterator[tuple[LogUpdate, bool]]":
-    """What there is now, in steps, and whether it is only the tail."""
+def _prefixed(lines: bytes, prefix: bytes) -> bytes:
+    return b"".join(prefix + line for line in lines.splitlines(keepends=True)) if prefix else lines
+
+
+def _updates(store: "Store", attempt: "Attempt", node: int, lines: int | None) -> "Iterator[tuple[LogUpdate, bool]]":
+    """What there is now of a node's log, in steps, and whether it is only the tail."""
     from stoker.queue.logs import LAST_WITHIN
 
-    if has_log(attempt_directory(state_home(), attempt)):
+    if has_log(attempt_directory(state_home(), attempt)) or node:
         store.logs.wait(attempt.id)
     elif lines is not None and attempt.ended is not None and store.clock() - attempt.ended >= LAST_WITHIN:
         # The tail may have enough lines: then nothing need be streamed.
@@ -194,7 +268,8 @@ def _updates(store: "Store", attempt: "Attempt", lines: int | None) -> "Iterator
         if stored is not None:
             yield stored, False
             return
-    follower, run = LogFollower(attempt, state_home(), continuous=True, complete=True), queries_on(store)
+    follower = LogFollower(attempt, state_home(), continuous=True, complete=True, node=node)
+    run = queries_on(store)
     try:
         while True:
             update = follower.read(run)
@@ -235,13 +310,16 @@ def _note_tail(store: "Store", attempt: "Attempt") -> None:
 class JobFollower:
     """Shows the log of a job as it comes, through its retries."""
 
-    def __init__(self, store: "Store", listener: Listener, screen: PipeScreen, lines: int | None) -> None:
+    def __init__(
+        self, store: "Store", listener: Listener, screen: PipeScreen, lines: int | None, nodes: _Nodes = _FIRST_NODE
+    ) -> None:
         """`lines`: how many of the first attempt's lines to begin with; None for all."""
         self._store = store
         self._run_query = queries_on(store)
         self._listener = listener
         self._screen = screen
         self._lines = lines
+        self._nodes = nodes
         self._noted = ""
 
     def follow_job(self, job: "Job") -> None:
@@ -252,27 +330,43 @@ class JobFollower:
             number = attempt.number + 1
 
     def follow_attempt(self, attempt: "Attempt") -> None:
-        self._screen.begin(attempt.number)
         self._noted = ""
-        follower = LogFollower(attempt, state_home(), continuous=True)
+        followers = {rank: LogFollower(attempt, state_home(), continuous=True, node=rank) for rank in self._nodes.ranks}
+        counts: dict[int, int | None] = dict.fromkeys(followers, self._lines)
+        self._lines = None
+        complete: set[int] = set()
         is_tail_noted = False
         try:
             while True:
-                update = patiently(lambda: follower.read(self._run_query))
-                if self._lines is not None and any(update):
-                    update, self._lines = _last_of(follower, self._run_query, self._lines, update), None
-                if any(update) and follower.source == "tail" and not is_tail_noted:
-                    self._screen.pause()
-                    patiently(lambda: _note_tail(self._store, attempt))
-                    is_tail_noted = True
-                if follower.is_complete:
-                    self._screen.show(_ended(update))
+                for rank in [rank for rank in followers if rank not in complete]:
+                    follower = followers[rank]
+                    update = patiently(lambda: follower.read(self._run_query))  # noqa: B023 - called at once
+                    if (count := counts[rank]) is not None and any(update):
+                        update, counts[rank] = _last_of(follower, self._run_query, count, update), None
+                    if any(update) and follower.source == "tail" and not is_tail_noted:
+                        self._screen.pause()
+                        patiently(lambda: _note_tail(self._store, attempt))
+                        is_tail_noted = True
+                    if follower.is_complete:
+                        complete.add(rank)
+                        update = _ended(update)
+                    self._show(attempt, rank, update)
+                if len(complete) == len(followers):
                     return
-                self._screen.show(update)
-                self._listener.wait(follower.pause())
+                pauses = (follower.pause() for rank, follower in followers.items() if rank not in complete)
+                self._listener.wait(min(pauses))
         finally:
-            follower.close()
+            for follower in followers.values():
+                follower.close()
             self._screen.pause()
+
+    def _show(self, attempt: "Attempt", rank: int, update: LogUpdate) -> None:
+        prefix = self._nodes.prefix(attempt, rank)
+        self._screen.begin(attempt.number, rank if self._nodes.chosen else None)
+        if prefix:
+            # Of several unfinished lines none is the last.
+            update = LogUpdate(_prefixed(update.finished, prefix), b"")
+        self._screen.show(update)
 
     def _next_attempt(self, name: str, number: int) -> "Attempt | None":
         """The attempt with this number or a later one, once there is one; None when the job ended without."""

@@ -66,13 +66,7 @@ def _turn(paused: bool, name: str | None, dry_run: bool, as_json: bool, queue_ur
     with opened(queue_url) as store:
         place = store.place
         if name is not None:
-            for worker in _workers_named(store, name):
-                if worker.paused == paused:
-                    unchanged.append(Unchanged(worker.id, worker.host, already(paused)))
-                elif dry_run or store.workers.pause(worker.id, paused):
-                    changed.append(Changed(worker.id, worker.host, done))
-                else:
-                    unchanged.append(Unchanged(worker.id, worker.host, "it has just been deleted"))
+            changed, unchanged = pause_workers(store, workers_named(store, name), paused, dry_run)
         elif store.paused() == paused:
             unchanged.append(Unchanged("queue", place, already(paused)))
         else:
@@ -83,11 +77,27 @@ def _turn(paused: bool, name: str | None, dry_run: bool, as_json: bool, queue_ur
     return 0
 
 
+def pause_workers(
+    store: "Store", workers: "list[Worker]", paused: bool, dry_run: bool = False
+) -> tuple[list[Changed], list[Unchanged]]:
+    """Pauses or resumes these workers; what was done, and what was not."""
+    changed: list[Changed] = []
+    unchanged: list[Unchanged] = []
+    for worker in workers:
+        if worker.paused == paused:
+            unchanged.append(Unchanged(worker.id, worker.host, already(paused)))
+        elif dry_run or store.workers.pause(worker.id, paused):
+            changed.append(Changed(worker.id, worker.host, "paused" if paused else "resumed"))
+        else:
+            unchanged.append(Unchanged(worker.id, worker.host, "it has just been deleted"))
+    return changed, unchanged
+
+
 def _label(name: str, place: str) -> str:
     return f"the queue {place}" if name == "queue" else f"worker {name} on {place}"
 
 
-def _workers_named(store: "Store", text: str) -> list["Worker"]:
+def workers_named(store: "Store", text: str) -> list["Worker"]:
     """The live workers of a host, or the worker whose id begins with the text."""
     workers, now = store.workers.all(), store.clock()
     if on_host := [worker for worker in workers if worker.host == text]:

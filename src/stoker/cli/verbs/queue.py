@@ -10,7 +10,7 @@ from stoker.cli.options.queue import opened, queue_option, queue_url_of
 from stoker.cli.output import count_of, dry_run_option, json_option, print_json
 from stoker.queue.fields import State
 from stoker.queue.model import ENDED
-from stoker.units import format_duration, parse_duration
+from stoker.units import format_duration, format_memory, parse_duration
 
 if TYPE_CHECKING:
     from stoker.queue import Store, Worker
@@ -71,7 +71,8 @@ def _worker(worker: "Worker", now: float) -> dict[str, Any]:
     return {
         "id": worker.id,
         "host": worker.host,
-        "gpus": len(worker.view.gpus),
+        "gpus": len(worker.view.gpus) + sum(node.gpus for node in worker.view.nodes),
+        "cluster": worker.view.cluster,
         "paused": worker.paused,
         "there": worker.is_there(now),
         "silent": max(now - worker.seen, 0.0),
@@ -92,7 +93,8 @@ def _text(health: dict[str, Any]) -> str:
 
 def _worker_line(worker: dict[str, Any]) -> str:
     seen = "alive" if worker["there"] else f"last seen {format_duration(round(worker['silent']))} ago"
-    notes = [count_of(worker["gpus"], "GPU"), seen, "paused" if worker["paused"] else "", worker["problem"]]
+    cluster = f"cluster {worker['cluster']}" if worker["cluster"] else ""
+    notes = [cluster, count_of(worker["gpus"], "GPU"), seen, "paused" if worker["paused"] else "", worker["problem"]]
     return f"{worker['id']} on {worker['host']}: {', '.join(filter(None, notes))}"
 
 
@@ -113,7 +115,7 @@ def _worker_line(worker: dict[str, Any]) -> str:
 def clean_command(
     older_than: float, states: tuple["State", ...], dry_run: bool, as_json: bool, queue_url: str | None
 ) -> int:
-    """Delete jobs that ended long ago, with their attempts and stored output.
+    """Delete jobs that ended long ago, with their attempts, stored output, and snapshots that no other job needs.
 
     Unfinished jobs and the jobs they depend on are never deleted.
     """
@@ -121,16 +123,18 @@ def clean_command(
     with opened(queue_url) as store:
         counts = store.jobs.counts()
         deleted = store.jobs.forgettable(older_than, meant) if dry_run else store.jobs.clean(older_than, meant)
+        snapshots, size = (0, 0) if dry_run else store.blobs.forget_unused()
         kept = max(sum(counts.get(state, 0) for state in meant) - deleted, 0)
         place = store.place
     if as_json:
         done = {"verb": "clean", "queue": place, "dry_run": dry_run, "older_than": older_than, "states": meant}
-        print_json({**done, "deleted": deleted, "kept": kept})
+        print_json({**done, "deleted": deleted, "kept": kept, "snapshot_bytes": size})
     elif not deleted:
         recent = f"; {kept} that ended are more recent, or other jobs depend on them" if kept else ""
         sys.stdout.write(f"nothing to delete{recent}\n")
     else:
         would = "would be deleted" if dry_run else "deleted"
         jobs = count_of(deleted, f"{' or '.join(states)} job".lstrip())
-        sys.stdout.write(f"{jobs} that ended more than {format_duration(older_than)} ago {would}; {kept} kept\n")
+        code = f", with {format_memory(size)} of snapshots" if snapshots else ""
+        sys.stdout.write(f"{jobs} that ended more than {format_duration(older_than)} ago {would}{code}; {kept} kept\n")
     return 0

@@ -42,6 +42,9 @@ _LOGS_KEPT: Final = 2
 _NOTIFIER_STOPS_WITHIN: Final = 10.0
 
 
+PAGE_OPTIONS: Final = ("host", "port", "cert", "key", "url", "names")
+
+
 def page_options(command: Function) -> Function:
     """The options of the page: a command takes them as `**page`."""
     options = (

@@ -1,7 +1,9 @@
-"""`stoker list`, `show`, `why` and `runs`: jobs and runs, many or one."""
+"""`stoker list`, `show`, `why`, `diff` and `runs`: jobs and runs, many or one."""
 
+import gc
 import re
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
 import click
@@ -9,7 +11,7 @@ from msgspec import to_builtins
 
 from stoker.cli.options.queue import opened, queue_option
 from stoker.cli.options.selection import JobName, TagName
-from stoker.cli.output import json_option, print_json
+from stoker.cli.output import json_option, note, print_json, print_json_list
 from stoker.cli.tables.jobs import job_json, print_jobs, print_runs, rows_of, run_text, show_json, show_text, summed_up
 from stoker.errors import BadInputError, StokerError
 from stoker.paths import state_home
@@ -27,6 +29,9 @@ _NO_RUNS: Final = "no runs yet: `stoker run -- COMMAND` makes one\n"
 _MOST_WAITING: Final = 20
 _MOST_ENDED: Final = 5
 _ALL: Final = 2**31 - 1
+# By how a line of a diff begins.
+_OF_LINE: Final = {b"+": "\x1b[32m", b"-": "\x1b[31m", b"@": "\x1b[36m"}
+_PLAIN: Final = "\x1b[0m"
 
 
 class _Wanted(NamedTuple):
@@ -59,6 +64,8 @@ def list_command(
     queue_url: str | None,
 ) -> int:
     """List the jobs of the queue: running, waiting in the order of their start, and the last to end."""
+    # A hundred thousand rows hold no cycles, and looking for them takes half of the time.
+    gc.disable()
     # Jobs of a given state are the question, so more than the last few are shown.
     ended = _MOST_WAITING if states else _MOST_ENDED
     most = (_ALL, _ALL) if everything else (limit, limit) if limit else (_MOST_WAITING, ended)
@@ -101,11 +108,10 @@ def _reasons(store: "Store", jobs: list[Job], around: Surroundings) -> list[Why]
 
 def _print_json(rows: list[JobRow]) -> None:
     columns = columns_of("json")
-    listed = [
+    print_json_list(
         job_json(row.job) | {column.key: column.text(row) for column in columns} | {"why": to_builtins(row.why)}
         for row in rows
-    ]
-    print_json(listed)
+    )
 
 
 def _print(store: "Store", wanted: _Wanted, jobs: list[Job], reasons: list[Why], around: Surroundings) -> None:
@@ -198,6 +204,52 @@ def why_command(job: str, as_json: bool, queue_url: str | None) -> int:
     else:
         sys.stdout.write(f"{found.id}: {reason.reason}\n")
     return 0
+
+
+@click.command("diff")
+@click.argument("job", type=JobName())
+@click.argument("other", type=JobName(), required=False)
+@json_option()
+@queue_option
+def diff_command(job: str, other: str | None, as_json: bool, queue_url: str | None) -> int:
+    """Show how the code of JOB, submitted with --snapshot, differed from its commit; or how that of OTHER differs.
+
+    JOB and OTHER are ids, the beginnings of ids, or names. It works on every machine that reaches the queue.
+    """
+    from stoker.queue.code.comparison import CodeChanges, compare, read_changes
+
+    with opened(queue_url) as store:
+        first = store.jobs.get(job)
+        second = None if other is None else store.jobs.get(other)
+        if second is None:
+            changes = read_changes(store.blobs, first)
+        else:
+            changes = CodeChanges(b"".join(compare(store.blobs, first, second)), ())
+    if as_json:
+        compared = {"job": first.id, "commit": first.commit, "other": None if second is None else second.id}
+        names = [path.decode(errors="replace") for path in changes.untracked]
+        print_json({**compared, "diff": changes.difference.decode(errors="replace"), "untracked": names})
+    elif changes.text:
+        _print_lines(changes.text.splitlines(keepends=True))
+    else:
+        base = f"commit {first.commit}" if first.commit else "an empty directory"
+        note(f"the code of job {first.id} is the same as {base if second is None else f'that of job {second.id}'}")
+    return 0
+
+
+def _print_lines(lines: Iterable[bytes]) -> None:
+    """The bytes as they are; on a terminal in colour, and without what would control it."""
+    if not sys.stdout.isatty():
+        sys.stdout.flush()
+        sys.stdout.buffer.writelines(lines)
+        return
+    for line in lines:
+        text = "".join(
+            letter if letter.isprintable() or letter == "\t" else "\N{REPLACEMENT CHARACTER}"
+            for letter in line.decode(errors="replace").rstrip("\r\n")
+        )
+        colour = _OF_LINE.get(line[:1], "")
+        sys.stdout.write(f"{colour}{text}{_PLAIN if colour else ''}\n")
 
 
 @click.command("runs")

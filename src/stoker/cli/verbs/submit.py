@@ -1,5 +1,6 @@
 """`stoker submit`: put commands into the queue."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,16 +12,19 @@ from stoker.cli.options.common import Typed
 from stoker.cli.options.job import fit_of, fit_options, job_options, job_values
 from stoker.cli.options.policy import policy_options_with, with_joined_actions
 from stoker.cli.options.queue import opened, opened_or_created, queue_option
-from stoker.cli.output import count_of, dry_run_option, json_option, print_json
-from stoker.errors import BadInputError
+from stoker.cli.output import count_of, dry_run_option, json_option, note, print_json
+from stoker.errors import BadInputError, StokerError
 from stoker.queue.commands import Command, check_command, shell_text
 from stoker.queue.fields import JobSpec
-from stoker.queue.provenance import submitted_from
+from stoker.queue.provenance import submitted_from, working_directory
 from stoker.queue.sweep import Sweep, job_specs, parse_sweep
 from stoker.rules.registry import policies_of, stored_form
+from stoker.settings import load_settings
+from stoker.units import parse_memory
 
 if TYPE_CHECKING:
     from stoker.queue import Store
+    from stoker.queue.code.packing import PackedCode
 
 SWEEP: Final = Typed("sweep", parse_sweep)
 
@@ -35,7 +39,8 @@ class _SubmitCommand(click.Command):
     cls=_SubmitCommand,
     context_settings={"allow_interspersed_args": False},
     epilog="One word is text for the shell, several words are run without a shell. {id}, {gpus} and {batch_size} are "
-    "filled in when the job starts; write {{id}} for a literal {id}.",
+    "filled in when the job starts, and for a job on several machines {nodes}, {node_rank}, {master_addr} and "
+    "{master_port}; write {{id}} for a literal {id}.",
 )
 @job_options("submit")
 @click.option(
@@ -44,6 +49,8 @@ class _SubmitCommand(click.Command):
 @click.option("--bare-env", is_flag=True, help="Do not use the active virtualenv or conda environment.")
 @click.option("--directory", metavar="DIR", help="Working directory [here].")
 @click.option("--allow-dirty", is_flag=True, help="With --pin: ignore uncommitted changes.")
+@click.option("--snapshot-limit", type=Typed("size", parse_memory), metavar="SIZE",
+              help="The largest snapshot that is stored [50MiB].")  # fmt: skip
 @fit_options("Find the largest batch size that fits, and run with it.")
 @policy_options_with(flags={"--after": "--idle-after"})
 @click.option("--sweep", "sweeps", multiple=True, type=SWEEP, metavar="NAME=VALUES",
@@ -61,6 +68,7 @@ def submit_command(
     bare_env: bool,
     directory: str | None,
     allow_dirty: bool,
+    snapshot_limit: int | None,
     fits: bool,
     fit_with: str | None,
     retries_oom: int,
@@ -73,22 +81,54 @@ def submit_command(
     commands = _commands(words, file)
     asked = job_values(options)
     asked["policy"] = stored_form(policies_of(options))
-    asked |= submitted_from(directory, _variables(variables), bare=bare_env, pin=asked["pin"], allow_dirty=allow_dirty)
-    if fits or fit_with is not None:
-        asked["fit"] = fit_of(fit_with or "", retries_oom, commands, asked["batch_size"], asked["gpus"])
-    needs = {field: asked.pop(field) for field in ("after", "after_any")}
-    jobs = job_specs(asked, commands, sweeps)
-    if dry_run:
-        _print_dry_run(jobs, needs, queue_url, as_json)
-        return 0
+    packed = _packed(directory, snapshot_limit) if asked["snapshot"] else None
+    with packed or contextlib.nullcontext():
+        asked |= submitted_from(
+            directory,
+            _variables(variables),
+            bare=bare_env,
+            pin=asked["pin"],
+            allow_dirty=allow_dirty,
+            packed=packed,
+        )
+        if fits or fit_with is not None:
+            asked["fit"] = fit_of(fit_with or "", retries_oom, commands, asked["batch_size"], asked["gpus"])
+        needs = {field: asked.pop(field) for field in ("after", "after_any")}
+        jobs = job_specs(asked, commands, sweeps)
+        if dry_run:
+            _print_dry_run(jobs, needs, queue_url, as_json)
+        else:
+            _submit(jobs, needs, queue_url, as_json, packed)
+    if packed is not None:
+        note(packed.description)
+        if packed.warning:
+            note(packed.warning)
+    return 0
+
+
+def _packed(directory: str | None, limit: int | None) -> "PackedCode":
+    from stoker.queue.code.packing import pack
+
+    return pack(working_directory(directory), load_settings().snapshot_bytes if limit is None else limit)
+
+
+def _submit(
+    jobs: list[JobSpec],
+    needs: Mapping[str, Sequence[str]],
+    queue_url: str | None,
+    as_json: bool,
+    packed: "PackedCode | None",
+) -> None:
+    from stoker.engines.admission import check_jobs
+
     with opened_or_created(queue_url) as store:
-        ids = store.jobs.submit(_depending(store, jobs, needs))
+        check_jobs(store, jobs)
+        ids = store.jobs.submit(_depending(store, jobs, needs), packed.blobs if packed is not None else ())
         if as_json:
             _print_json([store.jobs.get(name) for name in ids])
         else:
             sys.stdout.write("".join(f"{name}\n" for name in ids))
         _advise(store)
-    return 0
 
 
 def _commands(words: tuple[str, ...], file: str | None) -> list[Command]:
@@ -129,10 +169,18 @@ def _print_dry_run(
     jobs: list[JobSpec], needs: Mapping[str, Sequence[str]], queue_url: str | None, as_json: bool
 ) -> None:
     """Prints what would be submitted, without creating a queue."""
+    from stoker.engines.admission import check_jobs
     from stoker.queue.fields import check
 
     for job in jobs:
         check(job)
+    try:
+        with opened(queue_url) as store:
+            check_jobs(store, jobs)
+    except BadInputError:
+        raise
+    except StokerError:
+        pass  # there is no queue yet
     if any(needs.values()):
         with opened(queue_url) as store:
             jobs = _depending(store, jobs, needs)

@@ -18,12 +18,15 @@ import click
 
 from stoker.backoff import Backoff
 from stoker.cli.options.common import open_prober
+from stoker.cli.options.engine import WorkerCommand, engine_option, typed_worker_options
 from stoker.cli.options.queue import opened_or_created, queue_option, queue_url_of
 from stoker.cli.output import log
-from stoker.cli.verbs.serve import notifying, page_config, page_options, run_page, until_signalled
+from stoker.cli.verbs.serve import PAGE_OPTIONS, notifying, page_config, page_options, run_page, until_signalled
+from stoker.engines import LOCAL
 from stoker.errors import BadInputError, StokerError
 from stoker.paths import open_privately, private_directory, state_home
 from stoker.runs.processes.syscalls import set_parent_death_signal
+from stoker.settings import load_settings
 from stoker.streams import OUTPUT, emit
 
 if TYPE_CHECKING:
@@ -33,34 +36,41 @@ if TYPE_CHECKING:
 _NOTHING: Final = nullcontext()
 
 
-@click.command("up")
+@click.command("up", cls=WorkerCommand)
 @page_options
 @queue_option
+@engine_option
 @click.option("--demo/--no-demo", default=None, help="Use simulated GPUs and jobs [when there is no GPU].")
-def up_command(queue_url: str | None, demo: bool | None, **page: Any) -> int:
-    """Start all of Stoker on this machine: the page, a worker for its GPUs, and a queue in a file.
+def up_command(queue_url: str | None, engine: str | None, demo: bool | None, **rest: Any) -> int:
+    """Start all of Stoker on this machine: the page, a worker, and a queue in a file.
 
-    Without a GPU and without a queue it is a demo: simulated GPUs and jobs in a separate queue. Ctrl-C ends page and
-    worker; jobs go on, and the next `stoker up` takes them over. The jobs of a demo end with it.
+    The worker uses this machine's GPUs, or with --engine slurm a cluster. Without a GPU, a cluster and a queue it is a
+    demo: simulated GPUs and jobs in a separate queue. Ctrl-C ends page and worker; jobs go on, and the next `stoker up`
+    takes them over. The jobs of a demo end with it.
     """
+    page = {name: rest[name] for name in PAGE_OPTIONS}
+    typed = typed_worker_options(click.get_current_context())
+    engine = engine or load_settings().engine
     if demo and queue_url is not None:
         raise BadInputError("--demo uses a separate queue: leave out --demo, or --queue")
+    if demo and engine != LOCAL:
+        raise BadInputError(f"--demo simulates GPUs of this machine: leave out --demo, or use --engine {LOCAL}")
     with until_signalled():
         if demo is None:
-            demo = queue_url_of(queue_url) is None and not _has_gpus()
+            demo = engine == LOCAL and not typed and queue_url_of(queue_url) is None and not _has_gpus()
         if demo:
             _run_demo(page, state_home() / "demo")
         else:
-            _run(page, queue_url)
+            _run(page, queue_url, [f"--engine={engine}", *typed])
     return 0
 
 
-def _run(page: Mapping[str, Any], queue_url: str | None) -> None:
+def _run(page: Mapping[str, Any], queue_url: str | None, options: list[str]) -> None:
     opened_or_created(queue_url).close()
     # Not as an argument: the address may hold a password, and every user can see arguments.
     environment = os.environ if queue_url is None else {**os.environ, "STOKER_QUEUE": queue_url}
     config = page_config(page, queue_url_of(queue_url), state_home())
-    _serve(config, [], environment, around=notifying(config))
+    _serve(config, options, environment, around=notifying(config))
 
 
 def _run_demo(page: Mapping[str, Any], home: Path) -> None:
@@ -77,7 +87,8 @@ def _run_demo(page: Mapping[str, Any], home: Path) -> None:
     }
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     # No notifications: they would reach people's phones as if the jobs were real.
-    _serve(page_config(page, queue, home), ["--grace", "5s"], environment, meanwhile=demonstration(queue))
+    options = [f"--engine={LOCAL}", "--grace=5s"]
+    _serve(page_config(page, queue, home), options, environment, meanwhile=demonstration(queue))
 
 
 def _serve(
@@ -93,9 +104,13 @@ def _serve(
 
     listener = listening_socket(config)
     log_file = config.home / "work.log"
-    with around, WorkerProcess(options, environment, log_file), meanwhile:
+    with around, WorkerProcess(options, environment, log_file) as worker, meanwhile:
         emit(OUTPUT, f"The worker has started; the page and {log_file} show what it does\n")
-        run_page(config, listener)
+        try:
+            run_page(config, listener)
+        finally:
+            if worker.refusal is not None:
+                raise BadInputError(worker.refusal)
 
 
 def _has_gpus() -> bool:
@@ -110,6 +125,8 @@ def _has_gpus() -> bool:
 
 # A worker that ended sooner than this could not start; its last line says why.
 _SHORT_LIFE: Final = 10.0
+# With this code it would end at its next start too: a mistake in its options, or no Slurm where it is asked for.
+_REFUSED: Final = 2
 # A worker stops within a second or two, unless its database hangs.
 _WORKER_STOPS_WITHIN: Final = 15.0
 _LONGEST_LOG: Final = 8 * 2**20
@@ -124,6 +141,8 @@ class WorkerProcess:
         self._command = [sys.executable, "-P", "-m", "stoker.cli", "work", *options]
         self._environment = dict(environment)
         self._ending = threading.Event()
+        self.refusal: str | None = None
+        """Why the worker could not start at all: then this process is ended."""
         self._process = self._started()
         self._thread = threading.Thread(target=self._keep, name="worker", daemon=True)
 
@@ -161,24 +180,31 @@ class WorkerProcess:
             code = self._process.wait()
             if self._ending.is_set():
                 return
+            if code == _REFUSED:
+                self.refusal = self._last_line().removeprefix("stoker: ") or "the worker did not start"
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
             if time.monotonic() - began >= _SHORT_LIFE:
                 reported = False
                 backoff.reset()
-                log(f"the worker ended with code {code}{self._last_line()}; starting it again")
+                log(f"the worker ended with code {code}{self._why()}; starting it again")
             elif not reported:
                 reported = True
-                log(f"the worker ended with code {code} right after its start{self._last_line()}; trying again")
+                log(f"the worker ended with code {code} right after its start{self._why()}; trying again")
             if self._ending.wait(backoff.next()):
                 return
             self._process = self._started()
+
+    def _why(self) -> str:
+        said = self._last_line()
+        return f" ({said})" if said else ""
 
     def _last_line(self) -> str:
         try:
             lines = self._output.read_bytes()[-_LONGEST_LINE:].decode(errors="replace").split("\n")
         except OSError:
             return ""
-        said = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f" ({said})" if said else ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 @contextlib.contextmanager

@@ -4,11 +4,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.engines import EngineOption, integer
+from stoker.errors import InvalidFieldsError
 from stoker.units import parse_fraction, parse_positive_duration
 
 if TYPE_CHECKING:
     from stoker.engines.engine import Log, WorkerOptions
     from stoker.engines.local.engine import LocalEngine
+    from stoker.queue.fields import JobSpec
+    from stoker.queue.model import View
 
 OPTIONS: Final = (
     EngineOption("--gpus", "GPUS", "Use only these: 0,2 or uuids [all].", "all"),
@@ -39,3 +42,8 @@ def create(options: "WorkerOptions", own: Mapping[str, Any], log: "Log") -> "Loc
     source = own["source"] or settings.gpus
     deadline = own["deadline"] or parse_positive_duration(settings.deadline)
     return LocalEngine(options, LocalOptions(**{**own, "source": source, "deadline": deadline}), log)
+
+
+def check(job: "JobSpec", view: "View | None" = None) -> None:  # noqa: ARG001 - another machine may have more
+    if job.nodes > 1:
+        raise InvalidFieldsError({"nodes": "a job over several machines needs a worker with --engine slurm"})

@@ -54,7 +54,7 @@ class BackgroundFill:
         except OSError as error:
             raise StokerError(f"the background filler cannot be started: {(error.strerror or '').lower()}") from None
         if self._pid == 0:
-            _fill(its, held, claims, config, Prober(source, deadline=deadline), home, log)
+            _fill(its, held, claims, config, Prober(source, deadline=deadline, sharing="start"), home, log)
         its.close()
         self._connection = mine
         self.programs: dict[str, str] = {}
@@ -140,7 +140,7 @@ def _root() -> Path:
 
 def _checked(file: str | None, source: str, deadline: float) -> tuple[FillConfig, Sequence[Gpu]]:
     """The configuration, and the GPUs that programs may run on: none while they cannot be read."""
-    with Prober(source, deadline=deadline) as prober:
+    with Prober(source, deadline=deadline, sharing="start") as prober:
         try:
             look = prober.look()
         except AbsentError as absent:

@@ -29,12 +29,12 @@ from stoker.engines.local.record import LocalAttemptRecord, LocalAttemptSpec, St
 from stoker.engines.local.reserved_gpus import ReservedGpusFile
 from stoker.engines.local.shims import ForkServer, ShimPool
 from stoker.engines.local.waiting_reasons import why_waiting
-from stoker.engines.preparation import batch_size_fit, prepare
+from stoker.engines.preparation import batch_size_fit, on_one_machine, prepare
 from stoker.errors import StokerError
 from stoker.gpus.prober import DEFAULT_DEADLINE, Prober
 from stoker.paths import state_home
 from stoker.queue import Attempt, Job, queue_address
-from stoker.queue.model import Usage, View
+from stoker.queue.model import ReadyJob, Usage, View
 from stoker.runs.processes.cgroup import NoCgroupError, remove_abandoned
 
 # Shims that were stopped by a signal are continued.
@@ -69,7 +69,7 @@ class LocalEngine:
         if own.fill is not None:
             self._fill = BackgroundFill(own.fill or None, own.source, own.deadline, state_home(), log)
         self._shims = ShimPool(self._fork_server)
-        self._prober = Prober(own.source, deadline=own.deadline)
+        self._prober = Prober(own.source, deadline=own.deadline, sharing="start")
         self._reserved_file: ReservedGpusFile | None = None
         self._check_shims_at = 0.0
         self._waiting_for_gpus: set[str] = set()
@@ -88,6 +88,10 @@ class LocalEngine:
     def attempts(self) -> Mapping[str, LocalAttempt]:
         return self._shims.attempts
 
+    @property
+    def lease(self) -> float:
+        return self._options.lease
+
     def find(self) -> Found[LocalAttempt]:
         found = find_attempts(self._identity, self._options.queue, self._shims.attempts)
         self._shims.attempts |= {attempt.id: attempt for attempt in found.attempts}
@@ -101,7 +105,7 @@ class LocalEngine:
 
     # Placement
 
-    def decide(self, waiting: Sequence[Job], queue_time: float) -> Decision:
+    def decide(self, waiting: Sequence[ReadyJob], queue_time: float) -> Decision:
         moment = time.monotonic()
         requests = [_request(job, order) for order, job in enumerate(waiting)]
         self._waiting_for_gpus = {request.job for request in requests if request.gpus}
@@ -117,20 +121,18 @@ class LocalEngine:
             {job.id: offer for job in waiting if (offer := self._offer_elsewhere(job, queue_time)) is not None},
         )
         self._reasons = placed.waiting
+        self._shims.prepare(len(placed.start))
         if fresh:
             self._reservations = placed.reservations
-        running = sum(1 for attempt in self._shims.running() if not attempt.spec.gpus)
-        starting = sum(1 for start in placed.start if not start.gpus)
         return Decision(
             start=placed.start,
             preempt=placed.preempt,
             reserved=placed.reservations,
             never=frozenset(job for job, reason in placed.waiting.items() if self._is_final(reason)),
-            cpu_slots=max(0, self._own.cpu_jobs - running - starting),
             complete=fresh,
         )
 
-    def _offer_elsewhere(self, job: Job, queue_time: float) -> Offer | None:
+    def _offer_elsewhere(self, job: ReadyJob, queue_time: float) -> Offer | None:
         """How soon the job can start on another machine that reserves GPUs for it."""
         if job.kept is None or self._identity.is_own(job.kept.worker):
             return None
@@ -160,7 +162,9 @@ class LocalEngine:
     def start(self, job: Job, attempt: Attempt, claimed_at: float) -> LocalAttempt:
         identity, tracker = self._identity, self._machine.tracker
         gpus = [tracker.known[uuid] for uuid in attempt.gpus]
-        plan, variables = prepare(job, gpus, identity.environment, attempt.number, tracker.present)
+        plan, variables = prepare(
+            job, gpus, identity.environment, attempt.number, tracker.present, on_one_machine(attempt.id)
+        )
         plan = replace(plan, grace=self._options.grace, source=self._own.source, deadline=self._own.deadline)
         changed = {name: value for name, value in variables.items() if identity.environment.get(name) != value}
         fit = batch_size_fit(job, attempt.number, plan.command, self._own.slots_per_gpu)
@@ -179,11 +183,12 @@ class LocalEngine:
             environment=changed | {ATTEMPT_TAG: attempt.id},
             without=tuple(name for name in identity.environment if name not in variables),
             gpus=attempt.gpus,
-            lease=self._options.lease,
-            lease_until=claimed_at + self._options.lease,
+            lease=self.lease,
+            lease_until=claimed_at + self.lease,
             log_limit=self._options.log_limit,
             fitting=fit,
             commit=job.commit if job.pin else None,
+            code=job.code if job.snapshot else None,
             submitter=job.submitter,
             started=time.time(),
         )
@@ -199,7 +204,7 @@ class LocalEngine:
         self._shims.attempts[attempt.id] = running
         indices = sorted(tracker.known[uuid].index for uuid in attempt.gpus)
         if indices:
-            running.where = f" on GPU{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"
+            running.where = f"GPU{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"
         self._waiting_for_gpus.discard(job.id)
         # The claim has ended the job's reservation in the queue.
         self._reservations = tuple(one for one in self._reservations if one.job != job.id)
@@ -290,7 +295,7 @@ class LocalEngine:
             self._fill.close()
 
 
-def _request(job: Job, order: int) -> ResourceRequest:
+def _request(job: Job | ReadyJob, order: int) -> ResourceRequest:
     return ResourceRequest(
         job=job.id,
         gpus=job.gpus,

@@ -7,12 +7,12 @@ from typing import Final
 
 from stoker.engines.attempt import AttemptResult
 from stoker.engines.engine import Log, Reservation
+from stoker.engines.gpu_usage import UsagePerMinute
 from stoker.engines.identity import WorkerIdentity
 from stoker.engines.local.attempts import LocalAttempt
 from stoker.engines.local.background_fill import BackgroundFill
 from stoker.engines.local.capacity import BACKGROUND, Allocation, PlacementOptions
 from stoker.engines.local.gpu_tracker import GpuTracker
-from stoker.engines.local.gpu_usage import UsagePerMinute
 from stoker.engines.local.quarantine import JobEnd, Quarantine, changed, program_of
 from stoker.engines.local.shims import ShimPool
 from stoker.errors import StokerError

@@ -12,20 +12,14 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from stoker.actions.action import facts_of
-from stoker.actions.perform import perform_detached
 from stoker.backoff import Backoff
-from stoker.engines.attempt import AttemptResult, BatchSizeFit, lease_clock, result_of
+from stoker.engines.attempt import AttemptResult, lease_clock, result_of
 from stoker.engines.delivery import DetachedDelivery
-from stoker.engines.fitting import FittedRun
+from stoker.engines.execution import ENDING, STOPPED, Execution, redirect_stderr
 from stoker.engines.local.record import (
     SHIM_NAME,
     AttemptProcesses,
@@ -43,37 +37,30 @@ from stoker.errors import StokerError
 from stoker.gpus.prober import Prober
 from stoker.gpus.spawn import forked
 from stoker.procfs import identify
-from stoker.rules.rule import Verdict
-from stoker.runs.loop import helpers_of, is_from_job
-from stoker.runs.plan import Plan
+from stoker.runs.loop import is_from_job
 from stoker.runs.processes.reaper import Reaper, fork_reaper
 from stoker.runs.processes.signals import FORWARDED, Received, SignalStream
-from stoker.runs.processes.spawn import OWN_FAILURE
 from stoker.runs.processes.syscalls import BootTimer, set_name
-from stoker.runs.processes.termination import wait_until_empty
 from stoker.runs.record import Status
-from stoker.runs.run import record_orphan_stop, spec_of
-from stoker.runs.supervisor import StopRequest, Supervisor
+from stoker.runs.run import record_orphan_stop
+from stoker.runs.supervisor import StopRequest
 
 # Between two tries to listen for a worker, if that failed when the job started.
 _LISTEN_EVERY: Final = 1.0
 # Between two tries to fork, on a machine that is short of processes or memory.
 _FORK_EVERY: Final = 0.5
-# As a shell reports a command that ended by SIGTERM.
-_STOPPED: Final = 128 + signal.SIGTERM
 # A shim has no terminal: these come from a machine that shuts down, or from its administrator.
-_ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # Of the lease. A worker renews every quarter of it; after two that are missing the shim renews it itself.
 _RENEW_ALONE_AT: Final = 0.5
 # A timer fires when a machine wakes up whose lease ended while it slept. If it fails, that is noticed this much later.
-_LONGEST_SLEEP: Final = 5.0
+_LONGEST_SLEEP: Final = 15.0
 # Between two tries to reach the queue, doubled from try to try.
 _FIRST_PAUSE: Final = 0.5
 _LAST_PAUSE: Final = 30.0
 # Of the lease: there is time for several tries before it ends.
 _PAUSE_SHARE: Final = 1 / 16
-# The output is complete at once, unless the reaper is held up or a process of the job cannot be killed.
-_OUTPUT_COMPLETE_WITHIN: Final = 10.0
+# A machine that shuts down waits little longer before it kills what is left.
+_LAST_TRIES: Final = 10.0
 # A worker records a result at once, unless its database is away or it hangs.
 _RECORDED_WITHIN: Final = 60.0
 # After this the shim gives up; the next worker finds the result on disk.
@@ -85,25 +72,26 @@ def run_attempts(connection: socket.socket) -> None:
     set_name(SHIM_NAME)
     channel: ShimChannel | None = ShimChannel(connection)
     signals = SignalStream(FORWARDED)
-    supervision: _Supervision | None = None
+    execution: LocalExecution | None = None
 
     def helpers() -> tuple[int, ...]:
-        return supervision.helpers() if supervision is not None else ()
+        return execution.helpers() if execution is not None else ()
 
     reaper = fork_reaper(orphaned=record_orphan_stop, helpers=helpers, keeps_output=True)
     processes = _processes(reaper)
     timer = BootTimer()
-    _redirect_stderr(reaper)
+    redirect_stderr(reaper)
     while channel is not None and (directory := _next_directory(channel, signals, processes)) is not None:
         record = LocalAttemptRecord(Path(directory))
         try:
             if (attempt_spec := record.attempt_spec()) is None:
                 raise OSError(errno.EIO, "its attempt spec cannot be read")
-            supervision = _Supervision(record, attempt_spec, channel, signals, reaper, timer)
+            execution = LocalExecution(record, attempt_spec, channel, signals, reaper, timer)
         except OSError as error:
             _report_not_started(record, channel, error)
             break
-        channel = supervision.run()
+        execution.run()
+        channel = execution.close()
         if not reaper.reusable:
             break
     reaper.close()
@@ -126,7 +114,7 @@ def _next_directory(channel: ShimChannel, signals: SignalStream, processes: Atte
     poll.register(signals.fileno(), select.POLLIN)
     while channel.open:
         poll.poll()
-        if any(received.signal in _ENDING for received in signals.read()):
+        if any(received.signal in ENDING for received in signals.read()):
             return None
         message = channel.receive()
         if isinstance(message, StartAttempt):
@@ -141,25 +129,10 @@ def _processes(reaper: Reaper) -> AttemptProcesses:
     return AttemptProcesses(me, its, str(reaper.cgroup.path) if reaper.cgroup else None)
 
 
-def _redirect_stderr(reaper: Reaper) -> None:
-    """Messages of the supervisor go into the job's output, as they do on a terminal."""
-    if reaper.output is not None:
-        # Opened again, since O_NONBLOCK belongs to the open file: writes of the job itself must block.
-        mine = os.open(f"/proc/self/fd/{reaper.output[1]}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        os.dup2(mine, 2)
-        os.close(mine)
+class LocalExecution(Execution):
+    """One attempt in a shim, which listens to its worker and holds the lease."""
 
-
-class _StoppedBeforeStartError(Exception):
-    """The job is stopped before it runs, or its lease is over."""
-
-    def __init__(self, request: StopRequest) -> None:
-        super().__init__(request.reason)
-        self.request = request
-
-
-class _Supervision:
-    """One attempt, from its start until the queue has its result. The controller of its supervisor."""
+    _record: LocalAttemptRecord
 
     def __init__(
         self,
@@ -170,26 +143,17 @@ class _Supervision:
         reaper: Reaper,
         timer: BootTimer,
     ) -> None:
-        self._record = record
-        self._attempt_spec = attempt_spec
+        prober = Prober(attempt_spec.plan.source, deadline=attempt_spec.plan.deadline, start=forked, sharing="start")
+        environment = {name: value for name, value in os.environ.items() if name not in attempt_spec.without}
+        environment |= attempt_spec.environment
+        super().__init__(record, attempt_spec, signals, reaper, prober, attempt_spec.host, environment)
         self._channel: ShimChannel | None = channel
-        self._signals = signals
-        self._reaper = reaper
         self._until = attempt_spec.lease_until
         self._delivery: DetachedDelivery | None = None
         longest_pause = min(_LAST_PAUSE, attempt_spec.lease * _PAUSE_SHARE)
         self._backoff = Backoff(_FIRST_PAUSE, longest_pause)
         self._next_delivery = -math.inf
-        self._prober = Prober(attempt_spec.plan.source, deadline=attempt_spec.plan.deadline, start=forked)
-        self._result: AttemptResult | None = None
-        self._fitted_run: FittedRun | None = None
-        self._last = Status()
-        """The last status of the last run."""
-        self._stopped_by: Verdict | None = None
         self._recorded = False
-        self._unwritten: Status | None = None
-        """The last status, until the disk takes it."""
-        self._started = False
         self._listener: socket.socket | None = None
         self._listen_at = -math.inf
         self._epoll = select.epoll()
@@ -201,27 +165,8 @@ class _Supervision:
         with contextlib.suppress(OSError):
             self._directory = record.hold_open()
 
-    def helpers(self) -> tuple[int, ...]:
-        delivery = () if self._delivery is None else (self._delivery.pid,)
-        return (*helpers_of(self._prober), *delivery)
-
-    def run(self) -> ShimChannel | None:
-        """Runs the job and delivers its result. The connection to the worker, if there is one."""
-        spec = self._attempt_spec
-        try:
-            with self._plan() as plan:
-                environment = {name: value for name, value in os.environ.items() if name not in spec.without}
-                environment |= spec.environment
-                if spec.fitting is None:
-                    self._run(plan, environment)
-                else:
-                    self._fit_and_run(spec.fitting, plan, environment)
-                # Before its snapshot is removed, which may take minutes.
-                self._wait_until_recorded()
-                self._act(plan)
-        except (_StoppedBeforeStartError, StokerError, OSError) as error:
-            self._give_up(error)
-            self._wait_until_recorded()
+    def close(self) -> ShimChannel | None:
+        """Closes all but the connection to the worker, if there is one, which it returns."""
         self._epoll.close()
         if self._listener is not None:
             self._listener.close()
@@ -229,87 +174,9 @@ class _Supervision:
             os.close(self._directory)
         return self._channel
 
-    def _act(self, plan: Plan) -> None:
-        """Starts the actions that the job asked for, once the queue knows that a rule stopped it."""
-        if self._stopped_by is None or not plan.then:
-            return
-        facts = facts_of(self._stopped_by, plan.policies, time.monotonic(), self._attempt_spec.host)
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            perform_detached(plan.then, facts)
-
-    @contextlib.contextmanager
-    def _plan(self) -> Iterator[Plan]:
-        """The plan, in a snapshot of the code if the job has --pin."""
-        plan, commit = self._attempt_spec.plan, self._attempt_spec.commit
-        if commit is None:
-            yield plan
-            return
-        from stoker.engines.local.worktree import Worktree
-
-        place = self._record.directory / "code"
-        worktree = Worktree.create(plan.directory or "/", commit, place, self._check_before_start)
-        try:
-            yield msgspec.structs.replace(plan, directory=worktree.directory)
-        finally:
-            worktree.remove()
-
-    def _fit_and_run(self, fit: BatchSizeFit, plan: Plan, environment: dict[str, str]) -> None:
-        self.on_started()
-        spec = self._attempt_spec
-        fitted_run = FittedRun(fit, self._record, spec.log_limit)
-        # By this variable the next worker finds what is left of a probe whose supervisors were killed.
-        tags = {"STOKER_RUN_DIR": str(self._record.directory)}
-        fitted_run.find(plan, spec.gpus, environment | tags, self._prober, self._check_before_start)
-        self._fitted_run = fitted_run
-        fitted_run.run(plan, environment, self._run)
-        if self._result is None:
-            # It ran out of memory, and nothing smaller is left, or the reaper cannot start it.
-            self._fitted_run.gives_up = True
-            self.on_ended(self._last)
-
-    def _check_before_start(self) -> None:
-        """Handles stops and the lease while the job does not run yet. Raises _StoppedBeforeStartError."""
-        for received in self._signals.read():
-            if (request := self.on_signal(received)) is not None:
-                raise _StoppedBeforeStartError(request)
-        if (request := self.poll()) is not None:
-            raise _StoppedBeforeStartError(request)
-
-    def _run(self, plan: Plan, environment: dict[str, str]) -> bool:
-        """One run of the job; whether another could follow."""
-        self._check_before_start()
-        supervisor = Supervisor(plan, self._record, self._prober, environment, self._signals, self._reaper, self)
-        supervisor.run(str(self._record.output), self._attempt_spec.log_limit)
-        self._stopped_by = supervisor.stopped_by
-        self._last = supervisor.status
-        self._unwritten = supervisor.status if supervisor.unwritten else None
-        # The output is complete when the reaper has seen the last process end.
-        wait_until_empty(self._reaper, _OUTPUT_COMPLETE_WITHIN)
-        return self._reaper.reusable
-
-    def _give_up(self, error: _StoppedBeforeStartError | StokerError | OSError) -> None:
-        """For an error before the start of the job or after its end: a run itself never raises."""
-        if self._result is not None:
-            return
-        if isinstance(error, _StoppedBeforeStartError):
-            request = error.request
-        elif isinstance(error, StokerError):
-            request = StopRequest("could not start", f"{error}.", OWN_FAILURE)
-        else:
-            why = (error.strerror or type(error).__name__).lower()
-            reason = f"It could not be started on {self._attempt_spec.host}: {why}."
-            request = StopRequest("not started", reason, OWN_FAILURE)
-        ending, reason, code = request
-        self._unwritten = Status(state="ended", ending=ending, reason=reason, exit_code=code, ended=time.time())
-        self.on_ended(self._unwritten)
-        self._write_outcome()
-
-    def _write_outcome(self) -> None:
-        """For the next worker, in case this process is killed before the queue has the result."""
-        if self._unwritten is not None:
-            with contextlib.suppress(StokerError):
-                self._record.write_status(self._unwritten)
-                self._unwritten = None
+    def helpers(self) -> tuple[int, ...]:
+        delivery = () if self._delivery is None else (self._delivery.pid,)
+        return (*super().helpers(), *delivery)
 
     # The controller of the supervisor
 
@@ -333,31 +200,24 @@ class _Supervision:
             return request
         if lease_clock() >= self._stop_at():
             return StopRequest(
-                "lease", "The queue could not be reached for so long that another worker may run the job.", _STOPPED
+                "lease", "The queue could not be reached for so long that another worker may run the job.", STOPPED
             )
         if self._delivery is None and lease_clock() >= self._delivery_at():
             self._send_delivery()
         return None
 
     def on_signal(self, received: Received) -> StopRequest | None:
-        if received.signal not in _ENDING or is_from_job(received, self._reaper):
+        if received.signal not in ENDING or is_from_job(received, self._reaper):
             return None
         name = signal.Signals(received.signal).name
-        return StopRequest("machine", f"The job's supervisor was asked to end by {name}.", _STOPPED)
+        return StopRequest("machine", f"The job's supervisor was asked to end by {name}.", STOPPED)
 
-    def on_started(self) -> None:
-        """Listens for the next worker, and writes the spec for people.
-
-        A full disk prevents both but stops no job: they are tried again later.
-        """
-        if self._started:
-            return
-        self._started = True
+    def on_first_start(self) -> None:
+        """A full disk prevents that the next worker is listened for: it is tried again later."""
         self._listen()
-        with contextlib.suppress(StokerError, OSError):
-            self._record.write_spec(spec_of(self._attempt_spec.plan, self._record))
 
     def _listen(self) -> None:
+        """Listens for the next worker."""
         if not self._started or self._listener is not None or time.monotonic() < self._listen_at:
             return
         try:
@@ -368,15 +228,8 @@ class _Supervision:
         self._listener = listener
         self._epoll.register(listener.fileno(), select.EPOLLIN)
 
-    def on_ended(self, status: Status) -> None:
-        if self._fitted_run is not None and self._fitted_run.restarts_after(status):
-            return
-        result = result_of(status)
-        if self._fitted_run is not None:
-            reason = "; ".join(filter(None, [result.reason, self._fitted_run.description]))
-            result = AttemptResult(result.outcome, result.exit_code, reason)
-        self._result = result
-        if self._channel is not None and not self._channel.send(self._result):
+    def announce(self, result: AttemptResult) -> None:
+        if self._channel is not None and not self._channel.send(result):
             self._lose_worker()
 
     # The lease
@@ -432,9 +285,9 @@ class _Supervision:
             return None
         if not answer.alive:
             self._hold_until(-math.inf)
-            return StopRequest("lease", "The queue had given the job up, and another worker may run it.", _STOPPED)
+            return StopRequest("lease", "The queue had given the job up, and another worker may run it.", STOPPED)
         self._hold_until(max(self._until, delivery.begun + self._attempt_spec.lease))
-        return StopRequest("cancelled", "It was cancelled.", _STOPPED) if answer.cancel else None
+        return StopRequest("cancelled", "It was cancelled.", STOPPED) if answer.cancel else None
 
     # The worker
 
@@ -455,7 +308,7 @@ class _Supervision:
             case StopAttempt(ending=ending, reason=reason):
                 if ending == "lease":
                     self._hold_until(-math.inf)
-                return StopRequest(ending, reason, _STOPPED)
+                return StopRequest(ending, reason, STOPPED)
         return None
 
     def _accept_worker(self, listener: socket.socket) -> None:
@@ -479,19 +332,19 @@ class _Supervision:
 
     # The result
 
-    def _wait_until_recorded(self) -> None:
+    def wait_until_recorded(self) -> None:
         """Leaves the delivery to the worker; without one, or when it does not succeed, delivers the result itself."""
         trusts_worker_until = lease_clock() + _RECORDED_WITHIN
         gives_up_at = lease_clock() + _LONGEST_DELIVERY
         self._backoff.reset()
         self._next_delivery = -math.inf
         while lease_clock() < gives_up_at:
-            self._write_outcome()
-            if any(received.signal in _ENDING for received in self._signals.read()):
+            written = self._write_outcome()
+            if any(received.signal in ENDING for received in self._signals.read()):
                 # The machine shuts down: the next worker finds the result on disk.
-                if self._unwritten is None:
+                if written:
                     break
-                trusts_worker_until, gives_up_at = -math.inf, min(gives_up_at, lease_clock() + _OUTPUT_COMPLETE_WITHIN)
+                trusts_worker_until, gives_up_at = -math.inf, min(gives_up_at, lease_clock() + _LAST_TRIES)
             self._receive()
             # Without its directory nothing could be delivered later either.
             if self._recorded or (lease_clock() >= self._until and not self._record.directory.exists()):

@@ -26,6 +26,7 @@ from stoker.engines.local.attempts import LocalAttempt
 from stoker.engines.local.record import AttemptProcesses, ShimChannel, ShimReady
 from stoker.engines.local.shim import run_attempts
 from stoker.errors import StokerError
+from stoker.procfs import user_name
 from stoker.queue import warm_up
 from stoker.runs.processes.syscalls import set_name
 
@@ -42,7 +43,7 @@ _NEEDED: Final = (
     "stoker.runs.postmortem.report",
     "stoker.engines.local.attempts",
     "stoker.engines.delivery",
-    "stoker.engines.local.worktree",
+    "stoker.engines.worktree",
 )
 # It leaves at once, unless it is suspended or in the middle of a fork.
 _LEAVES_WITHIN: Final = 2.0
@@ -187,6 +188,7 @@ def _import_all(queue: str | None) -> None:
     """
     for module in _NEEDED:
         importlib.import_module(module)
+    user_name(os.getuid())  # loads what looks up users
     with contextlib.suppress(StokerError):  # the worker reports what is wrong with it
         warm_up(queue)
 
@@ -238,6 +240,8 @@ def _detach_shim(connection: socket.socket, workers_end: socket.socket, shims_en
 
 # One for the next job, and one for the job after it: while the first starts, another is forked.
 SPARE: Final = 2
+# When many jobs start at once, as many shims are forked ahead: jobs that another worker takes leave some unused.
+_MOST_AHEAD: Final = 16
 # A shim is ready within milliseconds, also on a busy machine.
 _PATIENCE: Final = 10.0
 _POLL: Final = 0.2
@@ -252,6 +256,8 @@ class ShimPool:
         self._fork_server = fork_server
         self._idle: dict[ShimChannel, AttemptProcesses] = {}
         self._no_orders_until = -math.inf
+        self._wanted = 0
+        """How many jobs are about to start."""
         self._new: set[ShimChannel] = set()
         """Shims that have not sent yet that they are ready."""
         self.attempts: dict[str, LocalAttempt] = {}
@@ -275,22 +281,37 @@ class ShimPool:
         """When `receive` is to be called at the latest, in monotonic seconds."""
         return min((one.retry_at for one in self.attempts.values()), default=math.inf)
 
+    def prepare(self, jobs: int) -> None:
+        """Has shims forked for jobs that are about to start, while the first of them are claimed."""
+        self._wanted = jobs
+        with contextlib.suppress(StokerError):  # the next call of `replenish` raises it again
+            self.replenish()
+
     def replenish(self) -> None:
         """Orders shims for the next jobs, and closes those that are too many. Raises StokerError."""
         if time.monotonic() >= self._no_orders_until:
-            for _ in range(SPARE - len(self._idle) - len(self._new) - self._fork_server.expected):
+            missing = (
+                max(SPARE, min(self._wanted, _MOST_AHEAD))
+                - len(self._idle)
+                - len(self._new)
+                - self._fork_server.expected
+            )
+            for _ in range(missing):
                 self._fork_server.order()
-        for channel in list(self._idle)[SPARE * 2 :]:
+        for channel in list(self._idle)[max(SPARE * 2, self._wanted) :]:
             del self._idle[channel]
             channel.close()
 
     def take(self) -> tuple[ShimChannel, AttemptProcesses]:
         """A shim that is ready, waiting for one if necessary. Raises StokerError when none comes."""
         ends = time.monotonic() + _PATIENCE
+        if self._wanted > len(self._idle):
+            self.replenish()
         while True:
             while self._idle:
                 channel, processes = self._idle.popitem()
                 if channel.receive() is None and channel.open:
+                    self._wanted = max(self._wanted - 1, 0)
                     return channel, processes
                 channel.close()
             if time.monotonic() > ends:

@@ -39,6 +39,8 @@ HEARTBEAT_EVERY: Final = 1.0
 # A terminal or log gets no more lines than a person can follow.
 _BETWEEN_LINES: Final = 0.2
 _SET_DEATH_SIGNAL: Final = 1
+# Set for a job over several machines, with what they are otherwise.
+_MACHINES: Final = {"STOKER_NODES": 1, "STOKER_NODE_RANK": 0}
 
 
 class RankPlan(msgspec.Struct, frozen=True):
@@ -57,16 +59,22 @@ class RankPlan(msgspec.Struct, frozen=True):
     report_steps: bool = False
     """Whether it calls `stoker.step()`."""
     rank: int = 0
+    """Its number on this machine."""
+    nodes: int = 1
+    node_rank: int = 0
+    """Which of the job's machines this one is."""
 
     @property
     def is_last(self) -> bool:
         """The last rank is the one that dies or loses its GPU."""
-        return self.rank == self.ranks - 1
+        return self.rank == self.ranks - 1 and self.node_rank == self.nodes - 1
 
 
 def launch(plan: RankPlan) -> int:
-    """Runs all ranks of a plan to their end, and returns the exit code of the first that failed."""
-    if plan.hang in _NEED_TWO_RANKS and plan.ranks < 2:
+    """Runs all ranks of a plan on this machine to their end, and returns the exit code of the first that failed."""
+    nodes, node_rank = (int(os.environ.get(name) or value) for name, value in _MACHINES.items())
+    plan = msgspec.structs.replace(plan, nodes=nodes, node_rank=node_rank)
+    if plan.hang in _NEED_TWO_RANKS and plan.ranks * plan.nodes < 2:
         raise BadInputError(f"a hang of the kind {plan.hang} needs at least 2 ranks")
     if plan.ranks > len(visible := visible_gpus(SimMachine.find(plan.machine, os.environ).gpus, os.environ)):
         raise BadInputError(f"{plan.ranks} ranks need a GPU each, and {len(visible)} are visible")
@@ -85,7 +93,12 @@ def launch(plan: RankPlan) -> int:
 
 def _start(plan: RankPlan) -> "subprocess.Popen[bytes]":
     # The variables of torchrun, by which others know a rank.
-    numbers = {"RANK": plan.rank, "LOCAL_RANK": plan.rank, "WORLD_SIZE": plan.ranks, "LOCAL_WORLD_SIZE": plan.ranks}
+    numbers = {
+        "RANK": plan.node_rank * plan.ranks + plan.rank,
+        "LOCAL_RANK": plan.rank,
+        "WORLD_SIZE": plan.nodes * plan.ranks,
+        "LOCAL_WORLD_SIZE": plan.ranks,
+    }
     environment = os.environ | {name: str(value) for name, value in numbers.items()}
     words = [sys.executable, "-m", "stoker.gpus.sim.ranks", msgspec.json.encode(plan).decode()]
     return subprocess.Popen(words, env=environment)

@@ -27,13 +27,36 @@ FOR UPDATE OF $ SKIP LOCKED
 
 -- by_queued --
 
+-- ready --
+(CASE WHEN $.state = 'queued' AND $.blocked = 0 AND $.not_before = 0 AND $.kept_by IS NULL THEN TRUE ELSE FALSE END)
+
+-- by_ready --
+
+-- by_kept --
+
+-- by_later --
+
+-- unended --
+(CASE WHEN $.outcome IS NULL THEN TRUE ELSE FALSE END)
+
+-- by_lease --
+
 -- by_ended --
 
--- likely --
-(CASE WHEN
+-- heads_of --
+$ s CROSS JOIN LATERAL (
+  SELECT j.shape, j.id, j.priority, j.position, j.submitted FROM stoker_jobs j
+  WHERE {ready j} AND j.shape = s.shape {in_order} LIMIT 16
+) AS j
 
--- surely --
-THEN TRUE ELSE FALSE END)
+-- each --
+json_array_elements_text(CAST(:$ AS JSON))
+
+-- yes --
+TRUE
+
+-- no --
+FALSE
 
 -- name_begins --
 j.name ~>=~ :begin AND j.name ~<~ :beyond
@@ -42,25 +65,42 @@ j.name ~>=~ :begin AND j.name ~<~ :beyond
 right($, :letters)
 
 -- claimed --
-WITH started AS ({start} WHERE id = ({$}) RETURNING id, attempts)
+WITH started AS ({start} WHERE id = ({$}) RETURNING *), claimed AS ({new_attempt} FROM started RETURNING *)
+SELECT {job}, c.number, c.started, c.lease_expires FROM started j CROSS JOIN claimed c
+
+-- new_attempt --
 INSERT INTO stoker_attempts {attempt_columns}
-SELECT :attempt, s.id, :worker, s.attempts, :gpus, {now}, {lease_now} + :lease FROM started s
-RETURNING job_id, number, started, lease_expires
+SELECT :attempt, started.id, :worker, started.attempts, :gpus, {now}, {lease_now} + :lease, :pending
+
+-- ended_with --
+WITH ended AS ({success_of_attempt} RETURNING job_id), done AS (
+  {success_of_job} FROM ended WHERE id = ended.job_id AND attempt = :ended AND {is_running}
+  RETURNING id, EXISTS (SELECT 1 FROM stoker_dependencies d WHERE d.needs = id) AS is_needed
+)
+
+-- rung --
+CASE WHEN :ring = 1 THEN CAST(pg_notify('stoker', '') AS TEXT) END
 
 -- succeed --
-WITH ended AS ({success_of_attempt} RETURNING job_id)
-{success_of_job}
-FROM ended WHERE id = ended.job_id AND attempt = :attempt AND state = 'running'
-RETURNING id, CASE WHEN :ring = 1 THEN CAST(pg_notify('stoker', '') AS TEXT) END
+{ended_with} SELECT id, is_needed, {rung} FROM done
+
+-- succeed and claim --
+{ended_with}, started AS ({start} WHERE id = (SELECT chosen.id FROM ({head}) AS chosen, done WHERE NOT done.is_needed) RETURNING *),
+claimed AS ({new_attempt} FROM started RETURNING *)
+SELECT d.id, d.is_needed, {rung}, {job}, c.number, c.started, c.lease_expires
+FROM done d LEFT JOIN started j ON TRUE LEFT JOIN claimed c ON TRUE
 
 -- positions --
 SELECT CAST(nextval('stoker_positions') AS DOUBLE PRECISION) FROM generate_series(1, :count)
 
 -- notify --
-NOTIFY stoker
+SELECT pg_notify('stoker', ''), CASE WHEN :concerns_workers = 1 THEN CAST(pg_notify('stoker_workers', :changes) AS TEXT) END
 
 -- listen --
 LISTEN stoker
+
+-- listen as worker --
+LISTEN stoker_workers
 
 -- is there a queue --
 SELECT count(*) FROM pg_catalog.pg_class WHERE oid = to_regclass('stoker_queue')

@@ -2,8 +2,13 @@ Every statement of the queue, by name. The pieces in braces are written out for 
 {now} is the database's clock in seconds since the epoch, {lease_now} the clock of leases and retries (in SQLite it cannot be
 set), {shown_lease} and {shown_wake} are their times by {now}. {among x}: in the JSON array :x. {locked x} and {skip_locked x}
 lock rows where the database can; a transaction of SQLite locks everything. {claimed x} is a whole claim, in one round trip
-where that matters. {queued}, {by_queued}, {likely} and {surely} make each planner walk the index of queued jobs and stop early,
-also without statistics; {by_ended} names the index of ends. SQLite reads the tables of a CROSS JOIN in their order.
+where that matters. {queued}, {ready x}, {unended x} and the names of indexes ({by_queued}, {by_ready}, {by_kept}, {by_later}, {by_lease}, {by_ended}) make each
+planner walk the index that was made for a statement and stop early, also without statistics; so does CASE, which no index has.
+SQLite reads the tables of a CROSS JOIN in their order.
+
+A ready job is queued, not blocked by a job that it comes after, does not wait for a retry, and no machine reserves GPUs for it:
+all of that is in one index, by shape. So no statement walks along jobs that cannot start. A retry that is due becomes ready by
+`wake`. Those for which a machine reserves GPUs are few, and have an index of their own.
 
 -- job --
 j.id, j.spec, j.priority, j.state, j.position, j.submitted, j.started, j.ended, {shown_wake}, j.retries_left,
@@ -20,10 +25,13 @@ EXISTS (SELECT 1 FROM stoker_workers w WHERE w.id = $ AND w.seen >= {now} - 60)
 -- unkept --
 kept_by = NULL, kept_gpus = NULL, kept_until = NULL
 
+-- ended_states --
+('succeeded', 'failed', 'cancelled')
+
 -- fulfilled --
 NOT EXISTS (
     SELECT 1 FROM stoker_dependencies d JOIN stoker_jobs n ON n.id = d.needs
-    WHERE d.job_id = j.id
+    WHERE d.job_id = $.id
       AND NOT (n.state = 'succeeded' OR (d.kind = 'any' AND n.state IN ('failed', 'cancelled')))
   )
 
@@ -41,9 +49,9 @@ SELECT origin, job_id FROM stoker_forgotten WHERE origin {among origins}
 
 -- insert job --
 INSERT INTO stoker_jobs
-  (id, origin, name, state, priority, position, gpus, spec, retries, retries_left, submitted)
+  (id, origin, name, state, priority, position, shape, spec, retries, retries_left, submitted)
 VALUES
-  (:id, :origin, :name, :state, :priority, :position, :gpus, :spec, :retries, :retries, {now})
+  (:id, :origin, :name, :state, :priority, :position, :shape, :spec, :retries, :retries, {now})
 
 -- insert dependency --
 INSERT INTO stoker_dependencies (job_id, needs, kind) VALUES (:job, :needs, :kind)
@@ -65,50 +73,101 @@ WITH RECURSIVE chain (id) AS (
 )
 SELECT id FROM chain WHERE id = :job
 
--- ready --
-SELECT {job}, CASE WHEN j.kept_by IS NOT NULL THEN {now} END FROM stoker_jobs j {by_queued}
-WHERE {queued} AND {likely} j.not_before <= {lease_now} {surely} AND {fulfilled} AND {open}
+-- in_order --
 ORDER BY j.priority DESC, j.position, j.submitted, j.id
 
--- next wake --
-SELECT min(not_before) - {lease_now} + {now} FROM stoker_jobs WHERE state = 'queued' AND not_before > 0 AND not_before > {lease_now}
+-- next_shape --
+SELECT j.shape FROM stoker_jobs j {by_ready} WHERE {ready j} AND j.shape > $ ORDER BY j.shape LIMIT 1
 
--- next_job --
-SELECT j.id FROM stoker_jobs j {by_queued}
-  WHERE {queued} AND {likely} j.not_before <= {lease_now} AND j.gpus = :wanted {surely} AND {fulfilled} AND {open}
-  ORDER BY j.priority DESC, j.position, j.submitted, j.id
-  LIMIT 1
-  {skip_locked j}
+-- heads --
+WITH RECURSIVE found (shape, number) AS (
+  SELECT ({next_shape :after}), 1
+  UNION ALL
+  SELECT ({next_shape found.shape}), found.number + 1 FROM found WHERE found.shape IS NOT NULL AND found.number < :shapes
+), wanted (shape) AS (
+  SELECT shape FROM found WHERE shape IS NOT NULL AND NOT (shape {among without})
+  UNION
+  SELECT {each also}
+)
+SELECT j.shape, j.id, j.priority, j.position, j.submitted, NULL AS kept FROM {heads_of wanted} WHERE {open}
+UNION ALL
+SELECT * FROM (
+  SELECT j.shape, j.id, j.priority, j.position, j.submitted, {kept} AS kept FROM stoker_jobs j {by_kept}
+  WHERE j.kept_by IS NOT NULL AND {startable} AND {open}
+  {in_order} LIMIT 50
+) AS reserved
+UNION ALL
+SELECT j.shape, j.id, j.priority, j.position, j.submitted, {kept} FROM stoker_jobs j
+WHERE j.kept_by = :worker AND {startable} AND {open}
+UNION ALL
+SELECT NULL, CASE WHEN {is_anything_expired} THEN 'expired' END, 0, {next_wake}, {lease_now}, CAST({now} AS TEXT)
+
+-- startable --
+CASE WHEN j.state = 'queued' AND j.blocked = 0 AND j.not_before = 0 THEN {yes} ELSE {no} END
+
+-- first ready --
+SELECT shape, id, priority, position, submitted, NULL FROM (
+  SELECT * FROM stoker_jobs j {by_queued} WHERE {queued} {in_order} LIMIT 100
+) AS line WHERE {ready line} AND {open}
+
+-- specs --
+SELECT shape, spec FROM stoker_jobs WHERE id {among jobs}
+
+-- next_wake --
+(SELECT not_before FROM stoker_jobs {by_later} WHERE state = 'queued' AND not_before > 0 ORDER BY not_before LIMIT 1)
+
+-- wake --
+UPDATE stoker_jobs {by_later} SET not_before = 0 WHERE state = 'queued' AND not_before > 0 AND not_before <= {lease_now}
+RETURNING shape, priority
 
 -- any_job --
 SELECT j.id FROM stoker_jobs j
-  WHERE j.id {among jobs} AND {likely} j.state = 'queued' AND j.not_before <= {lease_now} {surely} AND {fulfilled} AND {open}
-  ORDER BY j.priority DESC, j.position, j.submitted, j.id
+  WHERE j.id {among jobs} AND CASE WHEN j.state = 'queued' AND j.blocked = 0 AND j.not_before <= {lease_now} THEN {yes} ELSE {no} END
+    AND {open}
+  {in_order}
   LIMIT 1
   {skip_locked j}
+
+-- head --
+SELECT head.id FROM (
+    SELECT j.id, j.priority, j.position FROM stoker_jobs j {by_ready}
+    WHERE {ready j} AND j.shape = :shape AND NOT (j.id {among others}) AND {open}
+    {in_order}
+    LIMIT 1
+    {skip_locked j}
+  ) AS head
+  WHERE head.priority > :priority OR (head.priority = :priority AND head.position < :position)
 
 -- claim --
 {claimed any_job}
 
--- claim next --
-{claimed next_job}
+-- claim head --
+{claimed head}
 
 -- start --
 UPDATE stoker_jobs
-SET state = 'running', attempt = :attempt, attempts = attempts + 1, started = {now}, ended = NULL, exit_code = NULL,
-    reason = '', {unkept}
+SET state = 'running', attempt = :attempt, attempts = attempts + 1, started = CASE WHEN :pending = 1 THEN NULL ELSE {now} END,
+    ended = NULL, exit_code = NULL, reason = '', {unkept}
 
 -- attempt_columns --
-(id, job_id, worker_id, number, gpus, started, lease_expires)
+(id, job_id, worker_id, number, gpus, started, lease_expires, pending)
+
+-- has_no_outcome --
+CASE WHEN outcome IS NULL THEN {yes} ELSE {no} END
+
+-- is_running --
+CASE WHEN state = 'running' THEN {yes} ELSE {no} END
+
+-- is_anything_expired --
+(SELECT 1 FROM stoker_attempts a {by_lease}
+ WHERE {unended a} AND a.lease_expires < {lease_now} AND a.worker_id <> :worker ORDER BY a.lease_expires LIMIT 1) IS NOT NULL
 
 -- is anything expired --
-SELECT {lease_now}, EXISTS (
-  SELECT 1 FROM stoker_attempts WHERE outcome IS NULL AND lease_expires < {lease_now} AND worker_id <> :worker
-)
+SELECT {lease_now}, {is_anything_expired}, {next_wake}
 
 -- expired attempts --
-SELECT a.id FROM stoker_attempts a
-WHERE a.outcome IS NULL AND a.lease_expires < {lease_now} AND a.worker_id <> :worker
+SELECT a.id FROM stoker_attempts a {by_lease}
+WHERE {unended a} AND a.lease_expires < {lease_now} AND a.worker_id <> :worker
 ORDER BY a.lease_expires, a.id
 LIMIT 100
 {skip_locked a}
@@ -119,41 +178,47 @@ WHERE outcome IS NULL AND lease_expires BETWEEN {lease_now} - :step AND {lease_n
 
 -- renew --
 UPDATE stoker_attempts SET lease_expires = {lease_now} + :lease
-WHERE id {among attempts} AND outcome IS NULL
+WHERE id {among attempts} AND {has_no_outcome}
 RETURNING id, (SELECT j.cancel_requested IS NOT NULL FROM stoker_jobs j WHERE j.id = job_id)
 
 -- adopt --
 UPDATE stoker_attempts SET worker_id = :worker, lease_expires = {lease_now} + :lease
-WHERE id {among attempts} AND outcome IS NULL
+WHERE id {among attempts} AND {has_no_outcome}
 RETURNING id
 
 -- end attempt --
 UPDATE stoker_attempts
 SET outcome = :outcome, exit_code = :exit_code, reason = :reason, ended = {now}
-WHERE id = :attempt AND outcome IS NULL
+WHERE id = :attempt AND {has_no_outcome}
 RETURNING job_id
 
 -- success_of_attempt --
 UPDATE stoker_attempts
 SET outcome = 'succeeded', exit_code = :exit_code, reason = :reason, ended = {now}
-WHERE id = :attempt AND outcome IS NULL
+WHERE id = :ended AND {has_no_outcome}
 
 -- success_of_job --
 UPDATE stoker_jobs
 SET state = 'succeeded', exit_code = :exit_code, reason = :reason, ended = {now}, not_before = 0, cancel_requested = NULL
 
 -- job of attempt --
-SELECT {job} FROM stoker_jobs j WHERE j.id = :job AND j.attempt = :attempt AND j.state = 'running' {locked j}
+SELECT {job} FROM stoker_jobs j WHERE j.id = :job AND j.attempt = :attempt AND {is_running} {locked j}
 
 -- ended so --
 SELECT count(*) FROM stoker_attempts WHERE job_id = :job AND outcome = :outcome
+
+-- freed --
+SELECT j.shape, max(j.priority), count(*) FROM stoker_dependencies d CROSS JOIN stoker_jobs j
+WHERE d.needs = :job AND j.id = d.job_id AND {startable}
+GROUP BY j.shape
 
 -- end job --
 UPDATE stoker_jobs
 SET state = :state, reason = :reason, retries_left = :retries_left, not_before = CASE WHEN :delay > 0 THEN {lease_now} + :delay ELSE 0 END,
     exit_code = :exit_code, cancel_requested = NULL,
     ended = CASE WHEN :state IN ('succeeded', 'failed', 'cancelled') THEN {now} ELSE NULL END
-WHERE id = :job AND attempt = :attempt AND state = 'running'
+WHERE id = :job AND attempt = :attempt AND {is_running}
+RETURNING shape, priority
 
 -- cancel --
 UPDATE stoker_jobs
@@ -162,21 +227,31 @@ SET state = CASE WHEN state = 'running' THEN 'running' ELSE 'cancelled' END,
     ended = CASE WHEN state = 'running' THEN ended ELSE {now} END,
     cancel_requested = CASE WHEN state = 'running' THEN coalesce(cancel_requested, {now}) ELSE NULL END, {unkept}
 WHERE id {among ids} AND state IN ('queued', 'held', 'running')
-RETURNING id, state
+RETURNING id, state, coalesce((SELECT a.worker_id FROM stoker_attempts a WHERE a.id = attempt), '')
+
+-- annotate attempt --
+UPDATE stoker_attempts
+SET pending = :pending, location = :location, started = CASE WHEN :began <= started THEN started WHEN :began < {now} THEN :began ELSE {now} END
+WHERE id = :attempt AND {has_no_outcome}
+
+-- annotate job --
+UPDATE stoker_jobs
+SET started = CASE WHEN :pending = 0 THEN (SELECT a.started FROM stoker_attempts a WHERE a.id = :attempt) END
+WHERE id = (SELECT a.job_id FROM stoker_attempts a WHERE a.id = :attempt) AND attempt = :attempt AND {is_running}
 
 -- requests --
 SELECT a.id, CASE WHEN j.cancel_requested IS NULL THEN 0 ELSE 1 END,
   CASE WHEN s.until > {now} THEN s.until - {now} WHEN s.until = 0 THEN 0 END, s.until, s.who
 FROM stoker_attempts a JOIN stoker_jobs j ON j.attempt = a.id AND j.id = a.job_id
   LEFT JOIN stoker_snoozes s ON s.attempt_id = a.id
-WHERE a.worker_id = :worker AND a.outcome IS NULL AND j.state = 'running'
+WHERE a.id {among attempts} AND {has_no_outcome} AND {is_running}
   AND (j.cancel_requested IS NOT NULL OR s.until > {now} OR s.until = 0)
 
 -- snooze --
 INSERT INTO stoker_snoozes (attempt_id, until, who)
 SELECT a.id, CASE WHEN :seconds > 0 THEN {now} + :seconds ELSE 0 END, :who FROM stoker_attempts a WHERE a.id = :attempt AND a.outcome IS NULL
 ON CONFLICT (attempt_id) DO UPDATE SET until = excluded.until, who = excluded.who
-RETURNING attempt_id
+RETURNING (SELECT a.worker_id FROM stoker_attempts a WHERE a.id = attempt_id)
 
 -- snoozes --
 SELECT s.attempt_id, s.until FROM stoker_snoozes s JOIN stoker_attempts a ON a.id = s.attempt_id
@@ -200,19 +275,22 @@ WHERE id {among ids} AND state = 'cancelled' RETURNING id
 
 -- edit --
 UPDATE stoker_jobs
-SET name = :name, priority = :priority, gpus = :gpus, spec = :spec, retries = :retries, retries_left = :retries_left,
+SET name = :name, priority = :priority, shape = :shape, spec = :spec, retries = :retries, retries_left = :retries_left,
     {unkept}
 WHERE id = :id
 
 -- keep --
 UPDATE stoker_jobs SET kept_by = :worker, kept_gpus = :gpus, kept_until = CASE WHEN :seconds >= 0 THEN {now} + :seconds END
-WHERE id = :job AND state = 'queued' AND (
+WHERE id = :job AND CASE WHEN state = 'queued' THEN {yes} ELSE {no} END AND (
   kept_by IS NULL OR kept_by = :worker OR kept_by = :instead_of OR NOT {there kept_by}
 )
 RETURNING id
 
 -- keep no more --
 UPDATE stoker_jobs SET {unkept} WHERE kept_by = :worker AND NOT (id {among jobs}) RETURNING id
+
+-- keep for the dead no more --
+UPDATE stoker_jobs SET {unkept} WHERE kept_by IS NOT NULL AND NOT {there kept_by} RETURNING shape
 
 -- lock queue --
 SELECT paused FROM stoker_queue q {locked q}
@@ -253,8 +331,11 @@ SELECT {job} FROM (
 -- newest first --
 ORDER BY j.submitted DESC, j.position DESC LIMIT :limit OFFSET :offset
 
+-- begun first --
+ORDER BY CASE WHEN j.started IS NULL THEN 1 ELSE 0 END, j.submitted DESC, j.position DESC LIMIT :limit OFFSET :offset
+
 -- in order --
-ORDER BY j.priority DESC, j.position, j.submitted, j.id LIMIT :limit OFFSET :offset
+{in_order} LIMIT :limit OFFSET :offset
 
 -- older_than_last --
 (j.submitted, j.position) < (:submitted, :position)
@@ -272,7 +353,7 @@ SELECT state, count(*) FROM stoker_jobs GROUP BY state
 SELECT state, count(*) FROM stoker_jobs WHERE state IN ('queued', 'held', 'running') GROUP BY state
 
 -- in line --
-SELECT {job} FROM stoker_jobs j {by_queued} WHERE {queued} ORDER BY j.priority DESC, j.position, j.submitted, j.id
+SELECT {job} FROM stoker_jobs j {by_queued} WHERE {queued} {in_order}
 
 -- ahead --
 SELECT 1 FROM stoker_jobs j {by_queued} WHERE {queued} AND j.priority > :priority
@@ -359,16 +440,19 @@ DELETE FROM stoker_workers
 WHERE seen < {now} - :age
   AND NOT EXISTS (SELECT 1 FROM stoker_attempts a WHERE a.worker_id = stoker_workers.id AND a.outcome IS NULL)
 
+-- attempt_row --
+id, job_id, worker_id, number, gpus, started, {shown_lease}, ended, outcome, exit_code, reason, pending, location
+
 -- attempts of job --
-SELECT id, job_id, worker_id, number, gpus, started, {shown_lease}, ended, outcome, exit_code, reason
+SELECT {attempt_row}
 FROM stoker_attempts WHERE job_id = :job ORDER BY number
 
 -- attempt --
-SELECT id, job_id, worker_id, number, gpus, started, {shown_lease}, ended, outcome, exit_code, reason
+SELECT {attempt_row}
 FROM stoker_attempts WHERE id = :attempt
 
 -- running attempts --
-SELECT id, job_id, worker_id, number, gpus, started, {shown_lease}, ended, outcome, exit_code, reason
+SELECT {attempt_row}
 FROM stoker_attempts WHERE outcome IS NULL ORDER BY started, id
 
 -- write log --
@@ -406,7 +490,8 @@ SELECT cause, rule, report, fit FROM stoker_attempt_details WHERE attempt_id = :
 SELECT attempt_id, cause, rule FROM stoker_attempt_details WHERE attempt_id {among attempts} AND cause <> ''
 
 -- stops by rule --
-SELECT a.ended, a.gpus FROM stoker_attempt_details f JOIN stoker_attempts a ON a.id = f.attempt_id
+SELECT a.ended, a.gpus, CASE WHEN a.gpus = '[]' THEN j.spec ELSE '' END
+FROM stoker_attempt_details f JOIN stoker_attempts a ON a.id = f.attempt_id JOIN stoker_jobs j ON j.id = a.job_id
 WHERE f.rule <> '' AND f.written >= :written AND a.ended >= :since
 ORDER BY a.ended
 
@@ -419,6 +504,9 @@ RETURNING id
 INSERT INTO stoker_workers (id, host, view, started, seen, paused)
 VALUES (:worker, :host, :view, {now}, {now}, 0)
 ON CONFLICT (id) DO UPDATE SET host = excluded.host, view = excluded.view, seen = excluded.seen
+
+-- count workers --
+SELECT count(*) FROM stoker_workers WHERE seen >= {now} - :age
 
 -- view of worker --
 SELECT view FROM stoker_workers WHERE id = :worker
@@ -452,6 +540,10 @@ ORDER BY a.job_id
 -- in no known state --
 SELECT j.id FROM stoker_jobs j
 WHERE j.state NOT IN ('queued', 'held', 'running', 'succeeded', 'failed', 'cancelled') ORDER BY j.id
+
+-- wrongly blocked --
+SELECT j.id FROM stoker_jobs j
+WHERE j.state IN ('queued', 'held') AND j.blocked <> CASE WHEN {fulfilled j} THEN 0 ELSE 1 END ORDER BY j.id
 
 -- open dependencies --
 SELECT d.job_id, d.needs FROM stoker_dependencies d JOIN stoker_jobs j ON j.id = d.job_id
@@ -535,7 +627,7 @@ INSERT INTO stoker_log_streams (attempt_id, until)
 SELECT a.id, {now} + :seconds FROM stoker_attempts a WHERE a.id = :attempt
 ON CONFLICT (attempt_id) DO UPDATE SET until = excluded.until,
   edition = CASE WHEN stoker_log_streams.complete = 1 THEN stoker_log_streams.edition ELSE '' END
-RETURNING attempt_id
+RETURNING (SELECT a.worker_id FROM stoker_attempts a WHERE a.id = attempt_id)
 
 -- log requests --
 SELECT a.id, a.job_id, a.number, a.worker_id, l.edition FROM stoker_log_streams l CROSS JOIN stoker_attempts a
@@ -571,3 +663,29 @@ RETURNING start
 
 -- expire log streams --
 DELETE FROM stoker_log_streams WHERE until < {now} - :seconds
+
+-- insert blob --
+INSERT INTO stoker_blobs (digest, size) VALUES (:digest, :size) ON CONFLICT (digest) DO NOTHING RETURNING digest
+
+-- insert blob chunk --
+INSERT INTO stoker_blob_chunks (digest, number, data) VALUES (:digest, :number, :data)
+
+-- known blobs --
+SELECT digest FROM stoker_blobs WHERE digest {among digests}
+
+-- refer to blob --
+INSERT INTO stoker_blob_uses (job_id, digest) VALUES (:job, :digest)
+
+-- blob chunk --
+SELECT data FROM stoker_blob_chunks WHERE digest = :digest AND number = :number
+
+-- lock unused blobs --
+SELECT b.digest FROM stoker_blobs b
+WHERE NOT EXISTS (SELECT 1 FROM stoker_blob_uses u WHERE u.digest = b.digest)
+ORDER BY b.digest LIMIT :most
+{skip_locked b}
+
+-- delete unused blobs --
+DELETE FROM stoker_blobs
+WHERE digest {among digests} AND NOT EXISTS (SELECT 1 FROM stoker_blob_uses u WHERE u.digest = stoker_blobs.digest)
+RETURNING size

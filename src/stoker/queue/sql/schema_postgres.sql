@@ -16,7 +16,6 @@ CREATE TABLE stoker_jobs (
   state TEXT NOT NULL,
   priority INTEGER NOT NULL,
   position DOUBLE PRECISION NOT NULL,
-  gpus INTEGER NOT NULL,
   retries INTEGER NOT NULL,
   retries_left INTEGER NOT NULL,
   attempts INTEGER NOT NULL DEFAULT 0,
@@ -32,10 +31,14 @@ CREATE TABLE stoker_jobs (
   kept_by TEXT,
   kept_gpus TEXT,
   kept_until DOUBLE PRECISION,
+  shape TEXT COLLATE "C" NOT NULL,
+  blocked INTEGER NOT NULL DEFAULT 0,
   spec TEXT NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX stoker_jobs_queued ON stoker_jobs (priority DESC, position, submitted, id)
   WHERE (CASE WHEN state = 'queued' THEN TRUE ELSE FALSE END);
+CREATE INDEX stoker_jobs_ready ON stoker_jobs (shape, priority DESC, position, submitted, id)
+  WHERE (CASE WHEN state = 'queued' AND blocked = 0 AND not_before = 0 AND kept_by IS NULL THEN TRUE ELSE FALSE END);
 CREATE INDEX stoker_jobs_later ON stoker_jobs (not_before) WHERE state = 'queued' AND not_before > 0;
 CREATE INDEX stoker_jobs_submitted ON stoker_jobs (submitted, position);
 CREATE INDEX stoker_jobs_state ON stoker_jobs (state, submitted, position);
@@ -68,9 +71,12 @@ CREATE TABLE stoker_attempts (
   outcome TEXT,
   exit_code INTEGER,
   reason TEXT NOT NULL DEFAULT '',
+  pending INTEGER NOT NULL DEFAULT 0,
+  location TEXT NOT NULL DEFAULT '',
   UNIQUE (job_id, number)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
-CREATE INDEX stoker_attempts_running ON stoker_attempts (lease_expires) WHERE outcome IS NULL;
+CREATE INDEX stoker_attempts_running ON stoker_attempts (lease_expires)
+  WHERE (CASE WHEN outcome IS NULL THEN TRUE ELSE FALSE END);
 CREATE UNIQUE INDEX stoker_attempts_one ON stoker_attempts (job_id) WHERE outcome IS NULL;
 
 CREATE TABLE stoker_logs (
@@ -151,9 +157,69 @@ CREATE TABLE stoker_log_chunks (
 );
 
 CREATE INDEX stoker_jobs_kept ON stoker_jobs (kept_by) WHERE kept_by IS NOT NULL;
+CREATE INDEX stoker_jobs_kept_order ON stoker_jobs (priority DESC, position, submitted, id) WHERE kept_by IS NOT NULL;
 
 CREATE TABLE stoker_feeds (
   name TEXT COLLATE "C" NOT NULL PRIMARY KEY,
   version INTEGER NOT NULL,
   memory TEXT NOT NULL
 );
+
+CREATE TABLE stoker_blobs (
+  digest TEXT COLLATE "C" NOT NULL PRIMARY KEY,
+  size BIGINT NOT NULL
+);
+
+CREATE TABLE stoker_blob_chunks (
+  digest TEXT COLLATE "C" NOT NULL REFERENCES stoker_blobs (digest) ON DELETE CASCADE,
+  number INTEGER NOT NULL,
+  data BYTEA NOT NULL,
+  PRIMARY KEY (digest, number)
+);
+-- Compressed already.
+ALTER TABLE stoker_blob_chunks ALTER COLUMN data SET STORAGE EXTERNAL;
+
+CREATE TABLE stoker_blob_uses (
+  job_id TEXT COLLATE "C" NOT NULL REFERENCES stoker_jobs (id) ON DELETE CASCADE,
+  digest TEXT COLLATE "C" NOT NULL REFERENCES stoker_blobs (digest),
+  PRIMARY KEY (job_id, digest)
+);
+CREATE INDEX stoker_blob_uses_digest ON stoker_blob_uses (digest);
+
+-- `blocked` follows the states of the jobs that a job comes after. Two of them may end at the same time: the row of the
+-- job that waits is locked before their states are read, and every statement of a function sees what is committed by then.
+CREATE FUNCTION stoker_block(jobs TEXT[]) RETURNS VOID LANGUAGE plpgsql AS $$
+  BEGIN
+    PERFORM 1 FROM stoker_jobs j WHERE j.id = ANY (jobs) ORDER BY j.id FOR NO KEY UPDATE;
+    UPDATE stoker_jobs j SET blocked = CASE WHEN {fulfilled j} THEN 0 ELSE 1 END
+    WHERE j.id = ANY (jobs) AND j.blocked <> CASE WHEN {fulfilled j} THEN 0 ELSE 1 END;
+  END $$;
+
+CREATE FUNCTION stoker_block_dependents() RETURNS TRIGGER LANGUAGE plpgsql AS $$
+  DECLARE dependents TEXT[];
+  BEGIN
+    SELECT array_agg(d.job_id) INTO dependents FROM stoker_dependencies d WHERE d.needs = NEW.id;
+    IF dependents IS NOT NULL THEN PERFORM stoker_block(dependents); END IF;
+    RETURN NULL;
+  END $$;
+CREATE TRIGGER stoker_jobs_block AFTER UPDATE OF state ON stoker_jobs FOR EACH ROW
+  WHEN (OLD.state <> NEW.state AND (OLD.state IN {ended_states} OR NEW.state IN {ended_states}))
+  EXECUTE FUNCTION stoker_block_dependents();
+
+-- A job that ends at this moment must either be seen here as ended, or see this dependency.
+CREATE FUNCTION stoker_block_new() RETURNS TRIGGER LANGUAGE plpgsql AS $$
+  BEGIN
+    PERFORM 1 FROM stoker_jobs n WHERE n.id = NEW.needs FOR SHARE;
+    PERFORM stoker_block(ARRAY[NEW.job_id]);
+    RETURN NULL;
+  END $$;
+CREATE TRIGGER stoker_dependencies_new AFTER INSERT ON stoker_dependencies FOR EACH ROW
+  EXECUTE FUNCTION stoker_block_new();
+
+CREATE FUNCTION stoker_block_less() RETURNS TRIGGER LANGUAGE plpgsql AS $$
+  BEGIN
+    PERFORM stoker_block(ARRAY[OLD.job_id]);
+    RETURN NULL;
+  END $$;
+CREATE TRIGGER stoker_dependencies_less AFTER DELETE ON stoker_dependencies FOR EACH ROW
+  EXECUTE FUNCTION stoker_block_less();

@@ -15,7 +15,6 @@ CREATE TABLE stoker_jobs (
   state TEXT NOT NULL,
   priority INTEGER NOT NULL,
   position REAL NOT NULL,
-  gpus INTEGER NOT NULL,
   retries INTEGER NOT NULL,
   retries_left INTEGER NOT NULL,
   attempts INTEGER NOT NULL DEFAULT 0,
@@ -31,9 +30,13 @@ CREATE TABLE stoker_jobs (
   kept_by TEXT,
   kept_gpus TEXT,
   kept_until REAL,
+  shape TEXT NOT NULL,
+  blocked INTEGER NOT NULL DEFAULT 0,
   spec TEXT NOT NULL
 );
 CREATE INDEX stoker_jobs_queued ON stoker_jobs (priority DESC, position, submitted, id) WHERE state = 'queued';
+CREATE INDEX stoker_jobs_ready ON stoker_jobs (shape, priority DESC, position, submitted, id)
+  WHERE state = 'queued' AND blocked = 0 AND not_before = 0 AND kept_by IS NULL;
 CREATE INDEX stoker_jobs_later ON stoker_jobs (not_before) WHERE state = 'queued' AND not_before > 0;
 CREATE INDEX stoker_jobs_submitted ON stoker_jobs (submitted, position);
 CREATE INDEX stoker_jobs_state ON stoker_jobs (state, submitted, position);
@@ -66,6 +69,8 @@ CREATE TABLE stoker_attempts (
   outcome TEXT,
   exit_code INTEGER,
   reason TEXT NOT NULL DEFAULT '',
+  pending INTEGER NOT NULL DEFAULT 0,
+  location TEXT NOT NULL DEFAULT '',
   UNIQUE (job_id, number)
 );
 CREATE INDEX stoker_attempts_running ON stoker_attempts (lease_expires) WHERE outcome IS NULL;
@@ -154,9 +159,45 @@ CREATE TABLE stoker_clocks (
 ) WITHOUT ROWID;
 
 CREATE INDEX stoker_jobs_kept ON stoker_jobs (kept_by) WHERE kept_by IS NOT NULL;
+CREATE INDEX stoker_jobs_kept_order ON stoker_jobs (priority DESC, position, submitted, id) WHERE kept_by IS NOT NULL;
 
 CREATE TABLE stoker_feeds (
   name TEXT NOT NULL PRIMARY KEY,
   version INTEGER NOT NULL,
   memory TEXT NOT NULL
 );
+
+CREATE TABLE stoker_blobs (
+  digest TEXT NOT NULL PRIMARY KEY,
+  size INTEGER NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE stoker_blob_chunks (
+  digest TEXT NOT NULL REFERENCES stoker_blobs (digest) ON DELETE CASCADE,
+  number INTEGER NOT NULL,
+  data BLOB NOT NULL,
+  PRIMARY KEY (digest, number)
+);
+
+CREATE TABLE stoker_blob_uses (
+  job_id TEXT NOT NULL REFERENCES stoker_jobs (id) ON DELETE CASCADE,
+  digest TEXT NOT NULL REFERENCES stoker_blobs (digest),
+  PRIMARY KEY (job_id, digest)
+) WITHOUT ROWID;
+CREATE INDEX stoker_blob_uses_digest ON stoker_blob_uses (digest);
+
+-- `blocked` follows the states of the jobs that a job comes after.
+CREATE TRIGGER stoker_jobs_block AFTER UPDATE OF state ON stoker_jobs
+  WHEN OLD.state <> NEW.state AND (OLD.state IN {ended_states} OR NEW.state IN {ended_states})
+  BEGIN
+    UPDATE stoker_jobs SET blocked = CASE WHEN {fulfilled stoker_jobs} THEN 0 ELSE 1 END
+    WHERE id IN (SELECT d.job_id FROM stoker_dependencies d WHERE d.needs = NEW.id);
+  END;
+CREATE TRIGGER stoker_dependencies_new AFTER INSERT ON stoker_dependencies
+  BEGIN
+    UPDATE stoker_jobs SET blocked = CASE WHEN {fulfilled stoker_jobs} THEN 0 ELSE 1 END WHERE id = NEW.job_id;
+  END;
+CREATE TRIGGER stoker_dependencies_less AFTER DELETE ON stoker_dependencies
+  BEGIN
+    UPDATE stoker_jobs SET blocked = CASE WHEN {fulfilled stoker_jobs} THEN 0 ELSE 1 END WHERE id = OLD.job_id;
+  END;

@@ -31,12 +31,41 @@ j.state = 'queued'
 -- by_queued --
 INDEXED BY stoker_jobs_queued
 
+-- ready --
+$.state = 'queued' AND $.blocked = 0 AND $.not_before = 0 AND $.kept_by IS NULL
+
+-- by_ready --
+INDEXED BY stoker_jobs_ready
+
+-- by_kept --
+INDEXED BY stoker_jobs_kept_order
+
+-- by_later --
+INDEXED BY stoker_jobs_later
+
+-- unended --
+$.outcome IS NULL
+
+-- by_lease --
+INDEXED BY stoker_attempts_running
+
 -- by_ended --
 INDEXED BY stoker_jobs_ended
 
--- likely --
+-- heads_of --
+$ s CROSS JOIN stoker_jobs j ON j.rowid IN (
+  SELECT h.rowid FROM stoker_jobs h INDEXED BY stoker_jobs_ready WHERE {ready h} AND h.shape = s.shape
+  ORDER BY h.priority DESC, h.position, h.submitted, h.id LIMIT 16
+)
 
--- surely --
+-- each --
+value FROM json_each(:$)
+
+-- yes --
+1
+
+-- no --
+0
 
 -- name_begins --
 j.name >= :begin AND j.name < :beyond
@@ -46,15 +75,25 @@ substr($, -:letters)
 
 -- claimed --
 {start} WHERE id = ({$}) RETURNING id AS job, attempts AS number;
+{new_attempt};
+SELECT {job}, :number, :began, :expires FROM stoker_jobs j WHERE j.id = :job
+
+-- new_attempt --
 INSERT INTO stoker_attempts {attempt_columns}
-VALUES (:attempt, :job, :worker, :number, :gpus, {now}, {lease_now} + :lease)
-RETURNING job_id, number, started, {shown_lease}
+VALUES (:attempt, :job, :worker, :number, :gpus, {now}, {lease_now} + :lease, :pending)
+RETURNING started AS began, {shown_lease} AS expires
 
 -- succeed --
-{success_of_attempt} RETURNING job_id AS job;
+{success_of_attempt} RETURNING job_id AS finished;
 {success_of_job}
-WHERE id = :job AND attempt = :attempt AND state = 'running'
-RETURNING id
+WHERE id = :finished AND attempt = :ended AND {is_running}
+RETURNING id AS finished, EXISTS (SELECT 1 FROM stoker_dependencies d WHERE d.needs = id) AS is_needed
+
+-- succeed and claim --
+{succeed};
+{start} WHERE :is_needed = 0 AND id = ({head}) RETURNING id AS job, attempts AS number;
+{new_attempt};
+SELECT :finished, :is_needed, NULL, {job}, :number, :began, :expires FROM stoker_jobs j WHERE j.id = :job
 
 -- positions --
 WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < :count)

@@ -52,6 +52,10 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     outputs: Sequence[Output] = ()
     """The end of each output of the run."""
     driver: Maybe[str] = Unknown("it was not read")
+    node: str = ""
+    """The machine that these facts are of; empty if the run is on one machine."""
+    others: "Sequence[NodeFacts]" = ()
+    """Those of the other machines of the run."""
 
     @property
     def did_no_work(self) -> bool:
@@ -114,3 +118,12 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
         for stack in self.stacks:
             if known(stack.threads) and stack.threads:
                 yield stack.pid, stack.threads[0]
+
+
+class NodeFacts(msgspec.Struct, frozen=True):
+    """What another machine of the run contributes to the report."""
+
+    node: str
+    facts: RunFacts | None = None
+    problem: str = ""
+    """Why there are no facts of it."""

@@ -55,6 +55,8 @@ class Rank(NamedTuple):
     thread: Thread | None = None
     """The one that shows what it does."""
     steps: int | None = None
+    node: str = ""
+    """Its machine; empty if the job is on one."""
 
     def __str__(self) -> str:
         if self.number is None:
@@ -70,6 +72,12 @@ class Comparison(NamedTuple):
     """Markdown, the most telling first."""
     suspects: tuple[int, ...] = ()
     """The pids of the ranks that the others wait for."""
+    suspect_nodes: tuple[str, ...] = ()
+    """The machine of each of them."""
+
+    def suspects_on(self, node: str) -> tuple[int, ...]:
+        """The pids of those on this machine."""
+        return tuple(pid for pid, place in zip(self.suspects, self.suspect_nodes, strict=True) if place == node)
 
 
 class _Place(NamedTuple):
@@ -99,7 +107,13 @@ def compare(
         return None
     found = _Comparing(ranks, total, directory, blur)
     found.compare()
-    return Comparison(found.pattern, tuple(found.sentences), tuple(found.suspects))
+    suspects = [(rank.pid, rank.node) for rank in found.suspects]
+    return Comparison(
+        found.pattern,
+        tuple(found.sentences),
+        tuple(pid for pid, _node in suspects),
+        tuple(node for _pid, node in suspects),
+    )
 
 
 class _Comparing:
@@ -108,7 +122,7 @@ class _Comparing:
     def __init__(self, ranks: Sequence[Rank], total: int | None, directory: str, blur: float) -> None:
         self.pattern: Pattern = "unclear"
         self.sentences: list[str] = []
-        self.suspects: list[int] = []
+        self.suspects: list[Rank] = []
         self._ranks = ranks
         self._live = [rank for rank in ranks if not rank.is_gone]
         self._total = total
@@ -127,7 +141,7 @@ class _Comparing:
         self.sentences.append(sentence)
         if self.pattern in {"unclear", "together"}:
             self.pattern = pattern
-        self.suspects += [rank.pid for rank in suspects if rank.pid not in self.suspects]
+        self.suspects += [rank for rank in suspects if rank not in self.suspects]
 
     def _gone(self) -> None:
         gone = [rank for rank in self._ranks if rank.is_gone]
@@ -297,12 +311,16 @@ def _lowered(title: str) -> str:
 
 def compare_ranks(facts: RunFacts) -> Comparison | None:
     """None for a job with fewer than two processes on GPUs."""
-    totals = [process.rank.total for process in facts.processes if process.rank is not None]
+    nodes = [facts, *(one.facts for one in facts.others if one.facts is not None)]
+    totals = [process.rank.total for one in nodes for process in one.processes if process.rank is not None]
     total = max((each for each in totals if each is not None), default=None)
     # A process that makes many steps a second reports them only now and then.
     lasted = max((facts.status.ended or 0.0) - facts.spec.started, 1.0)
-    blur = max((one.steps for one in facts.steps), default=0) / lasted * _REPORTED_WITHIN
-    return compare(ranks_of(facts), total=total, directory=facts.spec.directory, blur=blur if blur >= 1 else 0.0)
+    blur = max((each.steps for one in nodes for each in one.steps), default=0) / lasted * _REPORTED_WITHIN
+    ranks = [rank for one in nodes for rank in ranks_of(one)]
+    if len({rank.number for rank in ranks}) < len(ranks):
+        ranks = [rank._replace(number=None) for rank in ranks]  # each machine counts its own
+    return compare(ranks, total=total, directory=facts.spec.directory, blur=blur if blur >= 1 else 0.0)
 
 
 def ranks_of(facts: RunFacts) -> list[Rank]:
@@ -334,7 +352,10 @@ def ranks_of(facts: RunFacts) -> list[Rank]:
                 )
     told = {one.pid: RankNumber(one.rank) for one in facts.steps if one.rank is not None}
     told |= {pid: process.rank for pid, process in alive.items() if process.rank is not None}
-    return _numbered(list(found.values()), told)
+    ranks = _numbered(list(found.values()), told)
+    if not facts.node:
+        return ranks
+    return [rank._replace(gpu=f"{rank.gpu} of {facts.node}", node=facts.node) for rank in ranks]
 
 
 def _seen_on_gpus(looks: Sequence[Look], alive: frozenset[int]) -> tuple[dict[str, str], dict[str, dict[int, int]]]:

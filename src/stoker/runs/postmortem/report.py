@@ -20,7 +20,7 @@ from stoker.masking import masked_command
 from stoker.rules.idle import DEFAULT_WINDOW
 from stoker.rules.registry import policies_of
 from stoker.rules.rule import DEFAULT_EVERY, Verdict
-from stoker.runs.postmortem.facts import RunFacts, without_messages
+from stoker.runs.postmortem.facts import NodeFacts, RunFacts, without_messages
 from stoker.runs.postmortem.hints import hints
 from stoker.runs.postmortem.outputs import Output, last_lines, last_outputs
 from stoker.runs.postmortem.processes import read_processes
@@ -54,6 +54,7 @@ BRIEF_WIDTH: Final = 160
 # second on a busy machine.
 SHORTEST_PATIENCE: Final = 1.0
 LONGEST_PATIENCE: Final = 10.0
+ASKED_WITHIN: Final = 15.0
 # The chart also shows what came before the window.
 WINDOWS_SHOWN: Final = 1.5
 
@@ -101,7 +102,8 @@ class Postmortem:
             job=job,
             verdict=verdict,
             exit="being stopped",
-            looks=journal.recent(window),
+            # Another machine of the run may ask for them a little later than the rule stopped it.
+            looks=journal.recent(window if verdict is not None else window + ASKED_WITHIN),
             window=window,
             idle_window=rule_window,
             below=next((policy.below for policy in policies), None),
@@ -117,16 +119,24 @@ class Postmortem:
         outputs = last_outputs(pids, self._log)
         stacks = collect_stacks(pids, deadline=patience, enough=lambda: bool(hurry.read()))
         self._facts = msgspec.structs.replace(self._facts, processes=processes, outputs=outputs, stacks=stacks)
-        # Written already now, in case this process is killed during the stop.
-        self._write()
+
+    @property
+    def facts(self) -> RunFacts:
+        return self._facts
+
+    def add_nodes(self, here: str, others: Sequence[NodeFacts]) -> None:
+        """The facts of the other machines of the run. `here`: what people call this one."""
+        self._facts = msgspec.structs.replace(self._facts, node=here, others=others)
+        self.write()
 
     def publish(self, how: str, status: Status) -> None:
         """Completes the report with how the stop went, and logs a summary."""
         self._facts = msgspec.structs.replace(self._facts, exit=how, status=_ended_now(status))
-        written = self._write()
+        written = self.write()
         emit(ERROR, brief(self._facts, str(self._record.report) if written else None) + "\n")
 
-    def _write(self) -> bool:
+    def write(self) -> bool:
+        """Whether it is on disk."""
         if not self._record.is_kept:
             return False
         try:
@@ -164,16 +174,27 @@ def render(facts: RunFacts) -> str:
         (f"# {_title(facts)}", _verdict(facts)),
         *_evidence(facts, ranks),
         ("## What to do next", _advice(facts)),
-        ("## GPUs", _gpus(facts)),
-        (
-            "## Processes",
-            block(process_tree(facts)) if facts.processes else "No process was left.",
-        ),
-        ("## Stacks", stacks_as_markdown(facts, ranks.suspects if ranks is not None else ())),
-        ("## Last output", _output(facts)),
+        *_machine(facts, ranks),
+        *(section for other in facts.others for section in _other_machine(other, ranks)),
         ("## Facts", _facts(facts)),
     )
     return "\n\n".join(part for section in sections for part in section) + "\n"
+
+
+def _machine(facts: RunFacts, ranks: Comparison | None) -> Iterator[tuple[str, str]]:
+    """What one machine of the run shows."""
+    of = f" of {prose(facts.node)}" if facts.node else ""
+    yield f"## GPUs{of}", _gpus(facts)
+    yield f"## Processes{of}", block(process_tree(facts)) if facts.processes else "No process was left."
+    yield f"## Stacks{of}", stacks_as_markdown(facts, ranks.suspects_on(facts.node) if ranks is not None else ())
+    yield f"## Last output{of}", _output(facts)
+
+
+def _other_machine(other: NodeFacts, ranks: Comparison | None) -> Iterator[tuple[str, str]]:
+    if other.facts is not None:
+        yield from _machine(other.facts, ranks)
+    else:
+        yield f"## {prose(other.node)}", f"Nothing is known of it. {prose(other.problem)}"
 
 
 def brief(facts: RunFacts, path: str | None = None) -> str:
@@ -201,7 +222,8 @@ def _verdict(facts: RunFacts) -> str:
     sentence = prose(facts.status.reason).rstrip(".") or "The reason is unknown"
     lasted = format_duration(max((facts.status.ended or 0.0) - facts.spec.started, 0.0))
     how = prose(facts.exit).rstrip(".")
-    return f"**{sentence}.**\n\nRun {code(facts.spec.id)} on {code(facts.spec.host)}, after {lasted}: {how}."
+    where = listed([code(node) for node in (facts.node or facts.spec.host, *(one.node for one in facts.others))])
+    return f"**{sentence}.**\n\nRun {code(facts.spec.id)} on {where}, after {lasted}: {how}."
 
 
 def _evidence(facts: RunFacts, ranks: Comparison | None) -> Iterator[tuple[str, str]]:
@@ -287,6 +309,7 @@ def _facts(facts: RunFacts) -> str:
         "command": code(masked_command(" ".join(facts.spec.command))),
         "directory": code(facts.spec.directory),
         "host": code(facts.spec.host),
+        **({"nodes": prose(", ".join([facts.node, *(one.node for one in facts.others)]))} if facts.others else {}),
         "user": code(facts.spec.user),
         "started": _moment(facts.spec.started),
         "ended": _moment(facts.status.ended or 0.0),

@@ -24,11 +24,12 @@ class Cgroup:
         self.path = path
 
     @classmethod
-    def create(cls, within: Path | None = None) -> "Cgroup":
-        """A new one, inside that of this process. Raises `NoCgroupError`."""
+    def create(cls, within: Path | None = None, *, tidy: bool = True) -> "Cgroup":
+        """A new one, inside that of this process. Raises `NoCgroupError`. `tidy`: removes abandoned ones there."""
         parent = within or own_cgroup()
         try:
-            remove_abandoned(parent)
+            if tidy:
+                remove_abandoned(parent)
             cgroup = cls(_make(parent))
         except OSError as error:
             raise NoCgroupError(os.strerror(error.errno or 0).lower()) from error

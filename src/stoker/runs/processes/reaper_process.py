@@ -37,8 +37,11 @@ _LENGTH: Final = struct.Struct("=I")
 _CHUNK: Final = 65536
 # A job that prints without end must not keep its reaper from everything else.
 _MOST_CHUNKS: Final = 16
-# With a deadline: the supervisor may have been stopped, and the machine may have slept.
-_LONGEST_WAIT: Final = 2.0
+# With a deadline: the supervisor may have been stopped, and the machine may have slept. A share of the time that is
+# left, so that a supervisor that was stopped is continued long before the deadline.
+_WAIT_SHARE: Final = 0.2
+_SHORTEST_WAIT: Final = 2.0
+_LONGEST_WAIT: Final = 10.0
 REAPER_NAME: Final = "stoker-reaper"
 # Sent by the kernel when the supervisor dies. It also continues a reaper that was stopped.
 _SUPERVISOR_DIED: Final = signal.SIGCONT
@@ -217,8 +220,9 @@ class ReaperProcess:
         """In milliseconds, for a poll."""
         if self._deadline == math.inf:
             return None
-        left = _LONGEST_WAIT if self.empty else max(self._deadline - boot_clock(), 0.0)
-        return min(left, _LONGEST_WAIT) * 1000 + 1
+        left = max(self._deadline - boot_clock(), 0.0)
+        wait = min(max(left * _WAIT_SHARE, _SHORTEST_WAIT), _LONGEST_WAIT)
+        return (wait if self.empty else min(wait, left)) * 1000 + 1
 
     def _continue_stopped_supervisor(self) -> None:
         """Continues a supervisor that was stopped: it would neither renew the lease nor deliver the outcome."""

@@ -80,6 +80,14 @@ def scan_processes(roots: Iterable[int], exclude: Collection[int] = _NONE) -> Pr
     return ProcessScan(_living(before), settled=False)
 
 
+def walk_processes(root: int) -> list[Identity]:
+    """The living descendants of a process by one walk, which may miss some: for figures, not for signals."""
+    try:
+        return _living(_walk([root], _NONE))
+    except OSError:
+        return []
+
+
 def send(who: Identity, signum: int) -> bool:
     """Sends the signal to exactly this process; False when it is gone or may not be signalled."""
     try:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from stoker.procfs import Identity, Stat, read_stat
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
+_CORES: Final = float(os.cpu_count() or 1)
 # Fields of the stat file after the name: user and system time, and both of children that were waited for.
 _TIMES: Final = slice(11, 15)
 # More than these are not read in one go. A process with a data loader of many workers has tens of descriptors.
@@ -50,7 +51,7 @@ class UsageMeter:
         if before is None or at <= before or not found:
             return ProcessUsage()
         passed = at - before
-        cpu = min(max(ticks - ticks_before, 0) / _TICKS / passed, float(os.cpu_count() or 1))
+        cpu = min(max(ticks - ticks_before, 0) / _TICKS / passed, _CORES)
         if moved is None or moved_before is None:
             return ProcessUsage(cpu)
         return ProcessUsage(cpu, max(0, moved[0] - moved_before[0], moved[1] - moved_before[1]) / passed)

@@ -15,7 +15,7 @@ from stoker.logs.reader import LastLines, LogUpdate, TailReader, last_lines, sto
 from stoker.queue.logs import LAST_WITHIN, SECONDS_BETWEEN_LOOKS
 from stoker.queue.model import Attempt, AttemptDetails
 from stoker.queue.store import Store
-from stoker.web.answers import answer, found, found_attempt
+from stoker.web.answers import MOST_NODES, answer, found, found_attempt
 from stoker.web.api.jobs import JobId
 from stoker.web.api.openapi import operation
 from stoker.web.app_state import AppState, app_state_of
@@ -85,20 +85,26 @@ async def get_log(
     lines: Annotated[
         int | None, Query(ge=0, lt=2**31, description="Only this many lines from the end, of the last 4 MiB.")
     ] = None,
+    node: Annotated[int, Query(ge=0, lt=MOST_NODES, description="Which node of a job over several, by its rank.")] = 0,
 ) -> Response:
-    """Get what an attempt printed. The header `Stoker-Log` is `whole`, or `end` if only the tail is available."""
+    """Get what an attempt printed. The header `Stoker-Log` is `whole`, or `end` if only the tail is available.
+
+    The queue keeps the tail of the first node only.
+    """
     app_state = app_state_of(request)
     channels = app_state.log_channels
-    attempt = await app_state.pool.run(lambda store: found_attempt(store, job, number))
-    headers = _file_headers(attempt, TEXT, "log")
-    is_here = bool(await channels.local([attempt]))
+    attempt = await app_state.pool.run(lambda store: found_attempt(store, job, number, node))
+    headers = _file_headers(attempt, TEXT, f"node{node}.log" if node else "log")
+    is_here = bool(await channels.local([attempt], node))
+    if node and not is_here:
+        return _text(LogUpdate(b"", b""), headers | {"Stoker-Log": "end"})
     if is_here:
         while await app_state.pool.run(lambda store: store.logs.is_late(attempt.id)):
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
     elif lines is not None and (stored := await _stored_lines(app_state, attempt, lines)) is not None:
         return _text(stored, headers | {"Stoker-Log": "end"})
     async with contextlib.AsyncExitStack() as stack:
-        whole = await stack.enter_async_context(channels.whole(attempt))
+        whole = await stack.enter_async_context(channels.whole(attempt, node))
         if whole is None:
             tail = await app_state.pool.run(lambda store: store.logs.read(attempt.id))
             update = (

@@ -8,6 +8,7 @@ from msgspec import to_builtins
 from starlette.requests import Request
 from starlette.responses import Response
 
+from stoker.engines.admission import check_edits
 from stoker.errors import BadInputError, InvalidFieldsError
 from stoker.masking import MASK, masked_environment
 from stoker.queue.jobs import check_changes
@@ -81,7 +82,7 @@ async def change_job(request: Request, job: JobId) -> Response:
         if not changes:
             return Done(changed=False, message=f"{who}: nothing differs")
         try:
-            check_changes(before, changes)
+            check_edits(store, [(before, check_changes(before, changes))])
             store.jobs.edit(before.id, changes)
         except BadInputError as error:
             raise ConflictError(f"job {who} was not edited: {error}") from None

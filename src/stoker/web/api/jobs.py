@@ -4,9 +4,11 @@ from typing import Annotated, Final
 
 import msgspec
 from fastapi import APIRouter, Header, Path, Query
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from stoker.queue.code.comparison import read_changes
 from stoker.queue.explanation import Why, why
 from stoker.queue.fields import JobSpec, State
 from stoker.queue.model import Job
@@ -15,6 +17,7 @@ from stoker.web.answers import Page, answer, answer_with_jobs, found, page_of, p
 from stoker.web.api.bodies import SubmitBody, body_of
 from stoker.web.api.openapi import operation
 from stoker.web.app_state import app_state_of, user_of
+from stoker.web.problems import NotFoundError
 from stoker.web.submission import HEADER, Submitted, jobs_of, submit_once
 
 router = APIRouter(tags=["jobs"])
@@ -101,3 +104,19 @@ async def explain_job(request: Request, job: JobId) -> Response:
         return Reason(job=one.id, state=one.state, why=why(store, one))
 
     return answer(await app_state_of(request).pool.run(explain))
+
+
+@operation(router, "GET", "/jobs/{job}/diff", "text/plain", 404)
+async def diff_job(request: Request, job: JobId) -> Response:
+    """Show how the code of a job with a snapshot differed from its commit, as `stoker diff` does. For operators."""
+    if not user_of(request).operates:
+        raise HTTPException(403, f"the token {user_of(request).name!r} is read-only: code is shown to operators")
+
+    def read(store: Store) -> bytes:
+        one = found(store, job)
+        if one.code is None:
+            raise NotFoundError(f"job {one.id} has no snapshot of its code")
+        return read_changes(store.blobs, one).text
+
+    text = (await app_state_of(request).pool.run(read)).decode(errors="replace")
+    return Response(text, media_type="text/plain")

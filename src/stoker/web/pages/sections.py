@@ -41,7 +41,8 @@ def name_of(machine: Machine) -> str:
 
 
 def _context(snapshot: Snapshot, role: Role) -> dict[str, Any]:
-    gpus = sum(len(machine.gpus) for machine in snapshot.machines)
+    own = sum(len(machine.gpus) for machine in snapshot.machines)
+    gpus = own + sum(node.gpus for machine in snapshot.machines for node in machine.nodes)
     jobs = [*(item.job for item in snapshot.running), *(item.job for item in snapshot.waiting)]
     return {
         "snapshot": snapshot,
@@ -49,7 +50,7 @@ def _context(snapshot: Snapshot, role: Role) -> dict[str, Any]:
         "names": {job.id: job.name or job.id for job in jobs},
         "machines": [name_of(machine) for machine in snapshot.machines],
         "gpu_count": gpus,
-        "crowded": gpus > _MOST_CARDS,
+        "crowded": own > _MOST_CARDS,
         "most_points": _MOST_POINTS,
     }
 

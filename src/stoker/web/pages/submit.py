@@ -2,6 +2,7 @@
 
 import hashlib
 import secrets
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 
 from stoker.errors import BadInputError, InvalidFieldsError
 from stoker.queue.field_kinds import FLAG, seconds_text
-from stoker.queue.fields import FIELDS, JobField, JobSpec
+from stoker.queue.fields import FIELDS, FieldPart, JobField, JobSpec
 from stoker.queue.model import Job
 from stoker.queue.store import Store
 from stoker.status.job_text import whole_command
@@ -45,8 +46,18 @@ def rows(*, main: bool) -> list[list[JobField]]:
     return list(found.values())
 
 
+def folds() -> dict[str, list[tuple[str, FieldPart]]]:
+    """The fields that are mappings, each with the inputs of its entries and their names."""
+    return {
+        field.name: [(f"{field.name}_{part.key}", part) for part in field.parts]
+        for field in FIELDS.values()
+        if field.parts and field.remote
+    }
+
+
 def _texts() -> list[str]:
-    return [*_OTHER_TEXTS, *(field.name for field in inputs(boxes=False))]
+    of_entries = [name for fold in folds().values() for name, _part in fold]
+    return [*_OTHER_TEXTS, *(field.name for field in inputs(boxes=False)), *of_entries]
 
 
 def _boxes() -> list[str]:
@@ -83,6 +94,11 @@ def like(job: Job, key: str) -> Form:
         "command": whole_command(job),
         "directory": job.directory,
         **{field.name: _text(field, field.value(job)) for field in inputs(boxes=False)},
+        **{
+            name: _entry_text(FIELDS[field].value(job).get(part.key, ""))
+            for field, fold in folds().items()
+            for name, part in fold
+        },
         "idle_for": _seconds(job.policy.get("window")),
         "idle_below": _share(job.policy.get("below")),
         "idle_after": _seconds(job.policy.get("after")),
@@ -116,6 +132,9 @@ def submission_of(form: Form, original: Form | None) -> dict[str, object]:
     said: dict[str, object] = {
         field: text for field, text in form.texts.items() if original is None or text != original.texts[field]
     }
+    for field, fold in folds().items():
+        if [name for name, _part in fold if said.pop(name, None) is not None]:
+            said[field] = {part.key: form.texts[name] for name, part in fold}
     for box in _boxes():
         if original is None or (box in form.ticked) != (box in original.ticked):
             said[box] = "on" if box in form.ticked else "off"
@@ -138,7 +157,7 @@ def recent_directories(jobs: Sequence[JobSpec]) -> list[str]:
 
 def beside(mistakes: Mapping[str, str]) -> dict[str, str]:
     """Mistakes that are shown at their field; the others are shown above the form."""
-    shown = {*_texts(), *_boxes(), "sweep"}
+    shown = {*_texts(), *_boxes(), *folds(), "sweep"}
     return {field: text for field, text in mistakes.items() if field in shown}
 
 
@@ -151,6 +170,10 @@ def _text(field: JobField, value: Any) -> str:
     if value is None or (value == field.default and field.form is not None and not field.form.filled):
         return ""
     return field.kind.write(value)
+
+
+def _entry_text(value: str | Sequence[str]) -> str:
+    return value if isinstance(value, str) else shlex.join(value)
 
 
 def _seconds(seconds: object) -> str:
@@ -227,5 +250,6 @@ def _page(request: Request, filled: Form, directories: list[str], mistakes: dict
         main_rows=rows(main=True),
         more_rows=rows(main=False),
         boxes=inputs(boxes=True),
+        folds=folds(),
         here="submit",
     )

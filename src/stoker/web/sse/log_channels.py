@@ -91,12 +91,14 @@ class LogEnd(msgspec.Struct, frozen=True):
 class LogChannel:
     """The log of one attempt as it comes, for all pages that follow it. For the event loop's thread."""
 
-    def __init__(self, attempt: Attempt, home: Path, pool: ConnectionPool, threads: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, attempt: Attempt, home: Path, pool: ConnectionPool, threads: ThreadPoolExecutor, node: int = 0
+    ) -> None:
         self._attempt = attempt
         self._pool = pool
         self._threads = threads
         self._run_query = _queries_in(pool, asyncio.get_running_loop())
-        self._follower = LogFollower(attempt, home, tail_after=_TAIL_AFTER)
+        self._follower = LogFollower(attempt, home, tail_after=_TAIL_AFTER, node=node)
         self._steps = _Steps(threads, self._follower.close)
         self._lines = LogLines()
         self._settled: deque[HtmlLine] = deque()
@@ -243,13 +245,13 @@ class LogChannel:
 
 
 class LogChannels:
-    """The channels that are followed now, by attempt, and the threads that read logs."""
+    """The channels that are followed now, by attempt and node, and the threads that read logs."""
 
     def __init__(self, home: Path, pool: ConnectionPool) -> None:
         self._home = home
         self._pool = pool
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="logs")
-        self._open: dict[str, LogChannel] = {}
+        self._open: dict[tuple[str, int], LogChannel] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._copies = threading.BoundedSemaphore(_MAX_COPIES)
 
@@ -259,11 +261,11 @@ class LogChannels:
     def __iter__(self) -> Iterator[LogChannel]:
         return iter(self._open.values())
 
-    def join(self, attempt: Attempt) -> LogChannel:
-        """The channel of this attempt. Call `leave` afterwards."""
-        channel = self._open.get(attempt.id)
+    def join(self, attempt: Attempt, node: int = 0) -> LogChannel:
+        """The channel of this attempt on this node. Call `leave` afterwards."""
+        channel = self._open.get((attempt.id, node))
         if channel is None or channel.is_over:
-            channel = self._open[attempt.id] = self._start(attempt)
+            channel = self._open[attempt.id, node] = self._start(attempt, node)
         channel.followers += 1
         return channel
 
@@ -271,20 +273,20 @@ class LogChannels:
         channel.followers -= 1
         channel.left = time.monotonic()
 
-    async def local(self, attempts: Sequence[Attempt]) -> set[str]:
+    async def local(self, attempts: Sequence[Attempt], node: int = 0) -> set[str]:
         """The ids of those whose log is on this machine."""
         return await asyncio.get_running_loop().run_in_executor(
-            self._threads, lambda: {one.id for one in attempts if log_directory(self._home, one) is not None}
+            self._threads, lambda: {one.id for one in attempts if log_directory(self._home, one, node) is not None}
         )
 
     @asynccontextmanager
-    async def whole(self, attempt: Attempt) -> AsyncIterator[AsyncIterator[LogUpdate] | None]:
+    async def whole(self, attempt: Attempt, node: int = 0) -> AsyncIterator[AsyncIterator[LogUpdate] | None]:
         """The whole log in steps, from this machine or streamed from another one; None if only the tail is there."""
-        is_copy = not await self.local([attempt])
+        is_copy = not await self.local([attempt], node)
         if is_copy and not self._copies.acquire(blocking=False):
             yield None
             return
-        follower = LogFollower(attempt, self._home, complete=True)
+        follower = LogFollower(attempt, self._home, complete=True, node=node)
         run = _queries_in(self._pool, asyncio.get_running_loop())
 
         def close() -> None:
@@ -313,13 +315,13 @@ class LogChannels:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self, attempt: Attempt) -> LogChannel:
-        channel = LogChannel(attempt, self._home, self._pool, self._threads)
+    def _start(self, attempt: Attempt, node: int) -> LogChannel:
+        channel = LogChannel(attempt, self._home, self._pool, self._threads, node)
 
         def forget(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            if self._open.get(attempt.id) is channel:
-                del self._open[attempt.id]
+            if self._open.get((attempt.id, node)) is channel:
+                del self._open[attempt.id, node]
 
         task = asyncio.create_task(channel.run())
         self._tasks.add(task)

@@ -14,6 +14,8 @@
     const part = (name) => panel.querySelector(`[data-log-${name}]`);
     const screen = part("screen");
     const picker = part("attempt");
+    const nodes = part("node"); // only where a job has several
+    const node = () => nodes?.value ?? "0";
     const note = part("note");
     const state = part("state");
     const follow = part("follow");
@@ -131,7 +133,8 @@
 
     function began({ from, whole }) {
       const host = picker.selectedOptions[0]?.dataset.host;
-      if (!whole) note.textContent = `Only the end of the log is in the queue. The whole log is on ${host || "the machine that ran the job"}.`;
+      if (!whole && node() !== "0") note.textContent = "The log of this node is on the file system of the cluster.";
+      else if (!whole) note.textContent = `Only the end of the log is in the queue. The whole log is on ${host || "the machine that ran the job"}.`;
       else if (from) note.textContent = `This is the end of a long log. The download also has the ${from.toLocaleString()} lines before.`;
       note.hidden = whole && !from;
     }
@@ -155,7 +158,10 @@
       close();
       if (!attempt || over || document.hidden) return; // in the background: `awake` opens it
       heard = Date.now();
-      const mine = new SharedSource(`/jobs/${job}/attempts/${attempt}/log/live${mark ? `?after=${encodeURIComponent(mark)}` : ""}`);
+      const asked = new URLSearchParams();
+      if (mark) asked.set("after", mark);
+      if (node() !== "0") asked.set("node", node());
+      const mine = new SharedSource(`/jobs/${job}/attempts/${attempt}/log/live${asked.size ? `?${asked}` : ""}`);
       source = mine;
       const on = (name, work) => mine.addEventListener(name, (event) => {
         if (mine !== source || !("data" in event)) return;
@@ -204,7 +210,7 @@
       mark = "";
       over = false;
       clearTimeout(looking);
-      download.href = `/api/v1/jobs/${job}/attempts/${attempt}/log`;
+      download.href = `/api/v1/jobs/${job}/attempts/${attempt}/log${node() === "0" ? "" : `?node=${node()}`}`;
       download.hidden = false;
       note.hidden = true;
       clear();
@@ -212,6 +218,7 @@
       open();
     }
     picker.addEventListener("change", () => choose(picker.value));
+    nodes?.addEventListener("change", () => { if (attempt) choose(attempt); });
 
     function lookForAttempts() {
       clearTimeout(looking);

@@ -1,18 +1,23 @@
 """The queue for Python programs: `stoker.Queue`."""
 
+import contextlib
 import os
 import select
 import time
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypedDict, Unpack, overload
 
+from stoker.engines.admission import check_jobs
 from stoker.errors import BadInputError, QueueAwayError
 from stoker.queue import open_or_create
+from stoker.queue.code.comparison import compare, read_changes
+from stoker.queue.code.packing import PackedCode, pack
 from stoker.queue.fields import FIELDS, State, editable, spec_of
 from stoker.queue.jobs import Cancellation
 from stoker.queue.model import ENDED, Job, Order
-from stoker.queue.provenance import submitted_from
+from stoker.queue.provenance import submitted_from, working_directory
 from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb
 from stoker.queue.store import Store
 from stoker.queue.sweep import job_specs
@@ -37,10 +42,18 @@ class Options(TypedDict, total=False):
     name: str
     tags: Sequence[str]
     gpus: int
-    """How many; 0 for a job that needs none."""
+    """How many on each machine; 0 for a job that needs none."""
     memory: int | str | None
     """On each GPU: bytes, or text like `20GiB`."""
     share: bool
+    gpu_model: str | None
+    """Only GPUs with this in their name, such as `a100|h100`."""
+    cpus: int | None
+    """On each machine; jobs are placed by this number, not limited to it."""
+    ram: int | str | None
+    """On each machine: bytes, or text like `64GiB`; jobs are placed by it, not limited to it."""
+    nodes: int
+    """How many machines; more than one takes a cluster with Slurm."""
     priority: int
     """Higher ones start first."""
     after: Which | Iterable[Which]
@@ -58,13 +71,17 @@ class Options(TypedDict, total=False):
     preemptible: bool
     on_loss: Literal["retry", "hold"]
     pin: bool
-    """Runs the code as it is committed now, in a snapshot."""
+    """Runs the code as it is committed now, in a worktree of its own."""
     allow_dirty: bool
     """With `pin`: leaves out uncommitted changes instead of refusing them."""
+    snapshot: bool
+    """Runs the code as it is now, with uncommitted changes, on any machine."""
     batch_size: int | None
     """What `{batch_size}` in the command stands for."""
     fit: Mapping[str, Any]
     """How its batch size is found, as in the `fit` of a job that was submitted with `--fit`."""
+    slurm: Mapping[str, str | Sequence[str]]
+    """What it asks of a cluster with Slurm, such as `{"partition": "gpu", "sbatch": ["--exclude=node3"]}`."""
     hold: bool
     """Waits for `release`."""
 
@@ -108,8 +125,14 @@ class Queue:
         if isinstance(commands, str):
             raise BadInputError("submit_many takes several commands: use submit for one")
         several = [spec_of({"command": one if isinstance(one, str) else tuple(one)}).command for one in commands]
-        jobs = job_specs(self._values({**options}), several)
-        return [self._store.jobs.get(name) for name in self._store.jobs.submit(jobs)]
+        packed = _packed(options) if options.get("snapshot") else None
+        with packed or contextlib.nullcontext():
+            jobs = job_specs(self._values({**options}, packed), several)
+            check_jobs(self._store, jobs)
+            ids = self._store.jobs.submit(jobs, packed.blobs if packed is not None else ())
+        if packed is not None and packed.warning:
+            warnings.warn(packed.warning, stacklevel=2)
+        return [self._store.jobs.get(name) for name in ids]
 
     def job(self, which: Which) -> Job:
         """The job as it is now, by its id, the beginning of its id, or its name."""
@@ -175,6 +198,16 @@ class Queue:
         self._store.logs.wait(attempt)
         return self._store.logs.read(attempt)
 
+    def diff(self, which: Which, other: Which | None = None) -> str:
+        """What differed from the commit in the code of a job with a snapshot; with `other`, between the two jobs.
+
+        Untracked files are not in it; `stoker diff` lists them.
+        """
+        job, blobs = self.job(which), self._store.blobs
+        if other is None:
+            return read_changes(blobs, job).difference.decode(errors="replace")
+        return b"".join(compare(blobs, job, self.job(other))).decode(errors="replace")
+
     def _ids(self, which: Which | Iterable[Which]) -> list[str]:
         """One id for one job; where several may be meant, the name of a sweep means all of its jobs."""
         if isinstance(which, str | Job):
@@ -190,7 +223,7 @@ class Queue:
             found += [job.id for job in trials if job.state in verb.among] if trials else self._ids(one)
         return found
 
-    def _values(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _values(self, options: dict[str, Any], packed: PackedCode | None) -> dict[str, Any]:
         """The values of a job's fields, with the directory, commit and environment that it is submitted from."""
         bare, allow_dirty = options.pop("bare_environment", False), options.pop("allow_dirty", False)
         where = options.pop("directory", None)
@@ -206,6 +239,7 @@ class Queue:
             bare=bare,
             pin=values.get("pin", False),
             allow_dirty=allow_dirty,
+            packed=packed,
         )
 
     def _ended(self, ids: Sequence[str], deadline: float | None) -> dict[str, Job]:
@@ -232,6 +266,11 @@ class Queue:
             return self._store.jobs.get(name)
         except QueueAwayError:
             return None
+
+
+def _packed(options: Options) -> PackedCode:
+    where = options.get("directory")
+    return pack(working_directory(None if where is None else os.fspath(where)), load_settings().snapshot_bytes)
 
 
 def _rest(descriptor: int, seconds: float) -> None:

@@ -52,6 +52,15 @@ class UsagePerMinute:
                 kept.add(part.state, seconds, utilization, memory)
             begun = max(begun, until)
 
+    def pass_time(self, wall: float) -> None:
+        """Minutes are over also when nothing is looked at any more."""
+        self._turn_to(math.floor(wall / MINUTE))
+
+    def forget(self, gpu: str) -> None:
+        """It is not looked at any more; its minutes are kept until they are written."""
+        self._gpus.pop(gpu, None)
+        self._written_until.pop(gpu, None)
+
     def finished(self) -> list[Usage]:
         """The minutes that are over and not written yet."""
         return [self._row(*key) for key in self._minutes if key[1] < self._newest]
@@ -64,7 +73,8 @@ class UsagePerMinute:
         """The queue has these rows."""
         for row in rows:
             self._minutes.pop((row.gpu, row.minute), None)
-            self._written_until[row.gpu] = (row.minute + 1) * MINUTE
+            if row.gpu in self._gpus:
+                self._written_until[row.gpu] = (row.minute + 1) * MINUTE
 
     def _written_before(self, gpu: str, wall: float) -> float:
         """The end of what is written, before which nothing is added.

@@ -1,0 +1,297 @@
+"""The attempts of the Slurm engine, each one Slurm job, as the worker sees them."""
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Collection
+from typing import Final
+
+from stoker.engines.attempt import AttemptResult, StopCause
+from stoker.engines.engine import Found, RunningAttempt
+from stoker.engines.identity import WorkerIdentity
+from stoker.engines.slurm.answers import SlurmJob
+from stoker.engines.slurm.evidence import ACTIVE, WAITING, Evidence, Fence, Void, conclude
+from stoker.engines.slurm.execution import heartbeat_of
+from stoker.engines.slurm.record import VOID, Owner, SlurmAttemptRecord, SlurmAttemptSpec, StopOrder
+from stoker.logs.reader import read_tail
+from stoker.queue import queue_address
+from stoker.queue.model import Outcome
+from stoker.runs.record import Status
+
+# Longer than a shim needs to see an order and to stop the job, beyond the grace.
+_ORDER_SEEN_WITHIN: Final = 15.0
+# The longer nothing happens to an attempt, the more rarely its directory is looked at: many share that file system.
+# Slurm's next answer tells of most changes anyway.
+_LOOK_SHARE: Final = 0.02
+_LOOK_LONGEST: Final = 5.0
+# Of what a shim or Slurm printed: the last line says why it did not begin.
+_LAST_WORDS: Final = 4096
+_LONGEST_WORDS: Final = 200
+
+
+class SlurmAttempt(RunningAttempt):
+    """An attempt that was, or will be, given to Slurm."""
+
+    record: SlurmAttemptRecord
+    spec: SlurmAttemptSpec
+
+    def __init__(self, record: SlurmAttemptRecord, attempt_spec: SlurmAttemptSpec, *, submitting: bool) -> None:
+        super().__init__(record, attempt_spec)
+        known = record.submitted()
+        self.slurm_job = None if known is None else known.slurm_job
+        self.submitting = submitting
+        """Whether `sbatch` runs for it, or will."""
+        self.cancel_at = math.inf
+        """When Slurm is to end its job, in monotonic seconds."""
+        self.reported = False
+        """Whether the worker knows its result."""
+        self.submitted_at = time.monotonic() if submitting else -math.inf
+        """When it was given to Slurm: answers of before do not mention it."""
+        self.pending = True
+        self.state: str | None = None
+        self.reason = ""
+        """Slurm's code for why the job waits."""
+        self.estimate: float | None = None
+        """When Slurm expects to start the job, in seconds since the epoch."""
+        self._order: StopOrder | None = None
+        self._owner: Owner | None = None
+        self._status = Status()
+        self._version = -1
+        self._answers_without = 0
+        self._over_since: float | None = None
+        self._running_since: float | None = None
+        self._had_node = known is not None and known.launched
+        self._by_mistake = False
+        self._life: dict[str, tuple[int, float | None]] = {}
+        """The last sign of life of each node, by the name of its directory."""
+        self._open: tuple[str, ...] = ()
+        """The other nodes that have begun and not ended."""
+        self._heard_at = time.monotonic()
+        self._changed_at = time.monotonic()
+        """When its state in Slurm or its owner changed, or it was told to stop."""
+        self.look_at = -math.inf
+        """When its directory is to be looked at again."""
+
+    @property
+    def is_settled(self) -> bool:
+        # The result is written after the last line of the log and the report.
+        return self.result is not None
+
+    @property
+    def has_begun(self) -> bool:
+        return self._owner is not None and not self._owner.is_void
+
+    @property
+    def host(self) -> str:
+        """Where its shim runs; empty before it begins."""
+        return "" if self._owner is None else self._owner.host
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the next answer of Slurm matters soon."""
+        return self.result is None and (self.stopping or self._answers_without > 0 or self._over_since is not None)
+
+    # What the worker wants
+
+    def stop(self, cause: StopCause, reason: str) -> None:
+        self.stopping = True
+        self._note_change()
+        self._order = StopOrder(cause, reason)
+        self._give_order()
+        outcome: Outcome = "cancelled" if cause == "cancelled" else "lost"
+        if not self.has_begun and self._void(AttemptResult(outcome, None, reason)):
+            self.cancel_at = -math.inf
+            return
+        self.cancel_at = time.monotonic() + self.spec.plan.grace + _ORDER_SEEN_WITHIN
+
+    def _give_order(self) -> None:
+        """A disk that does not take it is tried again at the next look; Slurm ends the job in any case."""
+        if self._order is not None and self.record.stop_order() is None:
+            with contextlib.suppress(OSError):
+                self.record.write_stop(self._order)
+
+    def _void(self, result: AttemptResult) -> bool:
+        """Ends an attempt that no shim has begun, so that none ever will. False when one has."""
+        try:
+            self._owner = self.record.take(VOID)
+        except OSError:
+            return False
+        if self._owner.is_void:
+            self.result = result
+        return self._owner.is_void
+
+    def renewed(self, until: float) -> None:
+        pass  # the lease of a shim is that its directory can be reached
+
+    def acknowledge(self) -> None:
+        pass
+
+    # What Slurm says
+
+    def submitted_as(self, slurm_job: int) -> None:
+        self.slurm_job, self.submitting, self.submitted_at = slurm_job, False, time.monotonic()
+        with contextlib.suppress(OSError):
+            self.record.write_submitted(slurm_job)  # otherwise the next worker finds it by its comment
+
+    def refused(self, result: AttemptResult) -> None:
+        """`sbatch` has failed. It may have succeeded in Slurm all the same, and then never runs anything."""
+        self.submitting = False
+        self._void(result)
+
+    def hear(self, job: SlurmJob | None, *, by_mistake: bool = False) -> None:
+        """A complete answer of Slurm: what it says of this job, or that it does not know it.
+
+        `by_mistake`: the worker has cancelled another job with this id.
+        """
+        self._by_mistake = by_mistake
+        if job is None or job.state != self.state:
+            self._note_change()
+        if job is None:
+            if not self.submitting:
+                self._answers_without += 1
+            self.state = None
+        else:
+            self._answers_without = 0
+            if self.slurm_job is None:
+                self.submitted_as(job.id)
+            self.state, self.reason, self.estimate = job.state, job.reason, job.start
+            if job.nodes and not self._had_node:
+                # Slurm forgets it when a launch fails and it takes the job back.
+                self._had_node = True
+                if self._owner is None:
+                    with contextlib.suppress(OSError):
+                        self.record.write_submitted(job.id, launched=True)
+
+    # What its directory shows
+
+    def _note_change(self) -> None:
+        self._changed_at, self.look_at = time.monotonic(), -math.inf
+
+    def look(self) -> None:
+        """Concludes what can be concluded now."""
+        self._read()
+        self.look_at = time.monotonic() + min(_LOOK_LONGEST, _LOOK_SHARE * (time.monotonic() - self._changed_at))
+        seen = self._evidence()
+        found = conclude(seen)
+        if isinstance(found, Void):
+            result = found.result
+            if result.outcome == "failed" or (result.outcome == "requeued" and seen.state is not None):
+                result = AttemptResult(result.outcome, result.exit_code, result.reason + self._last_words())
+            self._void(result)
+        elif isinstance(found, Fence):
+            if self._order is None:
+                self._order = StopOrder("lease", found.reason)
+            self._give_order()
+        elif found is not None:
+            if found.outcome == "lost":
+                self._order = self._order or StopOrder("lease", "The attempt was given up.")
+                self._give_order()
+            self.result = found
+        if self.result is not None:
+            # A shim that was told to cancel waits for Slurm to end it; one that is given up must end too.
+            gave_up = self.state in ACTIVE and self._owner is not None and self._owner.is_void
+            if self.stopping or gave_up or self.result.outcome in {"lost", "cancelled"}:
+                self.cancel_at = -math.inf
+        elif self.stopping:
+            self._give_order()
+        self._describe()
+
+    def _read(self) -> None:
+        """What cannot be read now stays as it was."""
+        now = time.monotonic()
+        with contextlib.suppress(OSError):
+            others = list(self.record.other_nodes()) if self.spec.nodes > 1 else []
+            life = {one.directory.name: one.life_version() for one in (self.record, *others)}
+            if life != self._life:
+                self._life, self._heard_at = life, now
+            # Those of an earlier start are over, or the shim of a later one waits for them.
+            self._open = tuple(one.directory.name for one in others if one.status().state != "ended")
+        with contextlib.suppress(OSError):
+            if (owner := self.record.owner()) is not None and owner != self._owner:
+                self._owner, self._heard_at, self._changed_at = owner, now, now
+        if (version := self.record.status_version()) != self._version:
+            self._version, self._status = version, self.record.status()
+        self._running_since = (self._running_since or now) if self.state == "RUNNING" else None
+        is_over = self._answers_without > 0 or (self.state is not None and self.state not in ACTIVE)
+        self._over_since = (self._over_since or now) if is_over else None
+
+    def _evidence(self) -> Evidence:
+        now = time.monotonic()
+        return Evidence(
+            status=self._status,
+            result=self.record.result() if self._owner is not None else None,
+            owner=self._owner,
+            state=self.state,
+            reason=self.reason,
+            had_node=self._had_node,
+            by_mistake=self._by_mistake,
+            answers_without=self._answers_without,
+            submitted=self.slurm_job is not None,
+            silent_for=now - self._heard_at,
+            running_for=0.0 if self._running_since is None else now - self._running_since,
+            ended_for=0.0 if self._over_since is None else now - self._over_since,
+            failed_starts=self._failed_starts() if self._owner is None and self._over_since is not None else 0,
+            lease=self.spec.lease,
+            heartbeat=heartbeat_of(self.spec.lease),
+            printed="" if self._over_since is None else self._printed(),
+            open_nodes=self._open,
+        )
+
+    def _failed_starts(self) -> int:
+        count, place = 0, self.record.directory.parent
+        with contextlib.suppress(OSError):
+            while True:
+                before = SlurmAttemptRecord(place / f"{self.spec.job}-{self.spec.number - 1 - count}")
+                if before.owner() != VOID or before.submitted() is None:
+                    break
+                count += 1
+        return count
+
+    def _describe(self) -> None:
+        """Where it is, for people."""
+        self.pending = not self.has_begun or self.state in WAITING
+        if self.has_begun and self._owner is not None and not self.pending:
+            self.where = f"Slurm job {self._owner.slurm_job} on {self._owner.host}"
+            if self.began is None:
+                self.began = self.record.begun_at()
+        elif self.slurm_job is not None:
+            self.where = f"Slurm job {self.slurm_job}"
+
+    def _printed(self) -> str:
+        return read_tail(self.record.directory / "slurm.out", _LAST_WORDS)
+
+    def _last_words(self) -> str:
+        """What Slurm or the shim printed last."""
+        lines = self._printed().strip().splitlines()
+        if not lines:
+            return f": it printed nothing, as when the node does not see {self.record.directory}"
+        return f": {lines[-1].strip()[:_LONGEST_WORDS]}"
+
+
+def find_attempts(identity: WorkerIdentity, queue: str | None, known: Collection[str]) -> Found[SlurmAttempt]:
+    """The attempts of an earlier worker besides those that are known. Needs neither the queue nor Slurm."""
+    address = str(queue_address(queue))
+    found: list[SlurmAttempt] = []
+    complete = True
+    try:
+        names = sorted(os.listdir(identity.directory / "attempts"))  # noqa: PTH208 - thousands of names, one call
+    except FileNotFoundError:
+        return Found((), True)
+    except OSError:
+        return Found((), False)
+    for name in names:
+        record = SlurmAttemptRecord(identity.directory / "attempts" / name)
+        try:
+            attempt_spec = record.attempt_spec()
+        except OSError:
+            complete = False
+            continue
+        if attempt_spec is None or attempt_spec.attempt in known:
+            continue
+        if str(queue_address(attempt_spec.queue)) != address:
+            continue  # it is left to that queue's worker
+        attempt = SlurmAttempt(record, attempt_spec, submitting=False)
+        attempt.look()
+        found.append(attempt)
+    return Found(tuple(found), complete)

@@ -1,0 +1,194 @@
+"""From a queued job to the arguments of `sbatch`. Pure."""
+
+import math
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from stoker.errors import BadInputError, InvalidFieldsError
+from stoker.queue.fields import JobSpec
+from stoker.queue.model import Job
+from stoker.queue.slurm_options import FURTHER, NAMED
+from stoker.units import format_memory
+
+# Sent this long before Slurm's own time limit, so that the job has its grace. No other Slurm mechanism sends it.
+TIME_LIMIT_SIGNAL: Final = "USR2"
+# Slurm counts in minutes, and its clock starts before ours.
+_SPARE: Final = 60.0
+_MINUTE: Final = 60.0
+# How much one step of priority lowers a job in Slurm; users cannot raise one.
+_NICE_STEP: Final = 100
+_MOST_NICE: Final = 2_000_000_000
+# In a job name, for people.
+_LONGEST_NAME: Final = 60
+_NOT_IN_NAME: Final = re.compile(r"[^A-Za-z0-9_.=+-]+")
+_PREFIX: Final = "stoker"
+
+
+class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What all jobs of a worker ask Slurm for, unless a job says otherwise."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    sbatch: tuple[str, ...] = ()
+    """Further options of `sbatch`."""
+    preemptible_partition: str | None = None
+    """The partition of jobs that may be preempted."""
+    preemptible_qos: str | None = None
+
+
+def comment_of(key: str, attempt: str) -> str:
+    """By this comment a Slurm job is found again. `key`: of the worker."""
+    return f"{_PREFIX}:{key}:{attempt}"
+
+
+def attempt_of(comment: str, key: str) -> str | None:
+    """The attempt that a Slurm job with this comment runs, if this worker submitted it."""
+    before = comment_of(key, "")
+    return comment.removeprefix(before) if comment.startswith(before) else None
+
+
+def arguments(
+    job: Job, options: SubmissionOptions, comment: str, directory: str, grace: float, gpu_type: str = ""
+) -> list[str]:
+    """The arguments of `sbatch` for an attempt at this job. `directory`: of the attempt.
+
+    `gpu_type`: what the cluster calls the GPU model that the job asks for.
+    """
+    asked = _asked(job, options)
+    given = [
+        "--parsable",
+        f"--job-name={_name(job)}",
+        f"--comment={comment}",
+        f"--output={directory.replace('%', '%%')}/slurm.out",
+        "--open-mode=append",
+        "--chdir=/",
+        "--input=/dev/null",
+        f"--nodes={job.nodes}",
+        "--ntasks-per-node=1",
+        f"--nice={min(_MOST_NICE, max(0, -job.priority) * _NICE_STEP)}",
+        # Only a job that may be preempted may also be started again without being asked about.
+        "--requeue" if job.preemptible else "--no-requeue",
+        f"--signal=B:{TIME_LIMIT_SIGNAL}@{math.ceil(grace + _SPARE / 2)}",
+    ]
+    given += [f"--{name}={asked[name]}" for name in NAMED if asked.get(name)]
+    if job.gpus:
+        kind = gpu_type or job.gpu_model or ""
+        given.append(f"--gres=gpu:{kind}:{job.gpus}" if kind else f"--gres=gpu:{job.gpus}")
+    if job.cpus:
+        given.append(f"--cpus-per-task={job.cpus}")
+    if job.ram:
+        given.append(f"--mem={math.ceil(job.ram / 2**20)}M")
+    if job.time_limit is not None:
+        given.append(f"--time={math.ceil((job.time_limit + grace + _SPARE) / _MINUTE)}")
+    # Last: what a person asks for by hand overrides what is computed here.
+    return [*given, *options.sbatch, *asked.get(FURTHER, ())]
+
+
+def _asked(job: JobSpec, options: SubmissionOptions) -> dict[str, Any]:
+    """The options of a job: its own, then those for preemptible jobs, then the worker's."""
+    asked: dict[str, Any] = {name: getattr(options, name) for name in NAMED}
+    if job.preemptible:
+        asked["partition"] = options.preemptible_partition or asked["partition"]
+        asked["qos"] = options.preemptible_qos or asked["qos"]
+    own: Mapping[str, Any] = job.slurm
+    return asked | {name: value for name, value in own.items() if value}
+
+
+def partition_of(job: JobSpec, options: SubmissionOptions) -> str | None:
+    """The partition that it is submitted to; None for the cluster's default."""
+    found = _asked(job, options)["partition"]
+    return None if found is None else str(found)
+
+
+def script(python: str, directory: str) -> str:
+    """The batch script: it becomes the shim, which then gets all signals itself."""
+    return f"#!/bin/sh\nexec {shlex.join(shim_command(python, directory))}\n"
+
+
+def shim_command(python: str, *arguments: str) -> list[str]:
+    # Modules make no garbage; looking for it takes a tenth of the start.
+    start = "import gc; gc.disable(); from stoker.engines.slurm.shim import main; main()"
+    return [python, "-P", "-c", start, *arguments]
+
+
+class NodeCapacity(Protocol):
+    """What a node has."""
+
+    @property
+    def partitions(self) -> tuple[str, ...]: ...
+    @property
+    def gpus(self) -> int: ...
+    @property
+    def gpu_model(self) -> str: ...
+    @property
+    def cpus(self) -> int: ...
+    @property
+    def memory(self) -> int: ...
+
+
+def lacking(job: JobSpec, nodes: Iterable[NodeCapacity], partition: str | None) -> dict[str, str]:
+    """Why no node of this partition, or of the cluster, could ever run the job, by field; empty when one could."""
+    names = set((partition or "").split(",")) - {""}
+    members = [node for node in nodes if not names or names & set(node.partitions)]
+    if not members:
+        return {}
+    wanted = (job.gpu_model or "").lower()
+    gpus, cpus, memory = (max(getattr(node, what) for node in members) for what in ("gpus", "cpus", "memory"))
+    where = f"of partition {partition}" if partition else "of the cluster"
+    if job.gpus > gpus:
+        return {"gpus": f"no node {where} has {job.gpus} GPUs (at most {gpus})"}
+    if job.gpus and wanted and all(node.gpu_model.lower() != wanted for node in members):
+        known = ", ".join(sorted({node.gpu_model for node in members} - {""}))
+        return {"gpu_model": f"no node {where} has GPUs of type {job.gpu_model}{f' (but {known})' if known else ''}"}
+    if job.cpus and job.cpus > cpus:
+        return {"cpus": f"no node {where} has {job.cpus} CPUs (at most {cpus})"}
+    if job.ram and job.ram > memory:
+        return {"ram": f"no node {where} has {format_memory(job.ram)} of RAM (at most {format_memory(memory)})"}
+    suitable = sum(1 for node in members if _has_all(node, job))
+    within = f"in partition {partition}" if partition else "in the cluster"
+    have = "node has" if suitable == 1 else "nodes have"
+    few = f"it asks for {job.nodes} nodes, but {within} only {suitable} {have} what it needs on each"
+    return {"nodes": few} if job.nodes > max(suitable, 1) else {}
+
+
+def _has_all(node: NodeCapacity, job: JobSpec) -> bool:
+    wanted = (job.gpu_model or "").lower() if job.gpus else ""
+    is_model = not wanted or node.gpu_model.lower() == wanted
+    return is_model and node.gpus >= job.gpus and node.cpus >= (job.cpus or 0) and node.memory >= (job.ram or 0)
+
+
+def check_partition(name: str | None, known: Iterable[str]) -> None:
+    """Raises BadInputError when the partitions are known and this one is not among them."""
+    names = sorted(known)
+    for one in (name or "").split(","):
+        if one and names and one not in names:
+            raise BadInputError(f"the cluster has no partition {one!r}: choose among {', '.join(names)}")
+
+
+def check(job: JobSpec, nodes: Sequence[NodeCapacity] = ()) -> None:
+    """Raises BadInputError for a job that this engine can never run. `nodes`: all of the cluster, if they are known."""
+    if job.share:
+        raise InvalidFieldsError({"share": "Slurm gives whole GPUs to jobs, so a job there cannot share one"})
+    if job.memory is not None:
+        raise InvalidFieldsError({"memory": "Slurm does not know the memory of GPUs: choose a GPU model instead"})
+    if job.gpu_model and not re.fullmatch(r"[A-Za-z0-9_.-]+", job.gpu_model):
+        raise InvalidFieldsError({"gpu_model": "Slurm takes one type of GPU, by its name on the cluster, such as a100"})
+    partition = job.slurm.get("partition")
+    try:
+        check_partition(partition, {name for node in nodes for name in node.partitions})
+    except BadInputError as error:
+        raise InvalidFieldsError({"slurm": str(error)}) from None
+    if missing := lacking(job, nodes, partition):
+        raise InvalidFieldsError(missing)
+
+
+def _name(job: Job) -> str:
+    name = _NOT_IN_NAME.sub("-", job.name).strip("-")[:_LONGEST_NAME] if job.name else ""
+    return f"{_PREFIX}-{name}-{job.id}" if name else f"{_PREFIX}-{job.id}"

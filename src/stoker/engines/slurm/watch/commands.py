@@ -1,0 +1,115 @@
+"""Slurm's commands as a watcher runs them, and the step that it starts beside each job."""
+
+import contextlib
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import IO, Any, Final, cast
+
+import msgspec
+
+from stoker.engines.slurm.client import Running, environment, scancel, set_comment
+from stoker.engines.slurm.step import SrunStep, srun_command
+from stoker.engines.slurm.watch import agent
+from stoker.engines.slurm.watch.agent import Report
+from stoker.engines.slurm.watch.jobs import ClusterJob, squeue_command
+from stoker.errors import BadInputError, StokerError
+
+# What the agent may need beside what Slurm's commands do.
+_CARRIED: Final = ("PYTHONPATH", "STOKER_GPUS", "STOKER_DEADLINE")
+# How long a step may take to end by itself when its input has ended.
+_LEAVE_TIME: Final = 10.0
+
+
+def check_commands(names: Sequence[str]) -> None:
+    for name in names:
+        if shutil.which(name) is None:
+            raise BadInputError(f"there are no Slurm commands here: {name} was not found in PATH")
+
+
+def running_jobs(user: str | None) -> Running:
+    """The running jobs of one user or of all, for `jobs.parse_jobs`."""
+    return Running(squeue_command(user), variables={"SLURM_TIME_FORMAT": "%s"})
+
+
+def cancel(job: int, reason: str) -> str | None:
+    """Cancels a job with the reason in its comment. Returns why the comment could not be set, if it could not.
+
+    Takes its time. Raises StokerError.
+    """
+    complaint = None
+    try:
+        set_comment(job, reason).result()
+    except StokerError as error:
+        complaint = str(error)
+    scancel([job]).result()
+    return complaint
+
+
+class AgentStep(SrunStep):
+    """One `srun --overlap` beside a job: an agent on each of its nodes."""
+
+    def __init__(self, job: ClusterJob, every: float) -> None:
+        """Raises OSError or KeyError when it cannot be started."""
+        self._decoder = msgspec.json.Decoder(Report)
+        self._leave_by: float | None = None
+        self.damaged = 0
+        """Reports that could not be understood."""
+        agents = (sys.executable, "-m", agent.__name__, f"{every:g}")
+        super().__init__(
+            srun_command(job.id, job.nodes, "--job-name=stoker-watch", "--cpus-per-task=1", "--input=all", *agents),
+            {**environment(), **{name: os.environ[name] for name in _CARRIED if name in os.environ}},
+            stdin=subprocess.PIPE,
+            **_as_owner(job.user),
+        )
+        self._stdin = cast("IO[bytes]", self._process.stdin)
+        os.set_blocking(self._stdin.fileno(), False)
+
+    def reports(self) -> list[Report]:
+        """What has arrived since the last call."""
+        found = []
+        for _node, content in self.messages():
+            try:
+                found.append(self._decoder.decode(content))
+            except msgspec.DecodeError:
+                self.damaged += 1
+        return found
+
+    def keep(self) -> None:
+        """Shows the agents that somebody reads their reports."""
+        with contextlib.suppress(OSError):
+            os.write(self._stdin.fileno(), b"\n")
+
+    def leave(self) -> None:
+        """Asks the agents to end; `over` says when they have."""
+        if self._leave_by is None:
+            self._leave_by = time.monotonic() + _LEAVE_TIME
+            with contextlib.suppress(OSError):
+                self._stdin.close()
+
+    def over(self) -> str | None:
+        """Why it has ended, in words; None while it runs."""
+        if not self.has_ended():
+            if self._leave_by is not None and time.monotonic() >= self._leave_by:
+                self.terminate()
+                self._leave_by += _LEAVE_TIME
+            return None
+        return f"the step beside the job has ended: {self.cause() or 'it gave no reason'}"
+
+    def close(self, patience: float = _LEAVE_TIME) -> None:
+        """Ends srun, which ends the step, and waits for it."""
+        self.leave()
+        super().close(patience)
+
+
+def _as_owner(user: str) -> dict[str, Any]:
+    """Only the owner of a job may start a step in it; root becomes the owner for that."""
+    if os.geteuid() != 0 or user == "root":
+        return {}
+    entry = pwd.getpwnam(user)
+    groups = os.getgrouplist(user, entry.pw_gid)
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": groups}

@@ -1,0 +1,1 @@
+"""A worker on another machine: installed, started and stopped over ssh."""

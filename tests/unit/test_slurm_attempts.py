@@ -1,0 +1,57 @@
+"""What the worker reads of attempts on Slurm in their directories."""
+
+import time
+from pathlib import Path
+
+from stoker.engines.slurm.answers import SlurmJob
+from stoker.engines.slurm.attempts import SlurmAttempt
+from stoker.engines.slurm.record import VOID, Owner, SlurmAttemptRecord, SlurmAttemptSpec
+from stoker.runs.plan import Plan
+
+
+def attempt(directory: Path, number: int) -> SlurmAttempt:
+    place = directory / f"job-{number}"
+    place.mkdir()
+    spec = SlurmAttemptSpec(
+        attempt=f"attempt{number}",
+        job="job",
+        number=number,
+        queue="/nowhere/queue.db",
+        plan=Plan(command=("true",), grace=30.0),
+        environment={},
+        lease=600.0,
+        lease_until=0.0,
+        log_limit=1000,
+        started=time.time(),
+        kill_wait=30.0,
+    )
+    return SlurmAttempt(SlurmAttemptRecord(place), spec, submitting=False)
+
+
+def slurm_job(number: int, state: str, nodes: str = "") -> SlurmJob:
+    return SlurmJob(
+        id=number, state=state, reason="", comment="", name="", nodes=nodes, node_count=1, partition="", user="",
+        submitted=None, start=None, end=None, time_limit=None, gres="",
+    )  # fmt: skip
+
+
+def test_only_attempts_in_a_row_that_slurm_had_and_no_shim_began_are_failed_starts(tmp_path: Path) -> None:
+    first, refused, began, second, third, last = (attempt(tmp_path, number) for number in range(1, 7))
+    for one in (first, began, second, third):
+        one.record.write_submitted(7)
+    for one in (first, refused, second, third):
+        one.record.take(VOID)
+    began.record.take(Owner(7, host="node1"))
+    assert [one._failed_starts() for one in (refused, began, second, third, last)] == [1, 0, 0, 1, 2]
+
+
+def test_next_worker_knows_that_slurm_had_launched_a_job_that_it_took_back(tmp_path: Path) -> None:
+    first = attempt(tmp_path, 1)
+    first.hear(slurm_job(7, "RUNNING", nodes="node1"))
+    next_one = SlurmAttempt(first.record, first.spec, submitting=False)
+    next_one.hear(slurm_job(7, "CANCELLED"))
+    assert (next_one.slurm_job, next_one._evidence().had_node) == (7, True)
+    waited = attempt(tmp_path, 2)
+    waited.hear(slurm_job(8, "PENDING"))
+    waited.hear(slurm_job(8, "CANCELLED"))
+    assert not waited._evidence().had_node

@@ -1,0 +1,109 @@
+"""Which start of a Slurm job has an attempt, and what the shim takes an end of its job for."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from stoker.engines.attempt import AttemptResult
+from stoker.engines.execution import STOPPED
+from stoker.engines.slurm import shim
+from stoker.engines.slurm.execution import SlurmExecution
+from stoker.engines.slurm.record import VOID, Owner, SlurmAttemptRecord
+from stoker.runs.processes.signals import SignalStream
+from stoker.runs.record import Status
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmAttemptRecord:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURMD_NODENAME", "node1")
+    return SlurmAttemptRecord(tmp_path)
+
+
+def own(record: SlurmAttemptRecord) -> Owner | None:
+    spec = SimpleNamespace(lease=600.0, fitting=None, log_limit=1000)
+    return shim._own(record, spec, ("node1",))  # type: ignore[arg-type]
+
+
+def test_owner_that_cannot_be_read_is_never_replaced_by_another(record: SlurmAttemptRecord) -> None:
+    (record.directory / "owner.json").write_text("{")
+    with pytest.raises(OSError, match="cannot be read yet"):
+        record.take(VOID)
+
+
+def test_second_start_has_the_attempt_though_slurm_forgot_that_there_was_a_first(record: SlurmAttemptRecord) -> None:
+    first = own(record)
+    record.write_status(Status(state="ended", ending="machine"))
+    second = own(record)
+    assert first is not None
+    assert second is not None
+    assert (first.slurm_job, first.restart, first.host) == (second.slurm_job, second.restart, second.host)
+    assert record.owner() == second != first, "by that the first one sees that it is to stop"
+
+
+def test_second_start_waits_for_the_first_whatever_slurm_counts(
+    record: SlurmAttemptRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own(record)
+    os.utime(record.directory / "owner.json", (1000, 1000))
+    before = record.life_version()
+    waited: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        assert record.life_version() != before, "the worker sees that somebody is there"
+        record.write_status(Status(state="ended", ending="supervisor killed"))
+
+    monkeypatch.setattr("stoker.engines.slurm.shim.time.sleep", wait)
+    assert own(record) is not None
+    assert len(waited) == 1
+
+
+@pytest.mark.parametrize("result", [None, AttemptResult("succeeded", 0, "")])
+def test_job_that_came_to_its_end_is_not_started_again(
+    record: SlurmAttemptRecord, result: AttemptResult | None
+) -> None:
+    own(record)
+    record.write_status(Status(state="ended", ending="exited", exit_code=0))
+    if result is not None:
+        record.write_result(result)
+    assert own(record) is None
+
+
+def execution(signals: SignalStream) -> SlurmExecution:
+    found = object.__new__(SlurmExecution)
+    found._signals = signals
+    found._reaper = SimpleNamespace(owns=lambda _: False)  # type: ignore[assignment]
+    found._attempt_spec = SimpleNamespace(kill_wait=5.0)  # type: ignore[assignment]
+    found._shared = SimpleNamespace(stop_order=lambda: None)  # type: ignore[assignment]
+    found._owner = found._mine = Owner(7, start="this")
+    return found
+
+
+def test_job_that_dies_of_the_signal_by_which_slurm_ends_all_its_processes_did_not_end_by_itself() -> None:
+    with SignalStream([signal.SIGTERM]) as signals:
+        # A moment after the job: Slurm signals one process after the other.
+        later = threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM))
+        later.start()
+        request = execution(signals).on_exit(STOPPED)
+        later.join()
+    assert request is not None
+    assert request.ending == "machine"
+
+
+def test_shim_has_time_to_die_of_the_signal_that_killed_its_job() -> None:
+    with SignalStream([signal.SIGTERM]) as signals:
+        began = time.monotonic()
+        assert execution(signals).on_exit(128 + signal.SIGKILL) is None
+        assert time.monotonic() - began >= 0.5
+
+
+def test_job_that_was_killed_alone_ended_by_itself() -> None:
+    with SignalStream([signal.SIGTERM]) as signals:
+        assert execution(signals).on_exit(STOPPED) is None
+        assert execution(signals).on_exit(3) is None
