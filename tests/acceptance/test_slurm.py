@@ -201,12 +201,13 @@ def test_every_verb_works_on_jobs_of_the_cluster(login: LoginNode) -> None:
     login.cluster.wait_for_state(pending, "CANCELLED")
     login.wait_until(behind[2], "succeeded")
     assert login.details(behind[2])["Partition"] == "spare"
+    # What the worker last said of its nodes is some seconds old.
+    line = f"cluster {login.cluster.name}  3 nodes, 6 GPUs: 3 allocated (3 by this queue), 3 free"
+    wait_for(lambda: line in login.type("top", "--once"), deadline=PATIENCE, named="the end of behind2 on its node")
     (machine,) = [one for one in login.type_json("top", "--json")["machines"] if one["there"]]
     assert machine["cluster"] == login.cluster.name
     nodes = {node["name"]: (node["gpus"], node["own"], node["jobs"]) for node in machine["nodes"]}
     assert (nodes["node1"], nodes["node3"]) == ((2, 1, [idle]), (2, 2, [busy]))
-    shown = login.type("top", "--once")
-    assert f"cluster {login.cluster.name}  3 nodes, 6 GPUs: 3 allocated (3 by this queue), 3 free" in shown
     # A job on a node is followed while it runs.
     talks = login.submit("--gpus", "0", "--name", "talks", "--", f"echo begun; {login.site.until('go')}; echo done")
     login.wait_until_began(talks)

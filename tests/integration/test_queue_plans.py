@@ -48,6 +48,7 @@ PARAMETERS: dict[str, str | int | float | None] = {
     "lease": 60.0,
     "pending": 0,
     "number": 1,
+    "job_started": 0.0,
     "exit_code": 0,
     "reason": "",
     "ring": 0,

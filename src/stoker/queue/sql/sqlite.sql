@@ -74,13 +74,13 @@ j.name >= :begin AND j.name < :beyond
 substr($, -:letters)
 
 -- claimed --
-{start} WHERE id = ({$}) RETURNING id AS job, attempts AS number;
+{start} WHERE id = ({$}) RETURNING id AS job, attempts AS number, started AS job_started;
 {new_attempt};
 SELECT {job}, :number, :began, :expires FROM stoker_jobs j WHERE j.id = :job
 
 -- new_attempt --
 INSERT INTO stoker_attempts {attempt_columns}
-VALUES (:attempt, :job, :worker, :number, :gpus, {now}, {lease_now} + :lease, :pending)
+VALUES (:attempt, :job, :worker, :number, :gpus, coalesce(:job_started, {now}), {lease_now} + :lease, :pending)
 RETURNING started AS began, {shown_lease} AS expires
 
 -- succeed --
@@ -91,7 +91,7 @@ RETURNING id AS finished, EXISTS (SELECT 1 FROM stoker_dependencies d WHERE d.ne
 
 -- succeed and claim --
 {succeed};
-{start} WHERE :is_needed = 0 AND id = ({head}) RETURNING id AS job, attempts AS number;
+{start} WHERE :is_needed = 0 AND id = ({head}) RETURNING id AS job, attempts AS number, started AS job_started;
 {new_attempt};
 SELECT :finished, :is_needed, NULL, {job}, :number, :began, :expires FROM stoker_jobs j WHERE j.id = :job
 
