@@ -90,7 +90,8 @@ class TestTheProgram:
         assert sorted(filling.started().values()) == sorted(filling.uuids)
 
     def test_gpu_out_of_rotation_is_left_and_filled_again_after_its_release(self, filling: FillSite) -> None:
-        filling.fill("--config", filling.config(on_both("each = yes")))
+        config = filling.config(on_both("each = yes"))
+        filling.fill("--config", config, environment=filling.fast_clock())
         filling.wait_for_start(2)
         (on_first,) = [pid for pid, given in filling.started().items() if given == filling.uuids[0]]
         assert filling.stoker("gpus", "--quarantine", "0", "--reason", "its fan rattles").code == 0
