@@ -10,7 +10,9 @@ from stoker.errors import BadInputError, StokerError
 from stoker.procfs import boot_id, read_stat
 from stoker.rules.idle import IdlePolicy
 from stoker.rules.registry import stored_form
+from stoker.runs.processes.reaper_process import OrphanStop
 from stoker.runs.record import MOST_RECORDS, OLDEST_RECORD, Record, Records, Snooze, Spec, Status, in_a_word, summary_of
+from stoker.runs.run import record_orphan_stop
 
 
 def a_spec(record: Record, *, alive: bool = False, started: float | None = None) -> Spec:
@@ -103,3 +105,20 @@ def test_unwritable_directory_is_one_message_with_a_remedy(tmp_path: Path) -> No
     with pytest.raises(StokerError, match="STOKER_HOME names another place") as caught:
         Records(tmp_path / "file").create()
     assert caught.value.exit_code == 125
+
+
+@pytest.mark.parametrize(
+    ("status", "ending"),
+    [
+        (Status(state="starting"), "exited"),
+        (Status(state="running"), "exited"),
+        (Status(state="stopping"), "supervisor killed"),
+    ],
+)
+def test_job_that_ended_by_itself_before_its_supervisor_was_killed_counts(
+    tmp_path: Path, status: Status, ending: str
+) -> None:
+    record = written(Records(tmp_path))
+    record.write_status(status)
+    record_orphan_stop(OrphanStop(0, (), "there was nothing to stop", str(record.directory), ended_before=True))
+    assert (record.status().state, record.status().ending, record.status().exit_code) == ("ended", ending, 0)

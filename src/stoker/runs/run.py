@@ -107,8 +107,8 @@ def record_orphan_stop(stop: OrphanStop) -> None:
     code = None if stop.status is None else exit_code(stop.status)
     ending: Ending = "supervisor killed"
     reason = f"Stoker itself was killed, so the job was stopped: {stop.words}."
-    # A job that was being stopped did not end on its own.
-    if stop.ended_before and status.state == "running":
+    # A job that was being stopped did not end on its own. One whose start was not recorded yet did.
+    if stop.ended_before and status.state != "stopping":
         ending, reason = "exited", f"It ended by itself with code {code}, and Stoker was killed a moment later."
     with contextlib.suppress(StokerError):
         record.write_status(
