@@ -11,6 +11,8 @@ from typing import Any, Final, Literal, Self, TypedDict, Unpack, overload
 
 from stoker.engines.admission import check_jobs
 from stoker.errors import BadInputError, QueueAwayError
+from stoker.logs.search import LineFinder, LogMatch
+from stoker.paths import state_home
 from stoker.queue import open_or_create
 from stoker.queue.code.comparison import compare, read_changes
 from stoker.queue.code.packing import PackedCode, pack
@@ -22,6 +24,7 @@ from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb
 from stoker.queue.store import Store
 from stoker.queue.sweep import job_specs
 from stoker.settings import load_settings
+from stoker.status.log_follower import log_updates
 
 # `wait` is woken by changes; it polls in case the listener cannot listen.
 POLL_SECONDS: Final = 1.0
@@ -197,6 +200,22 @@ class Queue:
             return ""
         self._store.logs.wait(attempt)
         return self._store.logs.read(attempt)
+
+    def log_matches(self, which: Which, text: str | None = None) -> list[LogMatch]:
+        """The lines of the last attempt's log with a text, in upper or lower case; without it, those with an error.
+
+        The whole log is searched where it is here or its worker is alive, otherwise the end that the queue keeps.
+        """
+        finder, found, before = LineFinder(text), list[LogMatch](), 0
+        job = self.job(which)
+        attempt = None if job.attempt is None else self._store.attempts.get(job.attempt)
+        if attempt is None:
+            return []
+        unfinished = b""
+        for update, _is_tail in log_updates(self._store, attempt, state_home()):
+            found += finder.matches(update.finished, before)
+            before, unfinished = before + update.finished.count(b"\n"), update.unfinished
+        return [*found, *finder.matches(unfinished, before)]
 
     def diff(self, which: Which, other: Which | None = None) -> str:
         """What differed from the commit in the code of a job with a snapshot; with `other`, between the two jobs.

@@ -98,6 +98,31 @@ def test_tail_of_a_lost_machine_is_shown_and_marked(queue: Store) -> None:
     assert stoker("logs", job, "--json").json()["whole"] is False
 
 
+def test_lines_are_found_by_text_error_and_number(queue: Store) -> None:
+    (job,) = submit(queue, "a")
+    place = place_of(attempt := run(queue, job, "failed", 1))
+    (place / "output.1").write_text("one\nloss=NaN\n")
+    (place / "output").write_text("Traceback (most recent call last):\n\x1b[31mValueError\x1b[0m: nan\nbye")
+    done = stoker("logs", job, "--grep", "nan")
+    assert (done.code, done.out, done.err) == (0, "2: loss=NaN\n4: ValueError: nan\n", "")
+    assert stoker("logs", job, "--errors").out == "3: Traceback (most recent call last):\n4: ValueError: nan\n"
+    assert stoker("logs", job, "--errors", "-n", "1").out == "4: ValueError: nan\n"
+    found = stoker("logs", job, "--grep", "BYE", "--json").json()
+    assert found == {"job": job, "attempt": 1, "whole": True, "matches": [{"line": 5, "text": "bye"}]}
+    done = stoker("logs", job, "--grep", "not there")
+    assert (done.code, done.out, done.err) == (1, "", "stoker: no such line\n")
+    assert stoker("logs", job, "--from", "2", "-n", "2").out == "loss=NaN\nTraceback (most recent call last):\n"
+    assert stoker("logs", job, "--from", "5").out == "bye\n"
+    assert stoker("logs", job, "--from", "6").out == ""
+    # Of a machine that is gone, the end in the queue is searched, and that is said.
+    for file in place.iterdir():
+        file.unlink()
+    queue.logs.write(attempt.id, "the\nend\n")
+    done = stoker("logs", job, "--grep", "end")
+    assert (done.code, done.out) == (0, "2: end\n")
+    assert "this is the end of the log" in done.err
+
+
 def test_invalid_utf8_passes_through(queue: Store) -> None:
     (job,) = submit(queue, "a")
     (place_of(run(queue, job, "succeeded", 0)) / "output").write_bytes(b"\xff\xfe \x1b[31mred\n")
@@ -123,7 +148,17 @@ def test_reason_is_shown_for_a_job_that_has_not_started(queue: Store) -> None:
     assert done.err.startswith(f"stoker: job {job} has printed nothing: no worker is there")
 
 
-@pytest.mark.parametrize("arguments", [["nobody"], [], ["nobody", "-n", "-1"], ["nobody", "--attempt", "0"]])
+BAD_SEARCHES = [
+    ["nobody", "--grep", ""],
+    ["nobody", "--from", "0"],
+    ["nobody", "--grep", "a", "--errors"],
+    ["nobody", "-f", "--errors"],
+]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nobody"], [], ["nobody", "-n", "-1"], ["nobody", "--attempt", "0"], *BAD_SEARCHES]
+)
 def test_invalid_arguments_are_reported_in_one_line(queue: Store, arguments: list[str]) -> None:
     done = stoker("logs", *arguments)
     assert (done.code, len(done.err.splitlines())) == (2, 1)

@@ -159,6 +159,15 @@ def test_logs_are_complete_after_wait(queue: stoker.Queue, store: Store, monkeyp
     assert len(pauses) == 3
 
 
+def test_lines_of_a_log_are_found(queue: stoker.Queue, store: Store) -> None:
+    job = queue.submit("true")
+    assert queue.log_matches(job, "x") == []
+    run(store, job.id, "failed", output="one\nRuntimeError: X\nlast x")
+    found = [(match.line, match.text) for match in queue.log_matches(job, "x")]
+    assert found == [(2, "RuntimeError: X"), (3, "last x")]
+    assert [match.line for match in queue.log_matches(job)] == [2]
+
+
 def test_wait_returns_when_the_job_ends(
     queue: stoker.Queue, url: str, rests: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:

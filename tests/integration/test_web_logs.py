@@ -92,6 +92,44 @@ def test_a_page_begins_with_the_last_thousand_lines_or_with_all_when_asked(place
     played(story)
 
 
+def test_any_part_of_a_log_is_read_and_searched(place: Place) -> None:
+    async def story() -> None:
+        place.prints(b"\x1b[31m<b>red</b>\n" + numbered(1, 26_000) + b"RuntimeError: NaN\n" + b"now")
+
+        async def lines_of(query: str) -> dict[str, Any]:
+            found: dict[str, Any] = json.loads(await place.get(f"/jobs/{place.job}/attempts/1/log/lines?{query}"))
+            return found
+
+        async def matches(query: str) -> tuple[list[int], bool]:
+            found = json.loads(await place.get(f"log/matches?{query}"))
+            assert (found["whole"], found["lines"]) == (True, 26_002)
+            return [match["line"] for match in found["matches"]], found["more"]
+
+        async with place.page() as page:
+            await page.until(lambda: page.text[-1:] == ["now"])
+            part = await lines_of("from=0&count=2")
+            assert part["lines"] == [
+                '<span class="a-fg-1">&lt;b&gt;red&lt;/b&gt;</span>',
+                '<span class="a-fg-1">line 1</span>',
+            ]
+            assert (part["first"], part["total"], part["whole"]) == (0, 26_002, True)
+            # Numbers mean the same as those of the stream.
+            assert page.mark.startswith(f"{part['epoch']}.")
+            assert (await lines_of("from=13000&count=3"))["lines"] == lines(13_000, 13_003)
+            assert (await lines_of("from=26000&count=10"))["lines"] == ["RuntimeError: NaN", "now"]
+            assert (await lines_of("from=99999"))["lines"] == []
+        assert await matches("text=LINE%2025999") == ([26_000], False)
+        assert await matches("text=line&limit=2") == ([25_999, 26_000], True)
+        assert await matches("text=line&limit=2&before=25999") == ([25_997, 25_998], True)
+        assert await matches("text=line&limit=2&after=10") == ([11, 12], True)
+        assert await matches("") == ([26_001], False)
+        assert await place.get("log?from=25999&lines=3") == b"line 25998\nline 25999\nRuntimeError: NaN\n"
+        # All of it by one reader.
+        assert len(place.channels) == 1
+
+    played(story)
+
+
 @pytest.mark.parametrize("restarted", [False, True], ids=["same server", "server restarted"])
 def test_reconnecting_page_continues_at_its_line(place: Place, restarted: bool) -> None:
     async def story() -> None:

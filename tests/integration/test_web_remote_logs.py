@@ -15,6 +15,7 @@ from stoker.logs.reader import LogChunk
 from stoker.queue import Store, init_queue
 from stoker.status import log_follower as follow
 from stoker.status.log_follower import RemoteLog, RunQuery
+from stoker.web.sse import log_channels
 from tests.support.attempts import WORKER, be_there
 from tests.support.log_sender import LogSender, copies_in
 from tests.support.log_server import Place
@@ -82,7 +83,9 @@ def shown(begin: int, end: int) -> list[str]:
     return [f"line {number}" for number in range(begin, end)]
 
 
-def test_whole_log_of_a_remote_job_is_followed_to_its_end(far: Far, copies: Path) -> None:
+def test_whole_log_of_a_remote_job_is_followed_to_its_end(
+    far: Far, copies: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def story() -> None:
         far.prints(printed(0, 30_000) + b" 10%")
         async with far.works(), far.page("log/live?all=1") as page, far.page() as last:
@@ -98,6 +101,16 @@ def test_whole_log_of_a_remote_job_is_followed_to_its_end(far: Far, copies: Path
             assert json.loads(page.heard("end")[-1])["outcome"] == "succeeded"
             await last.ended()
             assert last.text[-1] == "line 30009"
+            # A person goes on to search in the copy; it is removed a while after the last one has left.
+            (copy,) = copies.iterdir()
+            found = json.loads(await far.get("log/matches?text=LINE%2029"))
+            assert (len(found["matches"]), found["more"], found["whole"]) == (100, True, True)
+            assert found["matches"][-1] == {"line": 30_000, "text": "line 29999"}
+            part = json.loads(await far.get(f"/jobs/{far.job}/attempts/1/log/lines?from=9&count=2"))
+            assert (part["lines"], part["total"]) == (shown(9, 11), 30_011)
+            assert page.mark.startswith(f"{part['epoch']}.")
+            assert list(copies.iterdir()) == [copy]
+            monkeypatch.setattr(log_channels, "_LINGER_WITH_COPY", 0.0)
             await last.until(lambda: not any(copies.iterdir()), "the end of what was copies")
 
     played(story)
@@ -126,6 +139,8 @@ def test_worker_that_is_away_for_a_while_loses_no_line(far: Far, monkeypatch: py
         async with far.page("log/live?all=1") as page:
             await page.until(lambda: page.text == ["line 4999"])
             assert not json.loads(page.heard("begin")[-1])["whole"]
+            found = json.loads(await far.get("log/matches?text=line"))
+            assert (found["matches"], found["whole"]) == ([{"line": 1, "text": "line 4999"}], False)
             for end in (5010, 5020):  # lent from the beginning each time, by another worker
                 far.prints(printed(end - 10, end))
                 async with far.works():

@@ -60,6 +60,13 @@ class Place:
             os.pwrite(file.fileno(), data[len(finished) :], len(finished))
             file.truncate(len(data))
 
+    async def get(self, what: str) -> bytes:
+        """The body of an answer."""
+        async with self.page(what) as asked:
+            await asked.ended()
+            assert asked.status == 200, asked.body
+            return asked.body
+
     def page(self, what: str = "log/live", app: FastAPI | None = None, **headers: str) -> AsgiPage:
         root = "" if what.startswith("log/live") else "/api/v1"
         address = what if what.startswith("/") else f"{root}/jobs/{self.job}/attempts/1/{what}"

@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+from stoker.logs.search import FAILURE
+
 # Messages of frameworks, as narrow as possible: they mean the memory of the GPU, not that of the host.
 _SAYINGS: Final = (
     r"torch\.(?:cuda\.)?OutOfMemoryError",
@@ -37,9 +39,7 @@ _TOO_LARGE: Final = re.compile(
     re.IGNORECASE,
 )
 # A program that fails without printing any of these gives no reason.
-_REASON: Final = re.compile(
-    r"Traceback \(most recent call last\)|\b\w*(?:Error|Exception)\b|\berror:|\bfatal\b", re.IGNORECASE
-)
+_REASON: Final = re.compile(FAILURE, re.IGNORECASE)
 _REASON_WITHIN: Final = 40
 # SIGKILL, as a shell and as Python count it: the host's own out-of-memory killer, or a person; not the GPU.
 _KILLED: Final = (137, -9)

@@ -206,8 +206,7 @@ class LogFileReader:
                     continue
             if self._file < 0:
                 return False
-            device, inode = _identity(self._file) or (0, 0)
-            self.first_file = f"{device:x}{inode:x}"
+            self.first_file = _name_of(self._file)
         return True
 
     def _advance(self, limit: int | None = None) -> bytes:
@@ -290,6 +289,41 @@ def _read_from(file: int, offset: int, limit: int | None) -> bytes:
         parts.append(part)
         offset += len(part)
     return b"".join(parts)
+
+
+def open_log_files(directory: Path) -> tuple[list[tuple[int, int]], str]:
+    """Descriptors and lengths of both files, the older first, and what identifies the first; the caller closes them.
+
+    Together they are the log from its beginning, also while the writer rotates it. Raises StokerError.
+    """
+    older_path, newer_path = directory / "output.1", directory / "output"
+    while True:
+        older, newer = _open(older_path), _open(newer_path)
+        first = _identity(older) if older >= 0 else None
+        # The writer may have rotated in between: then a file is missing here, or is here twice.
+        if _identity(older_path) == first and (first is None or newer < 0 or _identity(newer) != first):
+            break
+        for file in (older, newer):
+            if file >= 0:
+                os.close(file)
+    files = [(file, os.fstat(file).st_size) for file in (older, newer) if file >= 0]
+    if len(files) > 1:
+        files[0] = (files[0][0], _without_carried(*files[0], files[1][0]))
+    return files, _name_of(files[0][0]) if files else ""
+
+
+def _name_of(file: int) -> str:
+    device, inode = _identity(file) or (0, 0)
+    return f"{device:x}{inode:x}"
+
+
+def _without_carried(older: int, size: int, newer: int) -> int:
+    """The size of the older file without its unfinished line, if the newer one has it too: for a moment both do."""
+    begin = max(0, size - _MAX_CARRIED)
+    end = os.pread(older, size - begin, begin)
+    rest = end[end.rfind(b"\n") + 1 :]
+    is_carried = bool(rest) and len(rest) < size and os.pread(newer, len(rest), 0) == rest
+    return size - len(rest) if is_carried else size
 
 
 # The tail

@@ -18,6 +18,8 @@ from stoker.logs.reader import (
     LogReader,
     LogUpdate,
     TailReader,
+    attempt_directory,
+    has_log,
     log_directory,
     new_lines,
     read_tail,
@@ -25,7 +27,7 @@ from stoker.logs.reader import (
 from stoker.paths import private_directory, private_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from stoker.queue import Attempt, Store
 
@@ -414,3 +416,20 @@ class LogFollower:
 def _as_stored(text: str) -> str:
     """The text as a database stores it."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+
+
+def log_updates(store: "Store", attempt: "Attempt", home: Path, node: int = 0) -> "Iterator[tuple[LogUpdate, bool]]":
+    """What there is now of a log, in steps, each with whether it is of the tail only. Waits for a log that comes."""
+    if node or has_log(attempt_directory(home, attempt)):
+        store.logs.wait(attempt.id)
+    follower = LogFollower(attempt, home, continuous=True, complete=True, node=node)
+    run = queries_on(store)
+    try:
+        while True:
+            update = follower.read(run)
+            yield update, follower.source == "tail" and any(update)
+            if follower.is_caught_up:
+                return
+            time.sleep(follower.pause())
+    finally:
+        follower.close()

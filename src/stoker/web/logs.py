@@ -11,11 +11,11 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Header, Query, Request
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from stoker.logs.terminal import HtmlLine
 from stoker.queue.model import Attempt
-from stoker.web.answers import MOST_NODES, found_attempt
+from stoker.web.answers import MOST_NODES, answer, found_attempt
 from stoker.web.app_state import app_state_of, user_of
 from stoker.web.sse.log_channels import FIRST_LINES, LogChannel
 from stoker.web.sse.section_cache import STREAM_HEADERS
@@ -23,6 +23,8 @@ from stoker.web.sse.section_cache import STREAM_HEADERS
 # Of one event, so that a phone processes it without a pause.
 _MAX_EVENT_LINES: Final = 500
 _MAX_EVENT_LETTERS: Final = 128 * 1024
+# Of one step back.
+_MAX_PART: Final = 1000
 # A page reconnects after a few missed beats; proxies close connections that are silent for a minute.
 _BEAT_EVERY: Final = 15.0
 # How often a stream checks that the server is not stopping and that the user is still authorized.
@@ -125,6 +127,22 @@ def event(name: str, value: object) -> str:
 
 
 router = APIRouter(include_in_schema=False)
+
+
+@router.get("/jobs/{job}/attempts/{number}/log/lines")
+async def lines(
+    request: Request,
+    job: str,
+    number: int,
+    first: Annotated[int, Query(alias="from", ge=0, lt=2**53)] = 0,
+    count: Annotated[int, Query(ge=1, le=_MAX_PART)] = _MAX_PART,
+    node: Annotated[int, Query(ge=0, lt=MOST_NODES)] = 0,
+) -> Response:
+    """Any lines of the log, for a page that scrolls back or jumps."""
+    app_state = app_state_of(request)
+    attempt = await app_state.pool.run(lambda store: found_attempt(store, job, number, node))
+    with app_state.log_channels.joined(attempt, node) as channel:
+        return answer(await channel.part(first, count))
 
 
 @router.get("/jobs/{job}/attempts/{number}/log/live")

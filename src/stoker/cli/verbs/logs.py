@@ -4,9 +4,11 @@ import shutil
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict
 
 import click
+import msgspec
 
 from stoker.cli.options.queue import SLOW_POLL, Listener, opened, patiently, queue_option
 from stoker.cli.options.selection import JobName
@@ -21,12 +23,14 @@ from stoker.logs.reader import (
     node_names,
     stored_lines,
 )
+from stoker.logs.search import LONGEST_LINE, LineFinder
 from stoker.paths import state_home
-from stoker.status.log_follower import LogFollower, RunQuery, queries_on
+from stoker.status.log_follower import LogFollower, RunQuery, log_updates, queries_on
 from stoker.units import list_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Unpack
 
     from stoker.queue import Attempt, Job, Store
 
@@ -46,6 +50,9 @@ _POLL_JOB: Final = 0.3
     metavar="NODE",
     help="Of a job over several nodes: the log of this one, by its rank or name, or all of them [0].",
 )
+@click.option("--from", "first", type=click.IntRange(min=1), metavar="LINE", help="From this line on; -n of them.")
+@click.option("--grep", "text", metavar="TEXT", help="Only lines with TEXT, in any case, and their numbers.")
+@click.option("--errors", is_flag=True, help="Only lines that report an error, and their numbers.")
 @json_option("Print one JSON object; with -f, one per line.")
 @queue_option
 def logs_command(
@@ -56,12 +63,19 @@ def logs_command(
     node: str | None,
     as_json: bool,
     queue_url: str | None,
+    **chosen: "Unpack[_Chosen]",
 ) -> int:
     """Show what JOB printed. JOB is an id, the beginning of an id, or a name.
 
     The whole log, also from another machine while its worker is alive; otherwise its end, which the queue keeps. Of a
     job over several nodes, that of the first; with `--node all`, each line begins with the name of its node.
+
+    \b
+    stoker logs JOB --errors          tracebacks, memory that ran out, NCCL, …
+    stoker logs JOB --grep nan -n 5   the last five lines with "nan"; the exit code is 1 if there is none
+    stoker logs JOB --from 1000 -n 50
     """
+    finder = _finder(follow, **chosen)
     _remove_copies_on_signals()
     with opened(queue_url) as store:
         found = store.jobs.get(job)
@@ -79,9 +93,27 @@ def logs_command(
             note(f"job {found.id} has printed nothing: {_why(store, found)[1]}")
             if as_json:
                 print_json({"job": found.id, "attempt": None, "whole": True, "text": ""})
+        elif finder is not None:
+            return _print_matches(_matches(store, attempt, nodes, finder, lines), attempt, as_json)
         else:
-            _print(store, attempt, nodes, lines, as_json)
+            _print(store, attempt, nodes, lines, as_json, chosen["first"])
     return 0
+
+
+class _Chosen(TypedDict):
+    """Which lines are shown."""
+
+    first: int | None
+    text: str | None
+    errors: bool
+
+
+def _finder(follow: bool, first: int | None, text: str | None, errors: bool) -> LineFinder | None:
+    if sum((first is not None, text is not None, errors)) > 1:
+        raise BadInputError("choose one of --from, --grep and --errors")
+    if follow and (first is not None or text is not None or errors):
+        raise BadInputError("--from, --grep and --errors show what there is now: leave out -f")
+    return LineFinder(text, LONGEST_LINE) if errors or text is not None else None
 
 
 def _remove_copies_on_signals() -> None:
@@ -228,12 +260,61 @@ def _screen() -> PipeScreen:
 # What there is now
 
 
-def _print(store: "Store", attempt: "Attempt", nodes: _Nodes, lines: int | None, as_json: bool) -> None:
+class _Match(NamedTuple):
+    node: str
+    """What a line begins with; empty for one node."""
+    line: int
+    text: str
+
+
+class _Matches(NamedTuple):
+    found: list[_Match]
+    is_whole: bool
+
+
+def _matches(store: "Store", attempt: "Attempt", nodes: _Nodes, finder: LineFinder, count: int | None) -> _Matches:
+    """The lines that are found, or the last `count` of them."""
+    found: deque[_Match] = deque(maxlen=count)
+    is_whole = True
+    for rank in nodes.ranks:
+        prefix, before, unfinished = nodes.prefix(attempt, rank).decode(), 0, b""
+        for update, is_tail in _updates(store, attempt, rank, None):
+            if is_tail and is_whole:
+                _note_tail(store, attempt)
+                is_whole = False
+            unfinished = update.unfinished
+            found += (_Match(prefix, *msgspec.structs.astuple(one)) for one in finder.matches(update.finished, before))
+            before += update.finished.count(b"\n")
+        found += (_Match(prefix, *msgspec.structs.astuple(one)) for one in finder.matches(unfinished, before))
+    return _Matches(list(found), is_whole)
+
+
+def _print_matches(matches: _Matches, attempt: "Attempt", as_json: bool) -> int:
+    """The exit code of grep: 1 if nothing was found."""
+    from stoker.logs.terminal import plain_line
+
+    if as_json:
+        items = [
+            {"line": one.line, "text": one.text} | ({"node": one.node[:-2]} if one.node else {})
+            for one in matches.found
+        ]
+        print_json({"job": attempt.job, "attempt": attempt.number, "whole": matches.is_whole, "matches": items})
+    for one in () if as_json else matches.found:
+        click.echo(f"{one.node}{one.line}: {plain_line(one.text)}")
+    if not matches.found:
+        note("no such line")
+    return 0 if matches.found else 1
+
+
+def _print(
+    store: "Store", attempt: "Attempt", nodes: _Nodes, lines: int | None, as_json: bool, first: int | None = None
+) -> None:
     collected: list[bytes] = []
     screen, is_whole = _screen(), True
     for rank in nodes.ranks:
         prefix, unfinished = nodes.prefix(attempt, rank), b""
-        for update, is_tail in _updates(store, attempt, rank, lines):
+        updates = _updates(store, attempt, rank, lines if first is None else None)
+        for update, is_tail in updates if first is None else _part(updates, first, lines):
             if is_tail and is_whole:
                 _note_tail(store, attempt)
                 is_whole = False
@@ -248,8 +329,26 @@ def _print(store: "Store", attempt: "Attempt", nodes: _Nodes, lines: int | None,
             screen.show(_ended(LogUpdate(b"", _prefixed(unfinished, prefix))))
     if as_json:
         text = b"".join(collected).decode(errors="replace")
-        shown = {"job": attempt.job, "attempt": attempt.number, "whole": is_whole and lines is None, "text": text}
+        is_whole = is_whole and lines is None and first is None
+        shown = {"job": attempt.job, "attempt": attempt.number, "whole": is_whole, "text": text}
         print_json(shown | ({"node": nodes.ranks[0]} if nodes.chosen and not nodes.named else {}))
+
+
+def _part(
+    updates: "Iterator[tuple[LogUpdate, bool]]", first: int, count: int | None
+) -> "Iterator[tuple[LogUpdate, bool]]":
+    """The lines from this one on, from 1: `count` of them, or all."""
+    before, left = first - 1, count
+    for update, is_tail in updates:
+        lines = [line + b"\n" for line in update.finished.split(b"\n")[:-1]]
+        kept = lines[before:]
+        before = max(0, before - len(lines))
+        kept = kept if left is None else kept[:left]
+        left = None if left is None else left - len(kept)
+        unfinished = update.unfinished if not before and left != 0 else b""
+        yield LogUpdate(b"".join(kept), unfinished), is_tail
+        if left == 0:
+            return
 
 
 def _prefixed(lines: bytes, prefix: bytes) -> bytes:
@@ -260,9 +359,12 @@ def _updates(store: "Store", attempt: "Attempt", node: int, lines: int | None) -
     """What there is now of a node's log, in steps, and whether it is only the tail."""
     from stoker.queue.logs import LAST_WITHIN
 
+    if lines is None:
+        yield from log_updates(store, attempt, state_home(), node)
+        return
     if has_log(attempt_directory(state_home(), attempt)) or node:
         store.logs.wait(attempt.id)
-    elif lines is not None and attempt.ended is not None and store.clock() - attempt.ended >= LAST_WITHIN:
+    elif attempt.ended is not None and store.clock() - attempt.ended >= LAST_WITHIN:
         # The tail may have enough lines: then nothing need be streamed.
         stored = stored_lines(store.logs.read(attempt.id), lines)
         if stored is not None:
@@ -273,7 +375,7 @@ def _updates(store: "Store", attempt: "Attempt", node: int, lines: int | None) -
     try:
         while True:
             update = follower.read(run)
-            if lines is not None and any(update):
+            if any(update):
                 update = _last_of(follower, run, lines, update)
             yield update, follower.source == "tail" and any(update)
             if follower.is_caught_up:

@@ -4,6 +4,7 @@ import itertools
 import re
 from typing import Final, NamedTuple
 
+from stoker.logs.search import COLLECTIVE_ERROR, FULL_DISK, GPU_ERROR, NO_SHARED_MEMORY, OUT_OF_MEMORY
 from stoker.runs.postmortem.stacks import Frame, Thread
 
 # A helper that waits for work is recognised by one of these innermost calls.
@@ -175,27 +176,27 @@ CAUSES: Final = (
 # Found in what the job printed.
 OUTPUT_CAUSES: Final = (
     Cause(
-        re.compile(r"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE),
+        re.compile(OUT_OF_MEMORY, re.IGNORECASE),
         "Its output reports that memory ran out",
         ("Use a smaller batch, or see what else holds memory on the GPU: `stoker gpus`.",),
     ),
     Cause(
-        re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE),
+        re.compile(FULL_DISK, re.IGNORECASE),
         "Its output reports a full disk",
         ("`df -h` shows which one; `/dev/shm` and `/tmp` count too.",),
     ),
     Cause(
-        re.compile(r"bus error|unable to open shared memory|insufficient shared memory", re.IGNORECASE),
+        re.compile(NO_SHARED_MEMORY, re.IGNORECASE),
         "Its output reports that shared memory ran out",
         ("Give the container more (`--shm-size=16g` or `--ipc=host`), or use fewer data loader workers.",),
     ),
     Cause(
-        re.compile(r"NCCL (?:WARN|error)|collective operation timeout|NCCL.*timed? ?out", re.IGNORECASE),
+        re.compile(COLLECTIVE_ERROR, re.IGNORECASE),
         "Its output reports an error between ranks (NCCL)",
         ("Look at the first rank that reported an error: the others only wait for it.",),
     ),
     Cause(
-        re.compile(r"\bXid\b|uncorrectable ECC|CUDA error|illegal memory access|fallen off the bus", re.IGNORECASE),
+        re.compile(GPU_ERROR, re.IGNORECASE),
         "Its output reports a GPU error",
         ("`dmesg | grep -i xid` shows whether the GPU is at fault; if not, `CUDA_LAUNCH_BLOCKING=1` finds the line.",),
     ),

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from stoker.logs.reader import LastLines, LogUpdate, TailReader, last_lines, stored_lines
+from stoker.logs.search import LONGEST_TEXT, MOST_MATCHES, LineFinder
 from stoker.queue.logs import LAST_WITHIN, SECONDS_BETWEEN_LOOKS
 from stoker.queue.model import Attempt, AttemptDetails
 from stoker.queue.store import Store
@@ -19,13 +20,18 @@ from stoker.web.answers import MOST_NODES, answer, found, found_attempt
 from stoker.web.api.jobs import JobId
 from stoker.web.api.openapi import operation
 from stoker.web.app_state import AppState, app_state_of
-from stoker.web.problems import NotFoundError
+from stoker.web.problems import NotFoundError, ParameterError
+from stoker.web.sse.log_channels import LogMatches
 
 router = APIRouter(tags=["attempts"])
 
 TEXT: Final = "text/plain; charset=utf-8"
 MARKDOWN: Final = "text/markdown; charset=utf-8"
 Number = Annotated[int, Path(ge=1, lt=2**31, description="The number of the attempt, from 1.")]
+Node = Annotated[int, Query(ge=0, lt=MOST_NODES, description="Which node of a job over several, by its rank.")]
+Line = Annotated[int | None, Query(ge=0, lt=2**53)]
+# From one request for a part of a log.
+_MOST_LINES: Final = 10_000
 
 
 class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +91,16 @@ async def get_log(
     lines: Annotated[
         int | None, Query(ge=0, lt=2**31, description="Only this many lines from the end, of the last 4 MiB.")
     ] = None,
-    node: Annotated[int, Query(ge=0, lt=MOST_NODES, description="Which node of a job over several, by its rank.")] = 0,
+    first: Annotated[
+        int | None,
+        Query(
+            alias="from",
+            ge=1,
+            lt=2**53,
+            description="From this line on, from 1: `lines` of them, 1,000 by default and 10,000 at most, or 4 MiB.",
+        ),
+    ] = None,
+    node: Node = 0,
 ) -> Response:
     """Get what an attempt printed. The header `Stoker-Log` is `whole`, or `end` if only the tail is available.
 
@@ -95,6 +110,10 @@ async def get_log(
     channels = app_state.log_channels
     attempt = await app_state.pool.run(lambda store: found_attempt(store, job, number, node))
     headers = _file_headers(attempt, TEXT, f"node{node}.log" if node else "log")
+    if first is not None:
+        with channels.joined(attempt, node) as channel:
+            text, is_whole = await channel.text(first - 1, min(_MOST_LINES, 1000 if lines is None else lines))
+        return _text(LogUpdate(text, b""), headers | {"Stoker-Log": "whole" if is_whole else "end"})
     is_here = bool(await channels.local([attempt], node))
     if node and not is_here:
         return _text(LogUpdate(b"", b""), headers | {"Stoker-Log": "end"})
@@ -118,6 +137,37 @@ async def get_log(
                 last.add(update)
             return _text(last_lines(last.update(), lines), headers)
         return StreamingResponse(_decoded(whole, stack.pop_all()), headers=headers)
+
+
+@operation(router, "GET", "/jobs/{job}/attempts/{number}/log/matches", LogMatches, 404)
+async def search_log(
+    request: Request,
+    job: JobId,
+    number: Number,
+    text: Annotated[
+        str | None,
+        Query(
+            min_length=1,
+            max_length=LONGEST_TEXT,
+            description="In one line, in upper or lower case. Without it: lines that report an error, such as a "
+            "traceback, memory that ran out, or NCCL.",
+        ),
+    ] = None,
+    before: Annotated[Line, Query(description="Only the last matches before this line.")] = None,
+    after: Annotated[Line, Query(description="Only the first matches after this line.")] = None,
+    limit: Annotated[int, Query(ge=1, le=MOST_MATCHES)] = 100,
+    node: Node = 0,
+) -> Response:
+    """Find the lines of a log with a text, or those that report an error: the last ones, or those before or after a
+    line, in the order of the log."""
+    if before is not None and after is not None:
+        raise ParameterError("after", "give either before or after")
+    if text is not None and "\n" in text:
+        raise ParameterError("text", "search for text within one line")
+    app_state = app_state_of(request)
+    attempt = await app_state.pool.run(lambda store: found_attempt(store, job, number, node))
+    finder = LineFinder(text)
+    return answer(await app_state.log_channels.search(attempt, node, finder, before, after, limit))
 
 
 async def _stored_lines(app_state: AppState, attempt: Attempt, count: int) -> LogUpdate | None:

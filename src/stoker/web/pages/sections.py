@@ -12,7 +12,7 @@ from stoker.status.model import Machine, Snapshot
 from stoker.web.auth.key_file import Role
 from stoker.web.templating import rendered, slug
 
-JOB: Final = ("summary", "spec", "report", "fit")
+JOB: Final = ("summary", "spec", "report", "fit", "waits")
 OVERVIEW: Final = ("health", "machines", "running", "waiting", "ended", "hours")
 # With more GPUs than this, they are shown as rows and their machines are folded.
 _MOST_CARDS: Final = 16

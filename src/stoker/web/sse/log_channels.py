@@ -5,6 +5,8 @@ Lines that are no longer in memory are read from the file, by each page at its o
 
 import asyncio
 import contextlib
+import html
+import re
 import threading
 import time
 from collections import deque
@@ -19,7 +21,8 @@ import msgspec
 
 from stoker.errors import StokerError
 from stoker.logs.reader import STEP, LastLines, LogFileReader, LogUpdate, log_directory
-from stoker.logs.terminal import HtmlLine, LogLines, lines_from
+from stoker.logs.search import LineFinder, LogIndex, LogMatch, LogView
+from stoker.logs.terminal import REACH, HtmlLine, LogLines, lines_from
 from stoker.queue import Store
 from stoker.queue.model import ENDED, Attempt
 from stoker.status.log_follower import POLL_QUEUE, LogFollower, RunQuery
@@ -35,6 +38,13 @@ _TAIL_AFTER: Final = 8.0
 _MAX_COPIES: Final = 4
 # A phone that loses its connection for a moment finds the same reader.
 _LINGER: Final = 30.0
+# The same for the copy of another machine's log, which takes long to come again: a person reads and searches in it.
+_LINGER_WITH_COPY: Final = 180.0
+# Until it is known what there is of a log.
+_FIRST_READ_WITHIN: Final = 15.0
+# Searches at once: each takes a thread for a second per gigabyte, and pages must go on.
+_MAX_SEARCHES: Final = 2
+_TAG: Final = re.compile(r"<[^>]*>")
 # The lines kept in memory for pages that are a little behind.
 _MAX_LINES: Final = 2000
 _MAX_LETTERS: Final = 1 << 20
@@ -88,6 +98,35 @@ class LogEnd(msgspec.Struct, frozen=True):
     """Whether the job may be tried again: there may be another attempt to follow."""
 
 
+class LogPart(msgspec.Struct, frozen=True):
+    """Some lines of a log for the page."""
+
+    epoch: str
+    """Within one, line numbers mean the same."""
+    first: int
+    """The number of the first line, from 0."""
+    lines: list[str]
+    """Safe HTML."""
+    total: int
+    """How many lines the log has."""
+    whole: bool
+    """Whether that is the whole log, not only its tail in the queue."""
+
+
+class LogMatches(msgspec.Struct, frozen=True, kw_only=True):
+    """The lines that were found, in their order."""
+
+    matches: list[LogMatch]
+    more: bool
+    """Whether there are more beyond them."""
+    lines: int
+    """How many lines the log has."""
+    whole: bool
+    """Whether the whole log was searched. If not, lines are counted in the part that the queue keeps."""
+    epoch: str
+    """Line numbers of two answers mean the same if this is the same."""
+
+
 class LogChannel:
     """The log of one attempt as it comes, for all pages that follow it. For the event loop's thread."""
 
@@ -105,6 +144,7 @@ class LogChannel:
         self._letters = 0
         self._changed = asyncio.Event()
         self._directory: Path | None = None
+        self._index: tuple[Path, LogIndex] | None = None
         self.followers = 0
         self.left = 0.0
         """When a page left it last, in monotonic seconds."""
@@ -120,7 +160,9 @@ class LogChannel:
         self.problem = ""
         """Why nothing can be read now."""
         self.is_over = False
-        """Whether nothing more comes: pages that still wait join another channel."""
+        """Whether nothing more comes."""
+        self.is_closed = False
+        """Whether its files may be gone: who comes now joins another channel."""
 
     @property
     def is_whole(self) -> bool:
@@ -181,27 +223,113 @@ class LogChannel:
         finally:
             steps.close()
 
+    # Any part of it
+
+    async def part(self, first: int, count: int) -> LogPart:
+        """The lines from this number on, from 0; fewer than `count` if they are long."""
+        index = await self._when_read()
+        if index is None:
+            lines = [line.html for line in self.lines_from(first)[:count] if line.number >= first]
+            return LogPart(self.epoch, first, lines, self._count_in_memory(), whole=False)
+
+        def read() -> LogPart:
+            with index.open() as view:
+                # Lines above may have set a colour, or are rewritten from there.
+                begin = max(0, first - REACH)
+                wanted = LogLines(begin)
+                data = b"".join(line + b"\n" for line in view.lines(begin, count + first - begin))
+                found = [*wanted.feed(LogUpdate(data, b"")), *wanted.open]
+                shown = [line.html for line in found if first <= line.number < first + count]
+                return LogPart(self._epoch_of(view), first, shown, view.count_of_lines, whole=True)
+
+        return await self._in_thread(read)
+
+    async def text(self, first: int, count: int) -> tuple[bytes, bool]:
+        """The lines from this number on, from 0, as they were printed, and whether they are of the whole log."""
+        index = await self._when_read()
+        if index is None:
+            lines = [_text_of(line) for line in self.lines_from(first)[:count]]
+            return "".join(f"{line}\n" for line in lines).encode(), False
+
+        def read() -> bytes:
+            with index.open() as view:
+                return b"".join(line + b"\n" for line in view.lines(first, count))
+
+        return await self._in_thread(read), True
+
+    async def search(self, finder: LineFinder, before: int | None, after: int | None, limit: int) -> LogMatches:
+        """The matches after a line or before one, from 1; the last ones if neither is given."""
+        index = await self._when_read()
+        if index is None:
+            found = [
+                match
+                for line in self.lines_from(0)
+                for match in finder.matches(_text_of(line).encode(), line.number)
+                if match.line > (after or 0) and (before is None or match.line < before)
+            ]
+            kept = found[:limit] if after is not None else found[-limit:]
+            return LogMatches(
+                matches=kept, more=len(found) > limit, lines=self._count_in_memory(), whole=False, epoch=self.epoch
+            )
+
+        def read() -> LogMatches:
+            with index.open() as view:
+                found, more = view.before(finder, before, limit) if after is None else view.after(finder, after, limit)
+                return LogMatches(
+                    matches=found, more=more, lines=view.count_of_lines, whole=True, epoch=self._epoch_of(view)
+                )
+
+        return await self._in_thread(read)
+
+    async def _when_read(self) -> LogIndex | None:
+        """The index of the whole log, once it is known what there is of it; None if only the tail is here."""
+        await self.changed(0, _FIRST_READ_WITHIN)
+        if self._directory is None:
+            return None
+        if self._index is None or self._index[0] != self._directory:
+            self._index = (self._directory, LogIndex(self._directory))
+        return self._index[1]
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _epoch_of(self, view: LogView) -> str:
+        return view.first_file if self._follower.source == "file" else self.epoch
+
+    def _count_in_memory(self) -> int:
+        return self.open[-1].number + 1 if self.open else self.first_open
+
     # Its task
 
     async def run(self) -> None:
         """Until the attempt has ended and all of its log is read, or no page follows it."""
         try:
-            while self.followers or time.monotonic() - self.left < _LINGER:
-                pause = POLL_QUEUE
-                try:
-                    settled = await self._steps.do(self._read)
-                    self._take(settled, "")
-                    if self._follower.is_complete:
-                        self.end = await self._pool.run(self._find_end)
-                        return
-                    pause = self._follower.pause()
-                except (StokerError, OSError) as error:
-                    self._take([], str(error))
-                await asyncio.sleep(pause)
-        finally:
+            await self._follow()
             self.is_over = True
             self._publish()
+            while self._follower.source == "stream" and self._is_wanted(_LINGER_WITH_COPY):
+                await asyncio.sleep(POLL_QUEUE)
+        finally:
+            self.is_over = self.is_closed = True
+            self._publish()
             self._steps.close()
+
+    def _is_wanted(self, linger: float) -> bool:
+        return bool(self.followers) or time.monotonic() - self.left < linger
+
+    async def _follow(self) -> None:
+        while self._is_wanted(_LINGER_WITH_COPY if self._follower.source == "stream" else _LINGER):
+            pause = POLL_QUEUE
+            try:
+                settled = await self._steps.do(self._read)
+                self._take(settled, "")
+                if self._follower.is_complete:
+                    self.end = await self._pool.run(self._find_end)
+                    return
+                pause = self._follower.pause()
+            except (StokerError, OSError) as error:
+                self._take([], str(error))
+            await asyncio.sleep(pause)
 
     def _read(self) -> list[HtmlLine]:
         """One step, in a thread; a new epoch begins with the last lines."""
@@ -244,6 +372,10 @@ class LogChannel:
         changed.set()
 
 
+def _text_of(line: HtmlLine) -> str:
+    return html.unescape(_TAG.sub("", line.html))
+
+
 class LogChannels:
     """The channels that are followed now, by attempt and node, and the threads that read logs."""
 
@@ -254,6 +386,7 @@ class LogChannels:
         self._open: dict[tuple[str, int], LogChannel] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._copies = threading.BoundedSemaphore(_MAX_COPIES)
+        self._searches = asyncio.Semaphore(_MAX_SEARCHES)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -264,7 +397,7 @@ class LogChannels:
     def join(self, attempt: Attempt, node: int = 0) -> LogChannel:
         """The channel of this attempt on this node. Call `leave` afterwards."""
         channel = self._open.get((attempt.id, node))
-        if channel is None or channel.is_over:
+        if channel is None or channel.is_closed:
             channel = self._open[attempt.id, node] = self._start(attempt, node)
         channel.followers += 1
         return channel
@@ -272,6 +405,21 @@ class LogChannels:
     def leave(self, channel: LogChannel) -> None:
         channel.followers -= 1
         channel.left = time.monotonic()
+
+    @contextlib.contextmanager
+    def joined(self, attempt: Attempt, node: int = 0) -> Iterator[LogChannel]:
+        channel = self.join(attempt, node)
+        try:
+            yield channel
+        finally:
+            self.leave(channel)
+
+    async def search(
+        self, attempt: Attempt, node: int, finder: LineFinder, before: int | None, after: int | None, limit: int
+    ) -> LogMatches:
+        with self.joined(attempt, node) as channel:
+            async with self._searches:
+                return await channel.search(finder, before, after, limit)
 
     async def local(self, attempts: Sequence[Attempt], node: int = 0) -> set[str]:
         """The ids of those whose log is on this machine."""

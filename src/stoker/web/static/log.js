@@ -1,9 +1,13 @@
-// Shows and follows a log. The server sends numbered lines as safe HTML; a message replaces all lines from its first number
-// on, so no line appears twice after a reconnection.
+// Shows, follows and searches a log. The server sends numbered lines as safe HTML; a message replaces all lines from its first
+// number on, so no line appears twice after a reconnection. Away from its end, a part of the log is shown that grows as one scrolls.
 "use strict";
 
 (() => {
-  const MOST_LINES = 5000; // more make a phone slow; the download has the rest
+  const MOST_LINES = 5000; // more make a phone slow: lines out of sight are removed, and come back when one scrolls
+  const PART = 500; // lines loaded at once
+  const CLOSE = 600; // pixels from what is not loaded: when to load it
+  const MOST_HITS = 200; // found at once; more come when one goes on
+  const TOGETHER = 200; // lines: errors that are closer belong together
   const SILENT_FOR = 40000; // milliseconds: the server sends a heartbeat every 15 s
   const AGAIN_AFTER = [500, 1000, 2000, 5000, 10000];
   const LOOK_FOR_ATTEMPTS = 3000;
@@ -19,6 +23,8 @@
     const note = part("note");
     const state = part("state");
     const follow = part("follow");
+    const find = part("find");
+    const hits = part("hits");
     const wrap = part("wrap");
     const download = part("download");
     const job = panel.dataset.log;
@@ -36,6 +42,12 @@
     let rows = []; // { number, element }, in their order
     let waiting = []; // messages that are not shown yet
     let drawing = false;
+    let epoch = ""; // line numbers mean the same within one
+    let apart = false; // a part of the log is shown that is not followed
+    let total = 0; // lines of the log, as far as is known
+    let loading = false;
+    let found = null; // { query, lines, more, at }
+    let marked = -1; // the line to show as found
 
     // Lines
 
@@ -68,7 +80,7 @@
         const number = from + index;
         const element = reused.get(number) ?? document.createElement("div");
         reused.delete(number);
-        element.className = "log-line";
+        element.className = number === marked ? "log-line hit" : "log-line";
         if (element.innerHTML !== html) element.innerHTML = html; // escaped by the server
         return { number, element };
       });
@@ -81,13 +93,8 @@
     function trim() {
       const extra = rows.length - MOST_LINES;
       if (extra <= 0) return;
-      const kept = rows[extra].element;
-      const before = kept.offsetTop;
+      if (!sticks) return leave(); // somebody reads here: what is above must stay
       for (const { element } of rows.splice(0, extra)) element.remove();
-      note.textContent = `Only the last ${MOST_LINES.toLocaleString()} lines are shown; the download has all.`;
-      note.hidden = false;
-      // Keep the same lines in view.
-      if (!sticks) screen.scrollTop -= before - kept.offsetTop;
     }
 
     function clear() {
@@ -99,18 +106,192 @@
     // Following
 
     function stick(wanted) {
-      sticks = wanted;
-      follow.hidden = wanted;
+      sticks = wanted && !apart;
+      follow.hidden = sticks;
+      follow.textContent = over ? "To the end" : "Follow";
     }
 
     screen.addEventListener("scroll", () => {
-      stick(screen.scrollHeight - screen.scrollTop - screen.clientHeight < NEAR);
+      const below = screen.scrollHeight - screen.scrollTop - screen.clientHeight;
+      stick(below < NEAR);
+      if (screen.scrollTop < CLOSE) earlier();
+      if (apart && below < CLOSE) further();
     }, { passive: true });
     follow.addEventListener("click", () => {
+      if (apart) choose(attempt);
       stick(true);
       screen.scrollTop = screen.scrollHeight;
       screen.focus({ preventScroll: true });
     });
+
+    // Parts of the log
+
+    // Stops following: new lines would push away what is being read.
+    function leave() {
+      apart = true;
+      waiting = [];
+      close();
+      stick(false);
+      say("Not following");
+    }
+
+    async function ask(what, values) {
+      const asked = new URLSearchParams(values);
+      if (node() !== "0") asked.set("node", node());
+      const response = await fetch(`${what}?${asked}`, { headers: { Accept: "application/json" } });
+      if (!response.ok) throw new Error((await response.json().catch(() => null))?.detail ?? "The server does not answer");
+      return response.json();
+    }
+
+    async function load(from, count) {
+      const told = await ask(`/jobs/${job}/attempts/${attempt}/log/lines`, { from, count });
+      total = told.total;
+      return told;
+    }
+
+    async function once(work) {
+      if (loading || !attempt) return;
+      loading = true;
+      try { await work(attempt); } catch (error) { say(error.message); } finally { loading = false; }
+    }
+
+    const earlier = () => once(async (mine) => {
+      const first = rows[0]?.number ?? 0;
+      if (first <= 0) return;
+      const from = Math.max(0, first - PART);
+      const told = await load(from, first - from);
+      if (mine !== attempt || rows[0]?.number !== first) return;
+      if (told.epoch !== epoch && epoch) return begin(told); // the oldest lines were removed: numbers have changed
+      const above = screen.scrollHeight - screen.scrollTop;
+      rows.unshift(...elements(told));
+      screen.prepend(...rows.slice(0, told.lines.length).map(({ element }) => element));
+      screen.scrollTop = screen.scrollHeight - above;
+      if (rows.length > MOST_LINES && !sticks) {
+        leave();
+        for (const { element } of rows.splice(MOST_LINES)) element.remove();
+      }
+      noteStart();
+    });
+
+    const further = () => once(async (mine) => {
+      const next = (rows.at(-1)?.number ?? -1) + 1;
+      if (total && next >= total && over) return;
+      const told = await load(next, PART);
+      if (mine !== attempt || !apart || (rows.at(-1)?.number ?? -1) + 1 !== next || told.epoch !== epoch) return;
+      const added = elements(told);
+      rows.push(...added);
+      screen.append(...added.map(({ element }) => element));
+      const extra = rows.length - MOST_LINES;
+      if (extra > 0) {
+        const kept = rows[extra].element;
+        const before = kept.offsetTop;
+        for (const { element } of rows.splice(0, extra)) element.remove();
+        screen.scrollTop -= before - kept.offsetTop;
+      }
+      noteStart();
+    });
+
+    function elements({ first, lines }) {
+      return lines.map((html, index) => {
+        const element = document.createElement("div");
+        element.className = first + index === marked ? "log-line hit" : "log-line";
+        element.innerHTML = html; // escaped by the server
+        return { number: first + index, element };
+      });
+    }
+
+    function begin(told) {
+      leave();
+      clear();
+      epoch = told.epoch;
+      rows = elements(told);
+      screen.append(...rows.map(({ element }) => element));
+      noteStart();
+    }
+
+    function noteStart() {
+      const first = rows[0]?.number ?? 0;
+      if (first) note.textContent = `Lines ${(first + 1).toLocaleString()} to ${(rows.at(-1).number + 1).toLocaleString()} of the log: scroll up for those before.`;
+      note.hidden = !first;
+    }
+
+    // A line by its number, from 0; true when it is shown.
+    async function go(number) {
+      marked = number;
+      for (const element of screen.querySelectorAll(".hit")) element.classList.remove("hit");
+      let row = rows.find((one) => one.number === number);
+      if (!row) {
+        const told = await load(Math.max(0, number - PART / 2), PART);
+        begin(told);
+        row = rows.find((one) => one.number === number) ?? rows.at(-1);
+      }
+      if (!row) return;
+      row.element.classList.add("hit");
+      stick(false);
+      screen.scrollTop = row.element.offsetTop - screen.clientHeight / 3;
+      find.scrollIntoView({ block: "start" });
+    }
+
+    // Finding
+
+    async function search(query) {
+      hits.hidden = false;
+      showHit("Searching…");
+      const told = await ask(`/api/v1/jobs/${job}/attempts/${attempt}/log/matches`, { ...query, limit: MOST_HITS });
+      const lines = told.matches.map(({ line }) => line);
+      found = { query, lines, more: told.more, at: lines.length - 1, whole: told.whole };
+      if (told.epoch !== epoch && told.whole && epoch) { clear(); epoch = told.epoch; apart = true; close(); }
+      // Of errors, the first of the last ones: what follows is its consequence.
+      if (!("text" in query)) while (found.at > 0 && lines[found.at] - lines[found.at - 1] <= TOGETHER) found.at -= 1;
+      await showFound();
+    }
+
+    async function showFound() {
+      const { lines, at, more, whole, query } = found;
+      const only = whole ? "" : " in the end of the log, which is all that is here";
+      part("previous").disabled = at <= 0 && !more;
+      part("next").disabled = at >= lines.length - 1;
+      if (!lines.length) return showHit(("text" in query ? "Nothing found" : "No errors found") + only);
+      await go(lines[at] - 1);
+      showHit(`${(at + 1).toLocaleString()} of ${lines.length.toLocaleString()}${more ? "+" : ""} · line ${lines[at].toLocaleString()}${only}`);
+    }
+
+    async function step(by) {
+      if (!found) return;
+      if (found.at + by < 0 && found.more) {
+        const told = await ask(`/api/v1/jobs/${job}/attempts/${attempt}/log/matches`, { ...found.query, before: found.lines[0], limit: MOST_HITS });
+        found.lines.unshift(...told.matches.map(({ line }) => line));
+        found.more = told.more;
+        found.at += told.matches.length;
+      }
+      found.at = Math.max(0, Math.min(found.lines.length - 1, found.at + by));
+      await showFound();
+    }
+
+    function showHit(words) { part("hit").textContent = words; }
+
+    const tried = (work) => work().catch((error) => { hits.hidden = false; showHit(error.message); });
+
+    find.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const text = part("text").value;
+      if (/^:\d{1,15}$/.test(text.trim())) return tried(() => go(Math.max(0, Number(text.trim().slice(1)) - 1)));
+      if (!text.trim()) return forget();
+      if (found?.query.text === text) return tried(() => step(-1));
+      return tried(() => search({ text }));
+    });
+    part("text").addEventListener("input", () => { if (!part("text").value) forget(); });
+    part("errors").addEventListener("click", () => { part("text").value = ""; tried(() => search({})); });
+    part("previous").addEventListener("click", () => tried(() => step(-1)));
+    part("next").addEventListener("click", () => tried(() => step(1)));
+
+    function forget() {
+      found = null;
+      marked = -1;
+      hits.hidden = true;
+      for (const element of screen.querySelectorAll(".hit")) element.classList.remove("hit");
+    }
+
     new ResizeObserver(() => { if (sticks) screen.scrollTop = screen.scrollHeight; }).observe(screen);
 
     function wrapped() {
@@ -135,7 +316,7 @@
       const host = picker.selectedOptions[0]?.dataset.host;
       if (!whole && node() !== "0") note.textContent = "The log of this node is on the file system of the cluster.";
       else if (!whole) note.textContent = `Only the end of the log is in the queue. The whole log is on ${host || "the machine that ran the job"}.`;
-      else if (from) note.textContent = `This is the end of a long log. The download also has the ${from.toLocaleString()} lines before.`;
+      else if (from) note.textContent = `This is the end of a long log. Scroll up for the ${from.toLocaleString()} lines before.`;
       note.hidden = whole && !from;
     }
 
@@ -156,7 +337,7 @@
 
     function open() {
       close();
-      if (!attempt || over || document.hidden) return; // in the background: `awake` opens it
+      if (!attempt || over || apart || document.hidden) return; // in the background: `awake` opens it
       heard = Date.now();
       const asked = new URLSearchParams();
       if (mark) asked.set("after", mark);
@@ -168,6 +349,7 @@
         heard = Date.now();
         failures = 0;
         if (event.lastEventId) mark = event.lastEventId;
+        if (mark) epoch = mark.slice(0, mark.lastIndexOf("."));
         work(JSON.parse(event.data));
       });
       const lines = (message) => { waiting.push(message); later(); };
@@ -189,7 +371,7 @@
 
     // After sleep the connection may be dead without an error.
     function awake() {
-      if (document.hidden || over || !attempt) return;
+      if (document.hidden || over || apart || !attempt) return;
       if (!source || source.readyState === EventSource.CLOSED || Date.now() - heard > SILENT_FOR) open();
     }
     document.addEventListener("visibilitychange", () => {
@@ -199,7 +381,7 @@
     });
     addEventListener("pageshow", awake);
     addEventListener("pagehide", close);
-    addEventListener("online", () => { if (!over && attempt) open(); });
+    addEventListener("online", () => { if (!over && !apart && attempt) open(); });
     setInterval(awake, 5000);
 
     // Attempts
@@ -207,8 +389,10 @@
     function choose(number) {
       attempt = String(number);
       picker.value = attempt;
-      mark = "";
-      over = false;
+      mark = epoch = "";
+      over = apart = false;
+      total = 0;
+      for (const element of [find, screen.parentElement, wrap.closest("label")]) element.hidden = false;
       clearTimeout(looking);
       download.href = `/api/v1/jobs/${job}/attempts/${attempt}/log${node() === "0" ? "" : `?node=${node()}`}`;
       download.hidden = false;
@@ -217,8 +401,8 @@
       stick(true);
       open();
     }
-    picker.addEventListener("change", () => choose(picker.value));
-    nodes?.addEventListener("change", () => { if (attempt) choose(attempt); });
+    picker.addEventListener("change", () => { forget(); choose(picker.value); });
+    nodes?.addEventListener("change", () => { forget(); if (attempt) choose(attempt); });
 
     function lookForAttempts() {
       clearTimeout(looking);
