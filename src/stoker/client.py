@@ -47,14 +47,22 @@ class Options(TypedDict, total=False):
     gpus: int
     """How many on each machine; 0 for a job that needs none."""
     memory: int | str | None
-    """On each GPU: bytes, or text like `20GiB`."""
+    """That it uses on each GPU: bytes, or text like `20GiB`; others may share the rest."""
     share: bool
     gpu_model: str | None
     """Only GPUs with this in their name, such as `a100|h100`."""
+    gpu_memory: int | str | None
+    """Only GPUs with at least this much memory in all, such as `40GiB`."""
+    machine: str | None
+    """Only on this machine."""
+    labels: Sequence[str]
+    """Only on machines with all of these labels, or nodes with these features."""
+    exclude_machines: Sequence[str]
+    """Not on these machines."""
     cpus: int | None
-    """On each machine; jobs are placed by this number, not limited to it."""
+    """On each machine: no more jobs start there than these allow."""
     ram: int | str | None
-    """On each machine: bytes, or text like `64GiB`; jobs are placed by it, not limited to it."""
+    """On each machine: bytes, or text like `64GiB`; no more jobs start there than it allows."""
     nodes: int
     """How many machines; more than one takes a cluster with Slurm."""
     priority: int

@@ -103,7 +103,7 @@ def login(site: WorkSite, cluster: SlurmCluster) -> LoginNode:
     return LoginNode(site, cluster)
 
 
-def test_every_option_of_a_job_reaches_slurm(login: LoginNode) -> None:
+def test_every_option_of_a_job_reaches_slurm(login: LoginNode) -> None:  # noqa: PLR0915 - one cluster for all
     # Defaults of every job are in the settings; an option of the worker wins over them, and one of the job over both.
     login.configure('[work.slurm]\naccount = "speech"\npartition = "spare"\n')
     login.work("--engine", "slurm", "--partition", "main", "--max-pending", "50", "--preemptible-partition", "spare")
@@ -139,7 +139,10 @@ def test_every_option_of_a_job_reaches_slurm(login: LoginNode) -> None:
         "--pin", "--gpus", "0", "--env", "NAME=value", "--", "sh", "-c", "cat train.py; echo $NAME $$"
     )
     (login.directory / "train.py").write_text("print('changed since')\n")
-    linked = login.submit("--gpus", "1", "--constraint", "nvlink", "--sbatch=--exclude=node1", "--", "true")
+    linked = login.submit(
+        *("--gpus", "1", "--label", "nvlink", "--constraint", "a100|h100", "--exclude-machine", "node1", "--", "true")
+    )
+    named = login.submit("--gpus", "0", "--machine", "node3", "--sbatch=--nice=7", "--", "true")
     yielding = login.submit("--preemptible", "--gpus", "1", "--gpu-model", "a100", "--", "true")
     spare = login.submit("--partition", "spare", "--gpus", "0", "--", "true")
     retried = login.submit(
@@ -150,11 +153,12 @@ def test_every_option_of_a_job_reaches_slurm(login: LoginNode) -> None:
     held = login.submit("--gpus", "0", "--hold", "--", "true")
     assert login.why(held) == f"{held}: held: `stoker release {held}` lets it start"
     login.type("release", held)
-    login.type("wait", first, second, pinned, linked, yielding, spare, after, held)
+    login.type("wait", first, second, pinned, linked, named, yielding, spare, after, held)
     assert "1e-3 on 0,1\n" in login.type("logs", first)
     assert (login.details(first)["Account"], login.details(first)["Partition"]) == ("speech", "main")
     assert re.fullmatch(r"print\('as committed'\)\nvalue \d+\n", login.type("logs", pinned))
     assert login.attempt(linked).where.endswith(" on node2")
+    assert login.attempt(named).where.endswith(" on node3")
     assert (login.details(yielding)["Requeue"], login.details(yielding)["Partition"]) == ("1", "spare")
     assert login.details(spare)["Partition"] == "spare"
     assert [one.outcome for one in login.site.store.attempts.of(retried)] == ["failed", "succeeded"]
@@ -332,6 +336,10 @@ REFUSED = {
     ("--ram", "1TiB"): "ram: no node of the cluster has 1.0 TiB of RAM (at most 16 GiB)",
     ("--share", "--memory", "1GiB"): "share: Slurm gives whole GPUs to jobs, so a job there cannot share one",
     ("--memory", "1GiB"): "memory: Slurm does not know the memory of GPUs: choose a GPU model instead",
+    ("--gpu-memory", "40GiB"): "gpu_memory: Slurm does not know the memory of GPUs: choose a GPU model or a label",
+    ("--machine", "node9"): "machine: this queue has no machine node9: there are node1, node2 and node3",
+    ("--label", "ib"): "labels: no machine of this queue has the label ib: there are a100, h100 and nvlink",
+    ("--machine", "node3", "--label", "nvlink"): "labels: no node of the cluster is left by what it asks and excludes",
     ("--sbatch=--wrap=x",): "--sbatch: '--wrap=x' cannot be given to sbatch: Stoker sets --wrap itself",
 }
 

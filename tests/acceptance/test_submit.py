@@ -127,6 +127,7 @@ def test_every_option_reaches_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         *("--gpu-model", "A100 | h100", "--cpus", "8", "--ram", "64GiB", "--partition", "gpu,spare", "--qos", "high"),
         *("--sbatch=--exclude=node3", "--sbatch", "--nice=100"),
+        *("--gpu-memory", "40GiB", "--machine", "box", "--label", "ib", "--label", "nvme", "--exclude-machine", "old"),
         *("--require", "any", "--", "train", "{batch_size}"),
         environment={"COPIED": "from here"},
     )
@@ -135,6 +136,7 @@ def test_every_option_reaches_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
         "after": [first], "after_any": [second], "retries": 2, "backoff": 60.0, "time_limit": 43200.0,
         "preemptible": True, "on_loss": "hold", "state": "held", "environment": {"A": "1=2", "COPIED": "from here"},
         "directory": "/srv/not here", "batch_size": 32,
+        "gpu_memory": 40 * 2**30, "machine": "box", "labels": ["ib", "nvme"], "exclude_machines": ["old"],
         "gpu_model": "A100|h100", "cpus": 8, "ram": 64 * 2**30, "nodes": 1,
         "slurm": {"partition": "gpu,spare", "qos": "high", "sbatch": ["--exclude=node3", "--nice=100"]},
         "policy": {"window": 300.0, "after": 0.0, "warn_at": None, "require": "any"},

@@ -668,7 +668,7 @@ def test_the_description_is_for_token_holders_and_complete(site: ApiSite, client
         assert {"401", "403", "503"} <= one["responses"].keys()
     assert description["components"]["schemas"]["WorkerGpu"]["properties"]["uuid"]
     described = description["components"]["schemas"]["Job"]["properties"]["memory"]
-    assert described["description"] == "Memory that it needs on each GPU: bytes, or text like 20GiB."
+    assert described["description"] == "Memory that it uses on each GPU, like 20GiB: others may share the rest."
     assert "HTTPValidationError" not in json.dumps(description)
 
 

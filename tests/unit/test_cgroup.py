@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stoker.procfs import identify
-from stoker.runs.processes.cgroup import Cgroup, NoCgroupError, locate
+from stoker.runs.processes.cgroup import Cgroup, NoCgroupError, cpus_here, locate, ram_here
 
 UNIFIED = "30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate"
 HYBRID = """\
@@ -82,3 +82,22 @@ def test_nested_cgroups_of_the_job_count_and_are_removed(tmp_path: Path) -> None
         file.unlink()
     assert job.remove()
     assert not (tmp_path / "job").exists()
+
+
+def test_limits_are_set_where_the_controllers_are_delegated(tmp_path: Path) -> None:
+    cgroup = Cgroup(tmp_path / "job")
+    cgroup.path.mkdir()
+    assert cgroup.limit(0, 0), "nothing was asked for"
+    assert not cgroup.limit(2, 2**30)
+    assert list(cgroup.path.iterdir()) == []
+    for name in ("cpu.max", "memory.max"):
+        (cgroup.path / name).write_text("max")
+    assert cgroup.limit(2, 2**30)
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu +memory"
+    assert (cgroup.path / "cpu.max").read_text() == "200000 100000"
+    assert (cgroup.path / "memory.max").read_text() == str(2**30)
+
+
+def test_cpus_and_ram_of_this_machine_are_known() -> None:
+    assert 1 <= cpus_here() <= (os.cpu_count() or 1)
+    assert 2**24 < ram_here() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,7 +25,9 @@ from stoker.engines.local.capacity import (
     UnreadableGpu,
     UsedByOthers,
 )
+from stoker.engines.local.host_capacity import HostSpec, HostTaken, HostTooSmall, NotForThisMachine
 from stoker.engines.local.placement import (
+    ANY_HOST,
     CannotFit,
     CpuSlotsTaken,
     NoGpusSeen,
@@ -72,9 +75,11 @@ def a_job(
     priority: int = 0,
     preemptible: bool = False,
     limit: float | None = None,
+    **where: Any,
 ) -> ResourceRequest:
     asked = None if memory is None else int(memory * GIB)
-    return ResourceRequest(name, count, order, asked, shares, priority, preemptible, limit)
+    request = ResourceRequest(name, count, order, asked, shares, priority, preemptible, limit)
+    return msgspec.structs.replace(request, **where)
 
 
 def running(request: ResourceRequest, *indices: int, since: float = NOW - HOUR, stopping: bool = False) -> Allocation:
@@ -92,8 +97,9 @@ def place(
     *waiting: ResourceRequest,
     rules: PlacementOptions = RULES,
     now: float = NOW,
+    host: HostSpec = ANY_HOST,
 ) -> Placements:
-    return decide(seen, held, waiting, rules, now)
+    return decide(seen, held, waiting, rules, now, host=host)
 
 
 def obstacles_of(decision: Placements, job: str) -> dict[int, Obstacle]:
@@ -215,6 +221,93 @@ def test_job_gets_the_smallest_sufficient_gpu() -> None:
     seen = [a_gpu(0, total=80 * GIB), a_gpu(1, total=24 * GIB), a_gpu(2, total=48 * GIB)]
     jobs = [a_job("small"), a_job("large", order=1, memory=40)]
     assert placed(place(seen, [], *jobs)) == {"small": [1], "large": [2]}
+
+
+def test_job_gets_only_gpus_of_its_model_and_size() -> None:
+    names = {0: "NVIDIA A100-SXM4-40GB", 1: "Tesla T4", 2: "NVIDIA H100 80GB HBM3"}
+    sizes = {0: 40, 1: 15, 2: 79.6}  # the driver reports less than the card is sold with
+    seen = [
+        msgspec.structs.replace(a_gpu(index, total=int(sizes[index] * GIB)), name=name) for index, name in names.items()
+    ]
+    assert placed(place(seen, [], a_job("any"))) == {"any": [1]}
+    assert placed(place(seen, [], a_job("model", gpu_model="h100|a100"))) == {"model": [0]}
+    assert placed(place(seen, [], a_job("card", gpu_memory=80 * GIB))) == {"card": [2]}
+    assert placed(place(seen, [], a_job("both", 2, gpu_memory=40 * GIB))) == {"both": [0, 2]}
+    never = place(seen, [], a_job("b100", gpu_model="b100"), a_job("large", 2, order=1, gpu_memory=80 * GIB)).waiting
+    assert why_waiting(never["b100"]) == (
+        "can never start on this machine: it asks for a GPU of model b100, and those here are "
+        "NVIDIA A100-SXM4-40GB, Tesla T4 and NVIDIA H100 80GB HBM3"
+    )
+    assert why_waiting(never["large"]) == (
+        "can never start on this machine: it asks for 2 GPUs of at least 80.0 GiB, "
+        "and only 1 of the 3 here can give that much"
+    )
+    waits = place(seen, [running(a_job("r"), 2)], a_job("card", gpu_model="h100|t4", gpu_memory=80 * GIB))
+    assert why_waiting(waits.waiting["card"]) == (
+        "waits for a GPU of model h100 or t4 of at least 80 GiB: GPU 0 is of another model (NVIDIA A100-SXM4-40GB), "
+        "GPU 1 has only 15 GiB, GPU 2 is held by job r"
+    )
+
+
+# The machine
+
+
+BOX = HostSpec(name="box.example.org", labels=("ib", "nvme"), cpus=8, ram=32 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"machine": "box"}, None),
+        ({"machine": "BOX.example.org", "labels": ("ib",), "excluded": ("other",)}, None),
+        ({"machine": "bo"}, "is not for this machine: it asks for bo"),
+        ({"excluded": ("a", "box")}, "is not for this machine: it excludes box.example.org"),
+        (
+            {"labels": ("ib", "gold", "tin")},
+            "is not for this machine: it asks for the labels gold and tin, which this machine does not have",
+        ),
+        ({"cpus": 9}, "can never start on this machine: it asks for 9 CPUs, and there are only 8"),
+        (
+            {"ram": 33 * GIB, "cpus": 9},
+            (
+                "can never start on this machine: it asks for 9 CPUs, and there are only 8; "
+                "and for 33 GiB of RAM, and there are only 32 GiB"
+            ),
+        ),
+    ],
+)
+def test_job_starts_only_on_a_machine_that_it_asks_for(asked: dict[str, Any], why: str | None) -> None:
+    for count in (0, 1):
+        decision = place(gpus(1), [], a_job("j", count, **asked), host=BOX)
+        assert [start.job for start in decision.start] == ([] if why else ["j"])
+        assert [why_waiting(reason) for reason in decision.waiting.values()] == ([why] if why else [])
+
+
+def test_cpus_and_ram_are_promised_once() -> None:
+    jobs = [
+        a_job("a", cpus=5),
+        a_job("b", order=1, cpus=4),
+        a_job("c", 0, order=2, ram=GIB),
+        a_job("d", order=3, cpus=1),
+    ]
+    decision = place(gpus(4), [], *jobs, host=BOX)
+    assert placed(decision) == {"a": [0], "c": []}
+    assert decision.waiting["b"] == HostTaken(cpus=4, cpus_free=3, ram=0, ram_free=31 * GIB)
+    # What is free is reserved for the first that waits, unless others end before it starts.
+    assert decision.waiting["d"] == HostTaken(cpus=1, cpus_free=3, ram=0, ram_free=31 * GIB, reserved_for="b")
+    held = [running(a_job("a", cpus=5, limit=2 * HOUR), 0)]
+    short, long = a_job("s", order=2, cpus=3, limit=HOUR), a_job("l", order=3, cpus=4)
+    assert placed(place(gpus(4), held, jobs[1], short, host=BOX)) == {"s": [2]}
+    # Beside the first one when that starts: 4 of 8 CPUs are left then, 3 now.
+    assert placed(place(gpus(4), held, jobs[1], long, host=BOX)) == {}
+    assert placed(place(gpus(4), held, jobs[1], a_job("l", order=3, cpus=3), host=BOX)) == {"l": [2]}
+
+
+def test_preemptible_job_yields_cpus() -> None:
+    held = [running(a_job("small", cpus=2, preemptible=True), 0), running(a_job("large", 0, cpus=6, preemptible=True))]
+    assert place(gpus(2), held, a_job("normal", cpus=5), host=BOX).preempt == ("large",)
+    assert place(gpus(2), held, a_job("normal", cpus=8), host=BOX).preempt in {("small", "large"), ("large", "small")}
+    assert place(gpus(2), held, a_job("nothing")).preempt == ()
 
 
 # Order, and small jobs beside a big one
@@ -378,11 +471,29 @@ def test_preemptible_job_without_a_gpu_is_preempted_for_a_normal_one() -> None:
 
 # Properties of every machine and queue
 
+NEVER = (CannotFit, HostTooSmall, NotForThisMachine)
+
 TOTALS = [8 * GIB, 24 * GIB, 80 * GIB]
 
 
 @st.composite
-def requests(draw: st.DrawFn, prefix: str, count: int, *, bounded: bool = True) -> list[ResourceRequest]:
+def demands(draw: st.DrawFn) -> dict[str, object]:
+    """What a job asks of its machine and of the kind of its GPUs; most ask for little."""
+    return {
+        "cpus": draw(st.sampled_from([0, 0, 1, 3, 8, 9])),
+        "ram": draw(st.sampled_from([0, 0, GIB, 20 * GIB])),
+        "machine": draw(st.sampled_from([None, None, None, "box", "other"])),
+        "labels": draw(st.sampled_from([(), (), (), ("ib",), ("ib", "gold")])),
+        "excluded": draw(st.sampled_from([(), (), (), ("other",), ("box",)])),
+        "gpu_model": draw(st.sampled_from([None, None, "a100", "a100|t4"])),
+        "gpu_memory": draw(st.sampled_from([None, None, 24 * GIB])),
+    }
+
+
+@st.composite
+def requests(
+    draw: st.DrawFn, prefix: str, count: int, *, bounded: bool = True, hosts: bool = False
+) -> list[ResourceRequest]:
     return [
         a_job(
             f"{prefix}{order}",
@@ -393,6 +504,7 @@ def requests(draw: st.DrawFn, prefix: str, count: int, *, bounded: bool = True) 
             priority=draw(st.integers(-1, 1)),
             preemptible=draw(st.booleans()),
             limit=draw(st.sampled_from([None, 60.0, HOUR, 5 * HOUR])) if bounded else None,
+            **(draw(demands()) if hosts else {}),
         )
         for order in range(draw(st.integers(0, count)))
     ]
@@ -421,9 +533,10 @@ class World(msgspec.Struct):
     held: list[Allocation]
     waiting: list[ResourceRequest]
     rules: PlacementOptions
+    host: HostSpec = ANY_HOST
 
     def decide(self) -> Placements:
-        return decide(self.seen, self.held, self.waiting, self.rules, NOW)
+        return decide(self.seen, self.held, self.waiting, self.rules, NOW, host=self.host)
 
 
 @st.composite
@@ -431,7 +544,12 @@ def worlds(draw: st.DrawFn, *, slots: Sequence[int] = (1, 1, 2, 3), bounded: boo
     """A busy machine: running jobs were placed by earlier decisions, and some have ended."""
     rules = PlacementOptions(slots_per_gpu=draw(st.sampled_from(slots)), cpu_jobs=2)
     seen = [a_gpu(index, total=draw(st.sampled_from(TOTALS))) for index in range(draw(st.integers(1, 4)))]
-    earlier = draw(requests("r", 8, bounded=bounded))
+    hosts = draw(st.booleans())
+    host = BOX if hosts else ANY_HOST
+    if hosts:
+        names = ["NVIDIA A100-SXM4-80GB", "Tesla T4"]
+        seen = [msgspec.structs.replace(gpu, name=draw(st.sampled_from(names))) for gpu in seen]
+    earlier = draw(requests("r", 8, bounded=bounded, hosts=hosts))
     by_job = {request.job: request for request in earlier}
     held = [
         Allocation(
@@ -441,11 +559,11 @@ def worlds(draw: st.DrawFn, *, slots: Sequence[int] = (1, 1, 2, 3), bounded: boo
             used={uuid: draw(st.sampled_from([0, GIB, 6 * GIB])) for uuid in start.gpus},
             stopping=draw(st.sampled_from([False, False, True])),
         )
-        for start in decide(seen, [], earlier, rules, NOW).start
+        for start in decide(seen, [], earlier, rules, NOW, host=host).start
         if draw(st.booleans())
     ]
     seen = [draw(troubled(gpu, held)) for gpu in seen]
-    return World(seen, held, draw(requests("w", 8, bounded=bounded)), rules)
+    return World(seen, held, draw(requests("w", 8, bounded=bounded, hosts=hosts)), rules, host)
 
 
 def after(world: World, decision: Placements, *, leave_out: Iterable[str] = ()) -> World:
@@ -458,7 +576,7 @@ def after(world: World, decision: Placements, *, leave_out: Iterable[str] = ()) 
         for allocation in world.held
     ]
     started = {start.job for start in decision.start}
-    return World(world.seen, held + new, [w for w in world.waiting if w.job not in started], world.rules)
+    return World(world.seen, held + new, [w for w in world.waiting if w.job not in started], world.rules, world.host)
 
 
 def rank(request: ResourceRequest) -> tuple[bool, int, int]:
@@ -482,7 +600,9 @@ def test_every_job_starts_or_has_a_reason_for_waiting(world: World) -> None:
     started = [start.job for start in decision.start]
     assert sorted([*started, *decision.waiting]) == sorted(request.job for request in world.waiting)
     for reason in decision.waiting.values():
-        assert why_waiting(reason).startswith(("waits for ", "can never start on this machine: "))
+        assert why_waiting(reason).startswith(
+            ("waits for ", "can never start on this machine: ", "is not for this machine: ")
+        )
         assert "Unknown(" not in why_waiting(reason)
 
 
@@ -534,6 +654,27 @@ def test_memory_of_sharing_jobs_never_exceeds_the_gpu(asked: list[float], runnin
     assert sum(on_each[1]) <= 7
 
 
+@settings(deadline=None, max_examples=examples(300))
+@given(worlds())
+def test_no_job_starts_on_a_machine_or_gpu_that_does_not_match_and_cpus_and_ram_are_never_exceeded(
+    world: World,
+) -> None:
+    decision = world.decide()
+    wanted, by_uuid = {request.job: request for request in world.waiting}, {gpu.uuid: gpu for gpu in world.seen}
+    for start in decision.start:
+        request = wanted[start.job]
+        if world.host is BOX:
+            assert request.machine in {None, "box"}
+            assert "box" not in request.excluded
+            assert set(request.labels) <= {"ib", "nvme"}
+        for uuid in start.gpus:
+            assert request.gpu_model is None or "A100" in by_uuid[uuid].name or "t4" in request.gpu_model
+            assert request.gpu_memory is None or amount(by_uuid[uuid].memory_total) >= request.gpu_memory
+    later = after(world, decision)
+    assert sum(allocation.request.cpus for allocation in later.held) <= later.host.cpus
+    assert sum(allocation.request.ram for allocation in later.held) <= later.host.ram
+
+
 @settings(deadline=None)
 @given(worlds())
 def test_exclusive_job_is_alone_on_its_gpu_without_slots(world: World) -> None:
@@ -561,7 +702,7 @@ def test_first_waiting_job_could_not_have_started_in_place_of_later_ones(world: 
     blocked = [
         request for request in sorted(world.waiting, key=rank) if request.job in decision.waiting and request.gpus
     ]
-    blocked = [request for request in blocked if not isinstance(decision.waiting[request.job], CannotFit)]
+    blocked = [request for request in blocked if not isinstance(decision.waiting[request.job], NEVER)]
     if not blocked:
         return
     first = blocked[0]
@@ -615,7 +756,7 @@ def test_placement_does_not_depend_on_the_order_of_its_input(world: World, chanc
 def settled(world: World, gone: set[str]) -> World:
     """The world after those jobs ended and their memory is free."""
     held = [allocation for allocation in world.held if allocation.request.job not in gone]
-    return World([after_leaving(world, gpu, gone) for gpu in world.seen], held, world.waiting, world.rules)
+    return World([after_leaving(world, gpu, gone) for gpu in world.seen], held, world.waiting, world.rules, world.host)
 
 
 def after_leaving(world: World, gpu: GpuState, gone: set[str]) -> GpuState:
@@ -668,7 +809,8 @@ class Machine:
 
     GRACE = 5.0
 
-    def __init__(self, seen: list[GpuState], rules: PlacementOptions) -> None:
+    def __init__(self, seen: list[GpuState], rules: PlacementOptions, host: HostSpec = ANY_HOST) -> None:
+        self.host = host
         self.seen = seen
         self.rules = rules
         self.now = 0.0
@@ -679,7 +821,7 @@ class Machine:
     def turn(
         self, waiting: Sequence[ResourceRequest], durations: dict[str, float], elsewhere: Mapping[str, Offer] = {}
     ) -> list[str]:
-        decision = decide(self.seen, self.held, waiting, self.rules, self.now, elsewhere=elsewhere)
+        decision = decide(self.seen, self.held, waiting, self.rules, self.now, elsewhere=elsewhere, host=self.host)
         self.keeping = decision.reservations
         wanted = {request.job: request for request in waiting}
         for start in decision.start:
@@ -707,7 +849,8 @@ class Machine:
 class SmallJobs:
     """An endless supply of small jobs of every kind."""
 
-    def __init__(self, chance: random.Random, *, sharing: bool) -> None:
+    def __init__(self, chance: random.Random, *, sharing: bool, demanding: bool = False) -> None:
+        self._demanding = demanding
         self._chance = chance
         self._sharing = sharing
         self._count = 0
@@ -718,8 +861,13 @@ class SmallJobs:
         name = f"small{self._count}"
         duration = self._chance.choice([10.0, 60.0, 600.0])
         self.durations[name] = duration
+        asked: dict[str, Any] = {}
+        if self._demanding:
+            asked = {"cpus": self._chance.choice([0, 1, 2, 3]), "ram": self._chance.choice([0, GIB, 9 * GIB])}
         return a_job(
             name,
+            self._chance.choice([0, 1]) if self._demanding else 1,
+            **asked,
             order=self._count,
             memory=self._chance.choice([2, 6, 11]) if self._sharing else None,
             shares=self._sharing,
@@ -742,8 +890,8 @@ def simulate_until_start(machine: Machine, big: ResourceRequest, small_jobs: Sma
     pytest.fail(f"the big job still waits at {machine.now}, after its deadline of {deadline}")
 
 
-def a_machine_filled_with(small_jobs: SmallJobs, seen: list[GpuState]) -> Machine:
-    machine = Machine(seen, RULES)
+def a_machine_filled_with(small_jobs: SmallJobs, seen: list[GpuState], host: HostSpec = ANY_HOST) -> Machine:
+    machine = Machine(seen, RULES, host)
     for _ in range(3):  # jobs that began at different times
         machine.turn([small_jobs.next() for _ in range(8)], small_jobs.durations)
         machine.until_something_ends()
@@ -773,6 +921,17 @@ def test_job_for_whole_gpus_is_not_starved_by_sharing_jobs(
     big = a_job("big", data.draw(st.integers(1, count)), order=-1)
     # Each GPU holds eleven small ones of 600 s at the most, and is kept empty of new ones once it is the emptiest.
     simulate_until_start(machine, big, small_jobs, machine.now + count * 11 * 1200.0)
+
+
+@settings(deadline=None, max_examples=examples(100))
+@given(st.integers(0, 3), st.data(), st.randoms(use_true_random=False))
+def test_job_for_many_cpus_and_much_ram_is_not_starved(count: int, data: st.DataObject, chance: random.Random) -> None:
+    small_jobs = SmallJobs(chance, sharing=False, demanding=True)
+    machine = a_machine_filled_with(small_jobs, gpus(3), BOX)
+    cpus, ram = data.draw(st.sampled_from([(8, 0), (0, 32 * GIB), (7, 30 * GIB), (8, 32 * GIB)]))
+    big = a_job("big", count, order=-1, cpus=cpus, ram=ram, labels=("ib",))
+    last = max((h.ends if math.isfinite(h.ends) else machine.ends[h.request.job] for h in machine.held), default=0.0)
+    simulate_until_start(machine, big, small_jobs, max(machine.now, last) + Machine.GRACE)
 
 
 class Cluster:

@@ -6,20 +6,28 @@ from typing import Any
 import pytest
 
 from stoker.engines.slurm import check
-from stoker.engines.slurm.submission import SubmissionOptions, arguments, attempt_of, comment_of, partition_of, script
+from stoker.engines.slurm.submission import (
+    SubmissionOptions,
+    WhereItRuns,
+    arguments,
+    attempt_of,
+    comment_of,
+    partition_of,
+    script,
+)
 from stoker.errors import InvalidFieldsError
 from stoker.queue import Job, JobSpec
 from stoker.queue.model import ClusterNode, View
 
 
-def words(options: SubmissionOptions | None = None, **fields: Any) -> list[str]:
+def words(options: SubmissionOptions | None = None, where: WhereItRuns | None = None, **fields: Any) -> list[str]:
     given: dict[str, Any] = {"command": "true", "id": "0123abcd", "state": "queued", "position": 0.0, "submitted": 0.0}
     job = Job(
         **(given | fields),
         started=None, ended=None, not_before=0.0, retries_left=0, attempts=0, attempt=None, exit_code=None, reason="",
         link="", cancel_requested=None,
     )  # fmt: skip
-    return arguments(job, options or SubmissionOptions(), "stoker:key:a1", "/shared/at 100%", 30.0, "")
+    return arguments(job, options or SubmissionOptions(), "stoker:key:a1", "/shared/at 100%", 30.0, "", where)
 
 
 def test_fields_of_a_job_become_options() -> None:
@@ -35,6 +43,15 @@ def test_fields_of_a_job_become_options() -> None:
 
 def test_job_without_gpus_or_limits_asks_for_neither() -> None:
     assert not [word for word in words(gpus=0) if word.startswith(("--gres", "--time", "--mem", "--partition"))]
+
+
+def test_choice_of_machines_becomes_options() -> None:
+    where = WhereItRuns(nodes=("n1.hpc", "n2.hpc", "n3.hpc"), labels=("lab",))
+    options = SubmissionOptions(constraint="a|b")
+    found = words(options, where, machine="n1", exclude_machines=("n2", "desk", "n3.hpc"), labels=("ib", "lab"))
+    assert {"--nodelist=n1.hpc", "--exclude=n2.hpc,n3.hpc", "--constraint=(a|b)&ib"} <= set(found)
+    assert "--constraint=ib&nvme" in words(labels=("ib", "nvme"))
+    assert not [word for word in words(None, where, labels=("lab",)) if word.startswith(("--constraint", "--excl"))]
 
 
 def test_lower_priority_is_nicer_and_a_higher_one_is_not_refused() -> None:
@@ -67,14 +84,18 @@ def test_script_becomes_the_shim() -> None:
     assert "stoker.engines.slurm.shim" in program
 
 
-@pytest.mark.parametrize(("field", "value"), [("share", True), ("memory", 2**30), ("gpu_model", "a100|h100")])
+@pytest.mark.parametrize(
+    ("field", "value"), [("share", True), ("memory", 2**30), ("gpu_memory", 2**30), ("gpu_model", "a100|h100")]
+)
 def test_what_a_cluster_cannot_do_is_refused(field: str, value: object) -> None:
     fields: dict[str, Any] = {"command": "true", field: value}
     with pytest.raises(InvalidFieldsError, match=field):
         check(JobSpec(**fields))
 
 
-A100 = ClusterNode(name="a", partitions=("main", "spare"), gpus=4, gpu_model="a100", cpus=64, memory=512 * 2**30)
+A100 = ClusterNode(
+    name="a", partitions=("main", "spare"), gpus=4, gpu_model="a100", cpus=64, memory=512 * 2**30, features=("ib",)
+)
 H100 = ClusterNode(name="h", partitions=("new",), gpus=8, gpu_model="h100", cpus=32, memory=256 * 2**30)
 
 
@@ -93,6 +114,12 @@ H100 = ClusterNode(name="h", partitions=("new",), gpus=8, gpu_model="h100", cpus
         ({"gpu_model": "h100", "slurm": {"partition": "spare"}}, "gpu_model", "no node of partition spare has GPUs"),
         ({"cpus": 65}, "cpus", "no node of the cluster has 65 CPUs (at most 64)"),
         ({"ram": 2**40}, "ram", "no node of the cluster has 1.0 TiB of RAM (at most 512 GiB)"),
+        ({"machine": "x"}, "machine", "no node of the cluster is called x"),
+        ({"labels": ("ib", "x")}, "labels", "no node of the cluster has the feature x"),
+        ({"machine": "h", "labels": ("ib",)}, "labels", "no node of the cluster is left by what it asks and excludes"),
+        ({"exclude_machines": ("a", "h")}, "exclude_machines", "no node of the cluster is left"),
+        ({"machine": "h", "cpus": 33}, "cpus", "no node of the cluster has 33 CPUs (at most 32)"),
+        ({"labels": ("ib",), "nodes": 2}, "nodes", "only 1 node has what it needs on each"),
         ({"nodes": 3}, "nodes", "it asks for 3 nodes, but in the cluster only 2 nodes have what it needs on each"),
         ({"nodes": 2, "gpus": 5}, "nodes", "it asks for 2 nodes, but in the cluster only 1 node has"),
         ({"nodes": 2, "cpus": 40}, "nodes", "it asks for 2 nodes"),
@@ -119,6 +146,7 @@ def test_job_that_no_node_can_run_is_refused_where_the_nodes_are_known(
         {"nodes": 2, "gpus": 4, "cpus": 32},
         {"gpus": 4, "slurm": {"partition": "main,spare"}},
         {"gpu_model": "H100"},
+        {"machine": "a", "labels": ("ib",), "exclude_machines": ("h", "other")},
         {"gpus": 0, "gpu_model": "v100"},
         {"slurm": {"partition": "new", "account": "anything"}},
     ],

@@ -3,26 +3,33 @@
 from collections.abc import Iterable, Sequence
 
 from stoker.engines import engine_module
-from stoker.errors import BadInputError
+from stoker.errors import BadInputError, InvalidFieldsError
 from stoker.queue.fields import JobSpec
-from stoker.queue.model import View
+from stoker.queue.model import View, Worker, is_host
 from stoker.queue.store import Store
 from stoker.settings import load_settings
+from stoker.units import name_some
 
 
 def check_jobs(store: Store, jobs: Iterable[JobSpec]) -> None:
     """Raises BadInputError for the first job that no engine of this queue can ever run."""
-    engines = _engines_of(store)
+    workers, now = store.workers.all(), store.clock()
+    engines = _engines_of(workers, now)
     for job in jobs:
-        if (refusal := _refusal(job, engines)) is not None:
+        if (refusal := _unknown_place(job, workers) or _refusal(job, engines)) is not None:
             raise refusal
 
 
 def check_edits(store: Store, edits: Sequence[tuple[JobSpec, JobSpec]]) -> None:
     """The same for jobs before and after an edit. One that could not run before may be edited."""
-    engines = _engines_of(store) if edits else []
+    workers, now = (store.workers.all(), store.clock()) if edits else ([], 0.0)
+    engines = _engines_of(workers, now)
+
+    def refusal_of(job: JobSpec) -> BadInputError | None:
+        return _unknown_place(job, workers) or _refusal(job, engines)
+
     for before, after in edits:
-        if (refusal := _refusal(after, engines)) is not None and _refusal(before, engines) is None:
+        if (refusal := refusal_of(after)) is not None and refusal_of(before) is None:
             raise refusal
 
 
@@ -30,9 +37,43 @@ _Engines = Sequence[tuple[str, View | None]]
 """Names of engines, each with what a live worker reports."""
 
 
-def _engines_of(store: Store) -> _Engines:
+def _unknown_place(job: JobSpec, workers: Sequence[Worker]) -> BadInputError | None:
+    """Why a name that the job gives is most likely misspelt: no machine of the queue has it, nor ever had.
+
+    A machine that is away may come back, and where no worker ever was, any may come.
+    """
+    if not workers or not (job.machine or job.labels or job.exclude_machines):
+        return None
+    hosts = {worker.host for worker in workers if not worker.view.cluster}
+    hosts |= {node.name for worker in workers for node in worker.view.nodes}
+    # Of a large cluster not all nodes are reported.
+    if not any(worker.view.cluster and not worker.view.nodes for worker in workers):
+        for field, names in (
+            ("machine", [job.machine] if job.machine else []),
+            ("exclude_machines", job.exclude_machines),
+        ):
+            for name in names:
+                if not any(is_host(host, name) for host in hosts):
+                    return InvalidFieldsError({field: f"this queue has no machine {name}: {_some(hosts)}"})
+    return _unknown_label(job, workers)
+
+
+def _unknown_label(job: JobSpec, workers: Sequence[Worker]) -> BadInputError | None:
+    labels = {label for worker in workers for label in worker.view.labels}
+    labels |= {feature for worker in workers for node in worker.view.nodes for feature in node.features}
+    for label in job.labels:
+        if label not in labels:
+            cure = "`stoker work --label` gives one" if not labels else _some(labels)
+            return InvalidFieldsError({"labels": f"no machine of this queue has the label {label}: {cure}"})
+    return None
+
+
+def _some(names: Iterable[str]) -> str:
+    return f"there are {name_some(sorted(names))}"
+
+
+def _engines_of(workers: Sequence[Worker], now: float) -> _Engines:
     """The engines of the live workers; without one, of the settings and of workers that were there before."""
-    workers, now = store.workers.all(), store.clock()
     if there := [(worker.view.engine, worker.view) for worker in workers if worker.is_there(now)]:
         return sorted(there, key=lambda one: one[0])
     return [(name, None) for name in sorted({load_settings().engine, *(worker.view.engine for worker in workers)})]

@@ -55,6 +55,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     grace: float = DEFAULT_GRACE
     log_limit: int = DEFAULT_LOG_LIMIT
     until_empty: bool = False
+    labels: tuple[str, ...] = ()
+    """What jobs with `--label` look for."""
 
     def check(self) -> None:
         # Grace and margin must fit into half of the lease; the margin is a share of the lease, with an upper limit.

@@ -21,6 +21,8 @@ LONGEST_LABEL: Final = 200
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
 # As drivers and Slurm write them: `NVIDIA A100-SXM4-80GB`, `nvidia_a100_3g.20gb`, `AMD Instinct MI300X (gfx942)`.
 _GPU_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._/()+-]*[A-Za-z0-9)+])?")
+# As host names are, and features of Slurm nodes.
+_WORD: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _YES: Final = frozenset({"on", "true", "yes", "1"})
 _NO: Final = frozenset({"", "off", "false", "no", "0"})
 
@@ -148,6 +150,27 @@ def _check_gpu_model(alternatives: str) -> None:
         )
 
 
+def _check_words(what: str, example: str) -> Callable[[Sequence[str]], None]:
+    def check(words: Sequence[str]) -> None:
+        for word in words:
+            if not _WORD.fullmatch(word):
+                raise BadInputError(f"{word[:40]!r} cannot be {what}: write it like {example}")
+
+    return check
+
+
+def _words(what: str, example: str, metavar: str) -> FieldKind:
+    """Several names without spaces or commas."""
+    return FieldKind(
+        name=metavar.lower(),
+        read=lambda value: tuple(dict.fromkeys(map(_text, _several(value)))),
+        write=", ".join,
+        check=_check_words(what, example),
+        json=Annotated[list[Annotated[str, Meta(max_length=253)]], Meta(max_length=100)],
+        metavar=metavar,
+    )
+
+
 def read_seconds(value: object) -> float:
     """Seconds in text like `2h`, or a number."""
     if isinstance(value, str):
@@ -269,6 +292,15 @@ MEMORY: Final = FieldKind(
 )
 RAM: Final = msgspec.structs.replace(MEMORY, check=_check_ram)
 GPU_MODEL: Final = FieldKind(name="model", read=_gpu_model, check=_check_gpu_model, json=Label, metavar="MODEL")
+MACHINE: Final = FieldKind(
+    name="machine",
+    read=_text,
+    check=lambda name: _check_words("the name of a machine", "gpu-box")([name]),
+    json=Annotated[str, Meta(max_length=253)],
+    metavar="NAME",
+)
+MACHINES: Final = _words("the name of a machine", "gpu-box", "NAME")
+LABELS: Final = _words("a label of a machine", "ib", "LABEL")
 DURATION: Final = FieldKind(
     name="duration",
     read=read_seconds,

@@ -21,7 +21,10 @@ from stoker.queue.field_kinds import (
     ID,
     INTEGER,
     JOBS,
+    LABELS,
     LIMIT,
+    MACHINE,
+    MACHINES,
     MAPPING,
     MEMORY,
     NODES,
@@ -184,10 +187,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         JobField(
             kind=MEMORY,
             placed=True,
-            help="Memory that it needs on each GPU: bytes, or text like 20GiB.",
+            help="Memory that it uses on each GPU, like 20GiB: others may share the rest.",
             option="--memory",
-            feed_help="Memory that each needs on each GPU, like 20GiB.",
-            form=FormInput("Memory per GPU", "Like `20GiB`.", row="gpus"),
+            feed_help="Memory that each uses on each GPU, like 20GiB: others may share the rest.",
+            form=FormInput("Memory it uses per GPU", "Like `20GiB`.", row="gpus"),
             example="20GiB",
         ),
     ] = None
@@ -211,19 +214,69 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             help="Only GPUs with this in their name, like a100 or 'a100|h100'.",
             option="--gpu-model",
             feed_help="Only GPUs with this in their name, like a100 or 'a100|h100'.",
-            form=FormInput("GPU model", "A part of the name, like `a100` or `a100|h100`.", row="machine"),
+            form=FormInput("GPU model", "A part of the name, like `a100` or `a100|h100`.", row="model"),
             example="a100|h100",
         ),
     ] = None
+    gpu_memory: Annotated[
+        int | None,
+        JobField(
+            kind=RAM,
+            placed=True,
+            help="Only GPUs with at least this much memory in all, like 40GiB, however much it uses.",
+            option="--gpu-memory",
+            feed_help="Only GPUs with at least this much memory in all, like 40GiB.",
+            form=FormInput("Memory of the card", "At least, like `40GiB`.", row="model"),
+            example="40GiB",
+        ),
+    ] = None
+    machine: Annotated[
+        str | None,
+        JobField(
+            kind=MACHINE,
+            placed=True,
+            help="Only on this machine: the host of a worker, or a node of a cluster.",
+            option="--machine",
+            feed_help="Only on this machine: the host of a worker, or a node of a cluster.",
+            form=FormInput("Machine", "Only there.", row="where"),
+            example="gpu-box",
+        ),
+    ] = None
+    labels: Annotated[
+        tuple[str, ...],
+        JobField(
+            kind=LABELS,
+            placed=True,
+            help="Only on machines with this label, or nodes with this feature. May be repeated: all of them.",
+            option="--label",
+            edit_help="Labels that its machine must have, instead of those before; or none.",
+            feed_help="Only on machines with this label. May be repeated: all of them.",
+            form=FormInput("Labels", "Only on machines with all of them.", row="where"),
+            example=["ib"],
+        ),
+    ] = ()
+    exclude_machines: Annotated[
+        tuple[str, ...],
+        JobField(
+            kind=MACHINES,
+            placed=True,
+            help="Not on this machine. May be repeated.",
+            option="--exclude-machine",
+            edit_help="Machines that it does not run on, instead of those before; or none.",
+            feed_help="Not on this machine. May be repeated.",
+            form=FormInput("Not on", "Machines, with commas or spaces between them.", row="where"),
+            example=["old-box"],
+        ),
+    ] = ()
     cpus: Annotated[
         int | None,
         JobField(
             kind=SIZE,
             placed=True,
-            help="CPUs that it needs on each machine: counted when it is placed; Slurm enforces it.",
+            help="CPUs that it gets on each machine: no more jobs start there than these allow.",
             option="--cpus",
-            edit_help="CPUs that it needs on each machine, or none.",
-            feed_help="CPUs that each needs: counted when it is placed; Slurm enforces it.",
+            edit_help="CPUs that it gets on each machine, or none.",
+            feed_help="CPUs that each gets: no more jobs start on a machine than these allow.",
             form=FormInput("CPUs", "On each machine.", row="machine", numeric=True),
             example=8,
         ),
@@ -233,10 +286,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         JobField(
             kind=RAM,
             placed=True,
-            help="RAM that it needs on each machine, like 64GiB: counted when it is placed; Slurm enforces it.",
+            help="RAM that it gets on each machine, like 64GiB: no more jobs start there than it allows.",
             option="--ram",
-            edit_help="RAM that it needs on each machine, like 64GiB, or none.",
-            feed_help="RAM that each needs, like 64GiB: counted when it is placed; Slurm enforces it.",
+            edit_help="RAM that it gets on each machine, like 64GiB, or none.",
+            feed_help="RAM that each gets, like 64GiB: no more jobs start on a machine than it allows.",
             form=FormInput("RAM", "On each machine, like `64GiB`.", row="machine"),
             example="64GiB",
         ),
@@ -496,6 +549,20 @@ def _check_needs(names: Sequence[str]) -> None:
             raise BadInputError(f"{needed!r} is not the id of a job")
 
 
+def _check_place(job: JobSpec) -> None:
+    """Raises for fields that contradict each other in where the job runs."""
+    if job.share and job.memory is None:
+        raise InvalidFieldsError({"memory": "a job that shares a GPU must say how much memory it needs"})
+    if job.gpu_model is not None and not job.gpus:
+        raise InvalidFieldsError({"gpu_model": "a job without a GPU cannot choose its model: leave it out"})
+    if job.gpu_memory is not None and not job.gpus:
+        raise InvalidFieldsError({"gpu_memory": "a job without a GPU cannot choose its memory: leave it out"})
+    if job.machine is not None and job.nodes > 1:
+        raise InvalidFieldsError({"machine": "a job over several machines cannot be given to one: leave it out"})
+    if job.machine is not None and job.machine in job.exclude_machines:
+        raise InvalidFieldsError({"exclude_machines": f"the job is to run on {job.machine} and not on it"})
+
+
 def check(job: JobSpec) -> None:
     """Raises for the first field whose value is outside its limits."""
     if not job.command or (isinstance(job.command, tuple) and not job.command[0]):
@@ -504,10 +571,7 @@ def check(job: JobSpec) -> None:
         # Most values are defaults, and a sweep may have a hundred thousand jobs.
         if name not in _CHECKED_ELSEWHERE and field.value(job) != field.default:
             field.check(job)
-    if job.share and job.memory is None:
-        raise InvalidFieldsError({"memory": "a job that shares a GPU must say how much memory it needs"})
-    if job.gpu_model is not None and not job.gpus:
-        raise InvalidFieldsError({"gpu_model": "a job without a GPU cannot choose its model: leave it out"})
+    _check_place(job)
     if job.batch_size is None and not job.fit and wants_batch_size(job.command):
         raise InvalidFieldsError(
             {

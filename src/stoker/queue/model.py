@@ -32,6 +32,12 @@ def sweep_name(name: str) -> str:
     return found["name"] if found else ""
 
 
+def is_host(host: str, name: str) -> bool:
+    """Whether people call this machine so: by its name, or by the first part of it."""
+    host, name = host.lower(), name.lower()
+    return host == name or host.startswith(f"{name}.")
+
+
 class NoSuchJobError(BadInputError):
     """No job has this id or name, or an id that begins with it."""
 
@@ -183,6 +189,8 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
     cpus_allocated: int = 0
     memory: int = 0
     """In bytes."""
+    features: tuple[str, ...] = ()
+    """What `--label` finds there."""
     jobs: tuple[str, ...] = ()
     """Ids of this queue's jobs that run there."""
 
@@ -222,6 +230,15 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Whether somebody removed the machine from the queue after that."""
     version: str = ""
     """The version of Stoker that it runs."""
+    labels: tuple[str, ...] = ()
+    """As given to `stoker work --label`."""
+    cpus: int | None = None
+    """How many CPUs its jobs may have together; None where that is not counted."""
+    cpus_taken: int = 0
+    """How many of them running jobs asked for."""
+    ram: int | None = None
+    """The same for RAM, in bytes."""
+    ram_taken: int = 0
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):

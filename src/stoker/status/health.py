@@ -9,7 +9,7 @@ from stoker.gpus.model import is_model
 from stoker.gpus.report import BUSY_FROM
 from stoker.queue.explanation import ReasonKind, spoken
 from stoker.queue.fields import State
-from stoker.queue.model import Failure, Job, WorkerGpu
+from stoker.queue.model import Failure, Job, WorkerGpu, is_host
 from stoker.status.job_text import quoted_label
 from stoker.status.machines import HIDDEN_AFTER, worker_home
 from stoker.status.model import Health, HealthIssue, Level, Machine, RunningJob, WaitingJob
@@ -271,12 +271,14 @@ def _could_run(facts: HealthInputs) -> Iterator[HealthIssue]:
     free = {machine.host: _free_cards(machine, facts.now, _COULD_RUN_FOR) for machine in facts.machines}
     for waiting in facts.waiting:
         job = waiting.job
-        # Whether there are CPUs and RAM for it is known to its worker only.
-        if job.nodes > 1 or job.cpus is not None or job.ram is not None:
+        # Whether there are CPUs and RAM for it, and whether a machine is for it, is known to its worker only.
+        if job.nodes > 1 or job.cpus is not None or job.ram is not None or job.machine or job.labels:
             continue
         if waiting.why.kind not in {"waits", "next"} or facts.now - max(job.submitted, job.not_before) < _COULD_RUN_FOR:
             continue
         for host, cards in free.items():
+            if any(is_host(host, name) for name in job.exclude_machines):
+                continue
             if 0 < job.gpus <= sum(_is_large_enough(card, job) for card in cards):
                 message = f"{_name(job)} waits though {_gpus(len(cards))} {_is(len(cards))} free on {host}"
                 yield HealthIssue(level="attention", message=message, job=job.id, host=host)
@@ -286,7 +288,8 @@ def _could_run(facts: HealthInputs) -> Iterator[HealthIssue]:
 def _is_large_enough(card: WorkerGpu, job: Job) -> bool:
     if job.gpu_model is not None and not is_model(card.name, job.gpu_model):
         return False
-    return job.memory is None or card.memory_total is None or card.memory_total >= job.memory
+    asked = max(job.memory or 0, job.gpu_memory or 0)
+    return card.memory_total is None or card.memory_total >= asked
 
 
 def _free_cards(machine: Machine, now: float, seconds: float) -> list[WorkerGpu]:

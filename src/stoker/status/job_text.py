@@ -36,6 +36,13 @@ def slurm_text(job: Job) -> str:
     return ", ".join([*named, *further])
 
 
+def where_text(job: Job) -> str:
+    """What it asks of its machine: `gpu-box, label ib, not on old-box`."""
+    chosen = [job.machine] if job.machine is not None else []
+    chosen += [f"label {label}" for label in job.labels]
+    return ", ".join([*chosen, *(f"not on {name}" for name in job.exclude_machines)])
+
+
 def job_label(job: Job) -> str:
     """Its name, or its command, on one line."""
     return one_line(job.name or command_text(job))

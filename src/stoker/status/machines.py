@@ -52,6 +52,11 @@ def _machine(worker: Worker, jobs: Mapping[str, Job], now: float) -> Machine:
         nodes=worker.view.nodes if there else (),
         engine=worker.view.engine,
         version=worker.view.version,
+        labels=worker.view.labels,
+        cpus=worker.view.cpus,
+        cpus_taken=worker.view.cpus_taken if there else 0,
+        ram=worker.view.ram,
+        ram_taken=worker.view.ram_taken if there else 0,
     )
 
 

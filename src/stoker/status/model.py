@@ -8,6 +8,7 @@ from stoker.queue.explanation import Why
 from stoker.queue.fields import State
 from stoker.queue.model import Attempt, ClusterNode, Failure, Job, WorkerGpu
 from stoker.rules.rule import RuleWarning
+from stoker.units import format_memory
 
 Level = Literal["good", "attention", "bad"]
 
@@ -53,6 +54,21 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = "local"
     version: str = ""
     """Of its Stoker; empty if unknown."""
+    labels: tuple[str, ...] = ()
+    cpus: int | None = None
+    """How many CPUs its jobs may have together; None where that is not counted."""
+    cpus_taken: int = 0
+    ram: int | None = None
+    """Bytes."""
+    ram_taken: int = 0
+
+    @property
+    def promised(self) -> str:
+        """What running jobs asked for of its CPUs and RAM, in words; empty if nothing."""
+        parts = [f"{self.cpus_taken} of {self.cpus} CPUs"] if self.cpus is not None and self.cpus_taken else []
+        if self.ram is not None and self.ram_taken:
+            parts.append(f"{format_memory(self.ram_taken)} of {format_memory(self.ram)} of RAM")
+        return ", ".join(parts)
 
 
 class RunningJob(msgspec.Struct, frozen=True, kw_only=True):

@@ -427,7 +427,12 @@ class WorkerLoop:
         if moment < self._heartbeat_at:
             return
         self._heartbeat_at = moment + _CHANGES
-        view = msgspec.structs.replace(self._engine.report(), engine=self._options.engine, version=__version__)
+        view = msgspec.structs.replace(
+            self._engine.report(),
+            engine=self._options.engine,
+            version=__version__,
+            labels=self._options.labels,
+        )
         if (paused := self._scheduler.why_paused()) is not None:
             view = msgspec.structs.replace(view, waiting=view.waiting | paused)
         warnings = {attempt.id: warning for attempt in self._running() if (warning := attempt.warning()) is not None}
@@ -472,7 +477,7 @@ def _gist(view: View) -> tuple[object, ...]:
         (gpu.uuid, gpu.jobs, gpu.note, gpu.state, gpu.user, gpu.unread_since, gpu.kept_for, gpu.quarantine)
         for gpu in view.gpus
     ]
-    return view.waiting, view.warnings, view.problem, view.absent, gpus
+    return view.waiting, view.warnings, view.problem, view.absent, gpus, view.cpus_taken, view.ram_taken
 
 
 def _jobs(count: int) -> str:

@@ -41,6 +41,7 @@ class MachineRow(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
     engine: str
     version: str
+    labels: list[str]
     jobs: list[str]
     """The ids of the jobs that run there."""
     seen: float
@@ -88,6 +89,7 @@ def _rows(store: "Store") -> list[MachineRow]:
             gpus=len(machine.gpus) + sum(node.gpus for node in machine.nodes),
             engine=machine.engine,
             version=machine.version,
+            labels=list(machine.labels),
             jobs=jobs.get(worker_home(machine.worker), []),
             seen=max(0.0, now - machine.seen),
             problem=None if machine.absent else machine.problem,
@@ -109,6 +111,7 @@ def _print(rows: Sequence[MachineRow]) -> None:
         Column("engine", left_out=3),
         Column("version", left_out=2),
         Column("state"),
+        Column("labels", left_out=5),
         Column("jobs", justify="right"),
         Column("last seen", left_out=1),
         Column("problem", gives="wrap", left_out=4),
@@ -120,14 +123,16 @@ def _print(rows: Sequence[MachineRow]) -> None:
             row.engine,
             row.version or "?",
             row.state,
+            ", ".join(row.labels),
             str(len(row.jobs)),
             f"{spoken(row.seen)} ago",
             row.problem or "",
         ]
         for row in rows
     ]
-    has_problems = any(row.problem for row in rows)
-    print_table(columns if has_problems else columns[:-1], cells if has_problems else [row[:-1] for row in cells])
+    used = {"labels": any(row.labels for row in rows), "problem": any(row.problem for row in rows)}
+    shown = [number for number, column in enumerate(columns) if used.get(column.name, True)]
+    print_table([columns[number] for number in shown], [[row[number] for number in shown] for row in cells])
 
 
 @machines_command.command("drain", short_help="Start nothing more on a machine; its jobs go on.")

@@ -10,9 +10,17 @@ from click.core import ParameterSource
 from stoker.cli.options.common import Typed, option_defaults
 from stoker.engines import ENGINES, EngineOption, engine_module
 from stoker.errors import BadInputError, did_you_mean
+from stoker.queue.field_kinds import LABELS
 from stoker.settings import load_settings
 from stoker.settings_path import config_path
 from stoker.units import parse_memory, parse_positive_duration
+
+
+def _labels(text: str) -> tuple[str, ...]:
+    labels: tuple[str, ...] = LABELS.read(text)
+    LABELS.check(labels)
+    return labels
+
 
 _PARAMETERS: Final = "stoker.worker_parameters"
 _OF_EVERY_ENGINE: Final = (
@@ -24,6 +32,7 @@ _OF_EVERY_ENGINE: Final = (
         parse_positive_duration,
     ),
     EngineOption("--grace", "DURATION", "From SIGTERM to SIGKILL [30s].", "30s", parse_positive_duration),
+    EngineOption("--label", "LABELS", "Take jobs that were submitted with --label: ib or ib,nvme.", None, _labels),
     EngineOption("--log-limit", "SIZE", "Keep this much of a job's output [64MiB].", "64MiB", parse_memory),
 )
 

@@ -11,7 +11,7 @@ from stoker.actions.catalogue import check_actions
 from stoker.cli.options.common import Typed
 from stoker.cli.options.selection import JobName, TagName
 from stoker.errors import BadInputError
-from stoker.queue.field_kinds import ACTIONS, FLAG, JOBS, TAGS
+from stoker.queue.field_kinds import ACTIONS, FLAG, JOBS, LABELS, MACHINES, TAGS
 from stoker.queue.fields import FIELDS, FieldPart, JobField
 
 if TYPE_CHECKING:
@@ -123,6 +123,9 @@ def _settings(verb: JobVerb, field: JobField) -> dict[str, Any]:
     if field.kind is ACTIONS:
         one = Typed(field.kind.name, _read_action)
         return settings | {"multiple": True, "type": OrNone(one) if edits else one}
+    if field.kind in (LABELS, MACHINES):
+        one = Typed(field.kind.name, _read_word(field))
+        return settings | {"multiple": True, "type": OrNone(one) if edits else one}
     if field.kind in (TAGS, JOBS):
         return settings | {"multiple": True, "type": JobName() if field.kind is JOBS else TagName()}
     settings |= {"type": Typed(field.kind.name, _reader(field)), "default": default}
@@ -134,6 +137,14 @@ def _settings(verb: JobVerb, field: JobField) -> dict[str, Any]:
 def _read_action(text: str) -> str:
     check_actions([text])
     return text.strip()
+
+
+def _read_word(field: JobField) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        field.kind.check([text.strip()])
+        return text.strip()
+
+    return read
 
 
 def _reader(field: JobField) -> Callable[[str], Any]:

@@ -13,7 +13,7 @@ from stoker.queue.explanation import Surroundings, Why, gpu_names, spoken
 from stoker.queue.fields import State
 from stoker.queue.model import Job
 from stoker.status.job_columns import JobRow, columns_of
-from stoker.status.job_text import command_text, slurm_text
+from stoker.status.job_text import command_text, slurm_text, where_text
 from stoker.units import format_duration, format_memory
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ def _request(job: Job) -> dict[str, str]:
         "then": ", then ".join(masked_actions(job.then)),
         "gpus": _gpus(job),
         "machines": "" if job.nodes == 1 else str(job.nodes),
+        "where": where_text(job),
         "cpus": "" if job.cpus is None else str(job.cpus),
         "ram": "" if job.ram is None else format_memory(job.ram),
         "slurm": slurm_text(job),
@@ -157,6 +158,7 @@ def _gpus(job: Job) -> str:
     memory = "" if job.memory is None else f" with {format_memory(job.memory)} each"
     memory += "" if job.nodes == 1 else " on each machine"
     model = [] if job.gpu_model is None else [" or ".join(job.gpu_model.split("|"))]
+    model += [] if job.gpu_memory is None else [f"of at least {format_memory(job.gpu_memory)}"]
     also = [what for what, holds in (("may share them", job.share), ("preemptible", job.preemptible)) if holds]
     return ", ".join([f"{job.gpus}{memory}", *model, *also])
 

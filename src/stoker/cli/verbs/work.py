@@ -20,6 +20,7 @@ def work_command(
     lease: float,
     grace: float,
     log_limit: int,
+    label: tuple[str, ...] | None,
     until_empty: bool,
     **engine_options: Any,
 ) -> int:
@@ -37,6 +38,7 @@ def work_command(
         grace=grace,
         log_limit=log_limit,
         until_empty=until_empty,
+        labels=label or (),
     )
     options.check()
     return work(options, engine_options, log, lambda: opened_or_created(queue_url).close())

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.engines import EngineOption, integer
 from stoker.errors import InvalidFieldsError
-from stoker.units import parse_fraction, parse_positive_duration
+from stoker.units import format_memory, parse_fraction, parse_memory, parse_positive_duration
 
 if TYPE_CHECKING:
     from stoker.engines.engine import Log, WorkerOptions
@@ -26,6 +26,8 @@ OPTIONS: Final = (
         integer(1, 64),
     ),
     EngineOption("--cpu-jobs", "N", "Run up to N jobs without a GPU at a time [4].", "4", integer(0, 1024)),
+    EngineOption("--cpus", "N", "Let jobs with --cpus have N CPUs together (default: all).", None, integer(0, 65536)),
+    EngineOption("--ram", "SIZE", "Let jobs with --ram have this much together (default: all).", None, parse_memory),
     EngineOption(
         "--fill", "[FILE]", "Fill GPUs that no job needs, as `stoker fill` does [stoker.toml].", None, str, bare=""
     ),
@@ -44,6 +46,18 @@ def create(options: "WorkerOptions", own: Mapping[str, Any], log: "Log") -> "Loc
     return LocalEngine(options, LocalOptions(**{**own, "source": source, "deadline": deadline}), log)
 
 
-def check(job: "JobSpec", view: "View | None" = None) -> None:  # noqa: ARG001 - another machine may have more
+def check(job: "JobSpec", view: "View | None" = None) -> None:
+    """Raises BadInputError for a job that no machine can run, or not that of the view: its CPUs and RAM do not grow.
+
+    GPUs may: one that fell off comes back.
+    """
     if job.nodes > 1:
         raise InvalidFieldsError({"nodes": "a job over several machines needs a worker with --engine slurm"})
+    if view is None:
+        return
+    where = "no machine of this queue has"
+    if job.cpus and view.cpus is not None and job.cpus > view.cpus:
+        raise InvalidFieldsError({"cpus": f"{where} {job.cpus} CPUs (at most {view.cpus})"})
+    if job.ram and view.ram is not None and job.ram > view.ram:
+        most = format_memory(view.ram)
+        raise InvalidFieldsError({"ram": f"{where} {format_memory(job.ram)} of RAM (at most {most})"})

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from stoker.engines.engine import Reservation
-from stoker.gpus.model import Maybe, Unknown
+from stoker.gpus.model import Maybe, Unknown, is_model
 
 # Stands for the id of a job on GPUs with a background program.
 BACKGROUND: Final = "background"
@@ -18,6 +18,8 @@ BACKGROUND: Final = "background"
 SETTLES_WITHIN: Final = 60.0
 # Others who are there for ten minutes stay: no GPUs are reserved for a job that would need theirs as well.
 _STAYS_AFTER: Final = 600.0
+# Of the memory that a card is sold with, what its driver reports at least: 14.7 of 16 GiB with error correction.
+_REPORTED_SHARE: Final = 0.92
 
 
 class ResourceRequest(msgspec.Struct, frozen=True):
@@ -38,6 +40,18 @@ class ResourceRequest(msgspec.Struct, frozen=True):
     """Seconds."""
     background: bool = False
     """Not a job, but a program that fills an idle GPU: it is preempted also for preemptible jobs."""
+    gpu_model: str | None = None
+    """Parts of names, with `|` between them."""
+    gpu_memory: int | None = None
+    """Bytes that each of its GPUs must have in all."""
+    cpus: int = 0
+    ram: int = 0
+    """Bytes."""
+    machine: str | None = None
+    labels: tuple[str, ...] = ()
+    """Labels that its machine must have."""
+    excluded: tuple[str, ...] = ()
+    """Machines that it does not run on."""
 
     @property
     def shape(self) -> "ResourceRequest":
@@ -79,6 +93,7 @@ class GpuState(msgspec.Struct, frozen=True):
     """Since when something other than our jobs keeps it from being free; None when nothing does."""
     quarantine: str | None = None
     """Why it is out of rotation; None when it is not."""
+    name: str = ""
 
 
 class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +126,10 @@ class TooSmall(msgspec.Struct, frozen=True):
     usable: int
 
 
+class OtherModel(msgspec.Struct, frozen=True):
+    name: str
+
+
 class Busy(msgspec.Struct, frozen=True):
     """It works although no process is seen on it."""
 
@@ -141,7 +160,17 @@ class Free(msgspec.Struct, frozen=True):
 
 
 Obstacle = (
-    OutOfRotation | UnreadableGpu | UsedByOthers | TooSmall | Busy | MemoryTaken | Held | Stopping | Reservation | Free
+    OutOfRotation
+    | UnreadableGpu
+    | UsedByOthers
+    | OtherModel
+    | TooSmall
+    | Busy
+    | MemoryTaken
+    | Held
+    | Stopping
+    | Reservation
+    | Free
 )
 """What keeps a job from a GPU. A reservation: the GPU is free, but for a job that comes first."""
 
@@ -209,10 +238,18 @@ class GpuCapacity:
         return any(holder.job == job for holder in self.holders)
 
     def could_ever_fit(self, request: ResourceRequest) -> bool:
-        """Whether an empty GPU would be large enough; one of unknown size may be."""
-        return (
-            not request.memory or isinstance(self.gpu.memory_total, Unknown) or request.memory <= self.usable(request)
-        )
+        """Whether an empty GPU would be of the right model and large enough; one of unknown size may be."""
+        if not self.is_of_model(request):
+            return False
+        if isinstance(self.gpu.memory_total, Unknown):
+            return True
+        return not self._is_card_too_small(request) and (not request.memory or request.memory <= self.usable(request))
+
+    def is_of_model(self, request: ResourceRequest) -> bool:
+        return request.gpu_model is None or is_model(self.gpu.name, request.gpu_model)
+
+    def _is_card_too_small(self, request: ResourceRequest) -> bool:
+        return request.gpu_memory is not None and self.total < request.gpu_memory * _REPORTED_SHARE
 
     def usable(self, request: ResourceRequest) -> int:
         """The memory that the job could have on the empty GPU."""
@@ -287,8 +324,10 @@ class GpuCapacity:
         """What keeps this job from this GPU."""
         if self.outside is not None:
             return self.outside
+        if not self.is_of_model(request):
+            return OtherModel(self.gpu.name)
         if not self.could_ever_fit(request):
-            return TooSmall(self.usable(request))
+            return TooSmall(self.total if self._is_card_too_small(request) else self.usable(request))
         if not self.holders:
             return self._unsettled(request) or Free()
         if self._fits_beside(request, self.holders):

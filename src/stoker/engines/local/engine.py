@@ -16,6 +16,7 @@ from stoker.engines.identity import WorkerIdentity
 from stoker.engines.local.attempts import LocalAttempt, find_attempts, is_supervised
 from stoker.engines.local.background_fill import BackgroundFill
 from stoker.engines.local.capacity import PlacementOptions, ResourceRequest
+from stoker.engines.local.host_capacity import HostSpec, HostTooSmall, NotForThisMachine, usage_of
 from stoker.engines.local.machine_view import MachineView
 from stoker.engines.local.placement import (
     CannotFit,
@@ -35,7 +36,7 @@ from stoker.gpus.prober import DEFAULT_DEADLINE, Prober
 from stoker.paths import state_home
 from stoker.queue import Attempt, Job, queue_address
 from stoker.queue.model import ReadyJob, Usage, View
-from stoker.runs.processes.cgroup import NoCgroupError, remove_abandoned
+from stoker.runs.processes.cgroup import NoCgroupError, cpus_here, ram_here, remove_abandoned
 
 # Shims that were stopped by a signal are continued.
 _CHECK_SHIMS_EVERY: Final = 2.0
@@ -51,6 +52,10 @@ class LocalOptions(PlacementOptions, frozen=True, kw_only=True):
     gpus: str = "all"
     source: str = "auto"
     deadline: float = DEFAULT_DEADLINE
+    cpus: int | None = None
+    """How many CPUs jobs may have together; None for those of the machine."""
+    ram: int | None = None
+    """The same for RAM, in bytes."""
     fill: str | None = None
     """The configuration of background programs; empty for the one of `stoker fill`, None for no programs."""
 
@@ -79,8 +84,14 @@ class LocalEngine:
     def open(self, identity: WorkerIdentity) -> None:
         self._identity = identity
         self._reserved_file = ReservedGpusFile(identity.directory, identity.host)
+        host = HostSpec(
+            name=identity.host,
+            labels=self._options.labels,
+            cpus=self._own.cpus if self._own.cpus is not None else cpus_here(),
+            ram=self._own.ram if self._own.ram is not None else ram_here(),
+        )
         self._machine = MachineView(
-            self._own.gpus, self._own, identity, self._shims, self._prober, self._fill, self._log
+            self._own.gpus, self._own, identity, self._shims, self._prober, self._fill, self._log, host
         )
         self._shims.replenish()
 
@@ -119,6 +130,7 @@ class LocalEngine:
             moment,
             self._machine.tracker.problem,
             {job.id: offer for job in waiting if (offer := self._offer_elsewhere(job, queue_time)) is not None},
+            self._machine.host,
         )
         self._reasons = placed.waiting
         self._shims.prepare(len(placed.start))
@@ -142,7 +154,7 @@ class LocalEngine:
     def _is_final(self, reason: WaitingReason) -> bool:
         """Whether the job can never start here."""
         match reason:
-            case CannotFit():
+            case CannotFit() | HostTooSmall() | NotForThisMachine():
                 return True
             case CpuSlotsTaken(at_once=at_once):
                 return at_once == 0
@@ -264,12 +276,17 @@ class LocalEngine:
     def report(self) -> View:
         reserved = {uuid: one for one in self._reservations for uuid in one.ready}
         absent = self._machine.is_without_gpus()
+        taken = usage_of(self._machine.allocations())
         view = View(
             gpus=self._machine.worker_gpus(reserved),
             waiting={job: why_waiting(reason) for job, reason in islice(self._reasons.items(), _MOST_REASONS)},
             problem=None if absent else self._machine.tracker.problem,
             simulated=self._machine.tracker.simulated,
             absent=absent,
+            cpus=self._machine.host.cpus,
+            cpus_taken=taken.cpus,
+            ram=self._machine.host.ram,
+            ram_taken=taken.ram,
         )
         if self._reserved_file is not None:
             self._reserved_file.write({gpu.uuid: gpu.note.removeprefix("is ") for gpu in view.gpus if gpu.kept_for})
@@ -305,4 +322,11 @@ def _request(job: Job | ReadyJob, order: int) -> ResourceRequest:
         priority=job.priority,
         preemptible=job.preemptible,
         time_limit=job.time_limit,
+        gpu_model=job.gpu_model,
+        gpu_memory=job.gpu_memory,
+        cpus=job.cpus or 0,
+        ram=job.ram or 0,
+        machine=job.machine,
+        labels=job.labels,
+        excluded=job.exclude_machines,
     )

@@ -204,6 +204,7 @@ class _Watched:
             problem=problem,
             quarantine=self.seen.quarantine,
             obstructed_since=self.seen.obstructed_since,
+            name=title(self.gpu),
         )
 
     def _tell_apart(self, look: Look, reading: Reading, owner: Owner) -> tuple[tuple[str, ...], bool]:

@@ -13,6 +13,8 @@ from stoker.engines.local.attempts import LocalAttempt
 from stoker.engines.local.background_fill import BackgroundFill
 from stoker.engines.local.capacity import BACKGROUND, Allocation, PlacementOptions
 from stoker.engines.local.gpu_tracker import GpuTracker
+from stoker.engines.local.host_capacity import HostSpec
+from stoker.engines.local.placement import ANY_HOST
 from stoker.engines.local.quarantine import JobEnd, Quarantine, changed, program_of
 from stoker.engines.local.shims import ShimPool
 from stoker.errors import StokerError
@@ -53,7 +55,10 @@ class MachineView:
         prober: Prober,
         fill: BackgroundFill | None,
         log: Log,
+        host: HostSpec = ANY_HOST,
     ) -> None:
+        self.host = host
+        """What placement knows of the machine beside its GPUs."""
         self.tracker = GpuTracker(gpus, placement)
         # Before the first look too, so that they are never shown as real.
         self.tracker.simulated = is_simulated_source(prober.spec)

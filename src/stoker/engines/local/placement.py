@@ -1,7 +1,8 @@
 """Placement: which job starts on which GPU now, as a pure function of what is seen, what runs and what waits.
 
 Normal jobs go first, by priority, then age; preemptible ones fill what is left. The first job that has to wait gets a
-set of GPUs reserved (EASY backfilling): jobs behind it start on them only where they do not delay it. A job for which
+set of GPUs reserved (EASY backfilling), and the first that needs CPUs, RAM or a slot gets those reserved: jobs behind
+it start on them only where they do not delay it. A job for which
 others are being stopped is promised their GPUs until they are free. A job for which another machine reserves GPUs gets
 none reserved here, unless it could start here sooner; where it fits at once, it starts.
 
@@ -12,7 +13,7 @@ else happens, so deciding again starts nothing.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -26,6 +27,14 @@ from stoker.engines.local.capacity import (
     Obstacle,
     PlacementOptions,
     ResourceRequest,
+)
+from stoker.engines.local.host_capacity import (
+    HostCapacity,
+    HostReservation,
+    HostSpec,
+    HostTaken,
+    HostTooSmall,
+    NotForThisMachine,
 )
 
 # Sets of jobs to preempt that are tried, smallest first, before a merely minimal set is good enough: every set of the
@@ -44,7 +53,12 @@ class CannotFit(msgspec.Struct, frozen=True):
     large_enough: int
     """How many of them have the memory that it asks for."""
     largest: int
-    """The memory that it could have on the largest of them."""
+    """The memory that it could have on the largest of them, or that the largest has in all."""
+    model: str | None = None
+    card_memory: int | None = None
+    """What each GPU must have in all."""
+    other_models: tuple[str, ...] = ()
+    """Those of the machine, when none is of the model that it asks for."""
 
 
 class NoGpusSeen(msgspec.Struct, frozen=True):
@@ -53,6 +67,8 @@ class NoGpusSeen(msgspec.Struct, frozen=True):
     gpus: int
     memory: int | None
     problem: str
+    model: str | None = None
+    card_memory: int | None = None
 
 
 class CpuSlotsTaken(msgspec.Struct, frozen=True):
@@ -68,9 +84,11 @@ class NotEnoughGpus(msgspec.Struct, frozen=True):
     memory: int | None
     obstacles: tuple[tuple[int, Obstacle], ...]
     """By the index of the GPU."""
+    model: str | None = None
+    card_memory: int | None = None
 
 
-WaitingReason = CannotFit | NoGpusSeen | CpuSlotsTaken | NotEnoughGpus
+WaitingReason = NotForThisMachine | HostTooSmall | CannotFit | NoGpusSeen | CpuSlotsTaken | HostTaken | NotEnoughGpus
 
 
 class Offer(NamedTuple):
@@ -91,6 +109,10 @@ class Offer(NamedTuple):
         return self.missing < other.missing
 
 
+ANY_HOST: Final = HostSpec()
+"""A machine without a name, with CPUs and RAM for all."""
+
+
 class Placements(msgspec.Struct, frozen=True):
     start: tuple[Start, ...]
     preempt: tuple[str, ...]
@@ -107,15 +129,17 @@ def place(
     now: float,
     problem: str | None = None,
     elsewhere: Mapping[str, Offer] = {},
+    host: HostSpec = ANY_HOST,
 ) -> Placements:
     """What to start, what to preempt for it, and why the rest waits.
 
-    `problem`: why the machine could not be read; `elsewhere`: the jobs for which other machines reserve GPUs.
+    `problem`: why the machine could not be read; `elsewhere`: the jobs for which other machines reserve GPUs; `host`:
+    what the machine is called and has beside its GPUs.
     """
     queue = sorted(waiting, key=rank)
     started: list[Allocation] = []
     while True:
-        turn = _Turn(gpus, [*allocations, *started], rules, now, problem, elsewhere)
+        turn = _Turn(gpus, [*allocations, *started], rules, now, problem, elsewhere, host)
         starts = turn.run(queue)
         if not starts:
             return Placements(
@@ -145,8 +169,10 @@ class _Turn:
         now: float,
         problem: str | None,
         elsewhere: Mapping[str, Offer],
+        host: HostSpec,
     ) -> None:
         self._rules = rules
+        self._host = HostCapacity(host, allocations, rules)
         self._elsewhere = elsewhere
         self._now = now
         self._problem = problem
@@ -158,8 +184,6 @@ class _Turn:
         self._stopping = {allocation.request.job for allocation in allocations if allocation.stopping}
         self._preemptible = {allocation.request.job for allocation in allocations if allocation.request.preemptible}
         self._background = {allocation.request.job for allocation in allocations if allocation.request.background}
-        self._cpu_jobs = sum(1 for allocation in allocations if not allocation.gpus)
-        self._cpu_slots_promised = 0
         self._reserved_for: str | None = None
         self._failed_shapes: set[ResourceRequest] = set()
         self._reservations: dict[str, Reservation] = {}
@@ -180,15 +204,17 @@ class _Turn:
                 self._drop_reservations()
             considered = [request for request in queue if request.preemptible is preemptible]
             for request in considered:
-                if request.shape in self._failed_shapes:
+                if request.shape in self._failed_shapes or not self._host.could_ever_fit(request):
                     continue
-                if self._place_on_cpu(request) if request.gpus == 0 else self._start(request) or self._promise(request):
+                if self._start(request) or self._promise(request):
                     continue
                 # Within a pass room only shrinks, so another job of this shape need not be tried, unless the only
                 # obstacle was that another machine has this one.
                 if request.job not in self._elsewhere:
                     self._failed_shapes.add(request.shape)
-                if self._reserved_for is None and request.gpus:
+                if not request.gpus:
+                    self._reserve_host(request, self._now)
+                elif self._reserved_for is None:
                     self._reserve_for(request)
             if self._started:
                 break
@@ -199,6 +225,7 @@ class _Turn:
         """Preemptible jobs may use what is reserved for a normal one: they are preempted when it can start."""
         for capacity in self._capacities:
             capacity.reservation = None
+        self._host.reservation = None
         self._reserved_for = None
         self._failed_shapes.clear()
 
@@ -210,14 +237,22 @@ class _Turn:
             for capacity in self._capacities
             if capacity.has_room(request) and self._may_start_on(capacity, request)
         ]
-        if len(capacities) < request.gpus:
+        if len(capacities) < request.gpus or not (self._host.has_room(request) and self._may_use_host(request)):
             return False
         chosen = sorted(capacities, key=lambda capacity: _preference(capacity, request))[: request.gpus]
         allocation = Allocation(request, tuple(capacity.gpu.uuid for capacity in chosen), self._now, used={})
         for capacity in chosen:
             capacity.add(request, allocation.ends)
+        self._host.add(request, allocation.ends)
         self._started.append(allocation)
         return True
+
+    def _may_use_host(self, request: ResourceRequest) -> bool:
+        if self._host.may_use(request, self._now):
+            return True
+        if self._host.reservation is not None:
+            self._affecting.add(self._host.reservation.request.job)
+        return False
 
     def _may_start_on(self, capacity: GpuCapacity, request: ResourceRequest) -> bool:
         if self._may_use(capacity, request):
@@ -261,9 +296,12 @@ class _Turn:
         free_first = sorted(
             capacities, key=lambda capacity: (not capacity.has_room(request), _preference(capacity, request))
         )
+        self._host.add(request, math.inf)
+        if not request.gpus:
+            return True
         chosen = free_first[: request.gpus]
         ready = [capacity for capacity in chosen if capacity.has_room(request)]
-        self.reasons[request.job] = NotEnoughGpus(request.gpus, request.memory, self._obstacles(request))
+        self.reasons[request.job] = self._not_enough(request, self._obstacles(request))
         kept = self._reserve(request, chosen, ready, 0.0)
         for capacity in chosen:
             capacity.add(request, math.inf)
@@ -314,7 +352,8 @@ class _Turn:
         candidates = self._cheapest_first(
             allocation
             for allocation in self._allocations
-            if within.intersection(allocation.gpus) and allocation.request.job in preemptible
+            if allocation.request.job in preemptible
+            and (within.intersection(allocation.gpus) or self._host.helps(allocation, request))
         )
         return self._fewest_of(candidates, capacities, request)
 
@@ -332,7 +371,9 @@ class _Turn:
                 if self._suffices(capacities, request, chosen):
                     return list(chosen)
         # Spares what can be spared: first on the GPUs that most would have to leave, and there what would lose most.
-        beside = {job: min(len(one.holders) for one in capacities if one.is_held_by(job)) for job in candidates}
+        beside = {
+            job: min((len(one.holders) for one in capacities if one.is_held_by(job)), default=0) for job in candidates
+        }
         victims, costliest_first = candidates, candidates[::-1]
         for candidate in sorted(costliest_first, key=beside.__getitem__, reverse=True):
             others = [victim for victim in victims if victim != candidate]
@@ -343,6 +384,8 @@ class _Turn:
     def _suffices(self, capacities: list[GpuCapacity], request: ResourceRequest, victims: Iterable[str]) -> bool:
         """Whether the job fits once these are gone, with those that stop already."""
         gone = self._stopping.union(victims)
+        if not (self._host.has_room(request, gone) and self._host.may_use(request, self._now)):
+            return False
         return sum(capacity.will_have_room(request, gone) for capacity in capacities) >= request.gpus
 
     def _cheapest_first(self, allocations: Iterable[Allocation]) -> list[str]:
@@ -377,35 +420,27 @@ class _Turn:
         if len(ranked) < request.gpus:
             return
         chosen = sorted(ranked, key=lambda entry: entry[:4])[: request.gpus]
-        until = max(frees_at for frees_at, *_ in chosen)
+        until = max(self._host.frees_at(request, gone, self._now), *(frees_at for frees_at, *_ in chosen))
         capacities = [capacity for *_, capacity in chosen]
         ready = [capacity for capacity in capacities if capacity.will_have_room(request, gone)]
         if self._starts_sooner_elsewhere(request, Offer(until - self._now, request.gpus - len(ready))):
             return
         self._reserved_for = request.job
-        self.reasons[request.job] = NotEnoughGpus(request.gpus, request.memory, self._obstacles(request))
+        self._reserve_host(request, until)
+        self.reasons[request.job] = self._lacking_now(request, self._obstacles(request))
         kept = self._reserve(request, capacities, ready, until - self._now)
         for capacity in capacities:
             capacity.reservation = GpuReservation(request, until, kept)
 
-    # Jobs without a GPU
+    def _reserve_host(self, request: ResourceRequest, until: float) -> None:
+        """CPUs, RAM and a slot are reserved for the first job that waits and needs any of them.
 
-    def _place_on_cpu(self, request: ResourceRequest) -> bool:
-        """Whether it starts, or will when others have stopped."""
-        if self._cpu_jobs + self._cpu_slots_promised < self._rules.cpu_jobs:
-            self._started.append(Allocation(request, (), self._now, used={}))
-            self._cpu_jobs += 1
-            return True
-        ending = sum(1 for h in self._allocations if not h.gpus and h.request.job in self._stopping)
-        missing = 1 - (self._rules.cpu_jobs - (self._cpu_jobs - ending) - self._cpu_slots_promised)
-        if missing > 0:
-            candidates = self._cheapest_first(allocation for allocation in self._allocations if not allocation.gpus)
-            if request.preemptible or self._rules.cpu_jobs == 0 or len(candidates) < missing:
-                return False
-            self.victims += candidates[:missing]
-            self._stopping.update(candidates[:missing])
-        self._cpu_slots_promised += 1
-        return True
+        `until`: when it can start as far as its GPUs are concerned.
+        """
+        if self._host.reservation is None and self._host.asks(request):
+            gone = self._stopping | self._preemptible_for(request)
+            until = max(until, self._host.frees_at(request, gone, self._now))
+            self._host.reservation = HostReservation(request, until)
 
     # Why the others wait
 
@@ -425,18 +460,39 @@ class _Turn:
             self.reasons[request.job] = by_shape[shape]
 
     def _reason(self, request: ResourceRequest, obstacles: tuple[tuple[int, Obstacle], ...]) -> WaitingReason:
+        if (refusal := self._host.refusal(request)) is not None:
+            return refusal
         if request.gpus == 0:
-            return CpuSlotsTaken(self._rules.cpu_jobs)
-        return self._cannot_fit(request) or NotEnoughGpus(request.gpus, request.memory, obstacles)
+            return self._host.obstacle(request, self._now) or CpuSlotsTaken(self._rules.cpu_jobs)
+        return self._cannot_fit(request) or self._lacking_now(request, obstacles)
+
+    def _lacking_now(self, request: ResourceRequest, obstacles: tuple[tuple[int, Obstacle], ...]) -> WaitingReason:
+        """CPUs or RAM where there are GPUs enough, else GPUs."""
+        free = sum(isinstance(obstacle, Free) for _index, obstacle in obstacles)
+        lacks = self._host.obstacle(request, self._now) if free >= request.gpus else None
+        return lacks or self._not_enough(request, obstacles)
+
+    def _not_enough(self, request: ResourceRequest, obstacles: tuple[tuple[int, Obstacle], ...]) -> NotEnoughGpus:
+        return NotEnoughGpus(request.gpus, request.memory, obstacles, request.gpu_model, request.gpu_memory)
 
     def _cannot_fit(self, request: ResourceRequest) -> CannotFit | NoGpusSeen | None:
         large_enough = sum(capacity.could_ever_fit(request) for capacity in self._capacities)
         if large_enough >= request.gpus:
             return None
         if self._problem is not None:
-            return NoGpusSeen(request.gpus, request.memory, self._problem)
-        largest = max((capacity.usable(request) for capacity in self._capacities), default=0)
-        return CannotFit(request.gpus, request.memory, len(self._capacities), large_enough, largest)
+            return NoGpusSeen(request.gpus, request.memory, self._problem, request.gpu_model, request.gpu_memory)
+        of_model = [capacity for capacity in self._capacities if capacity.is_of_model(request)]
+        whole = request.gpu_memory is not None
+        return CannotFit(
+            gpus=request.gpus,
+            memory=request.memory,
+            gpus_here=len(self._capacities),
+            large_enough=large_enough,
+            largest=max((one.total if whole else one.usable(request) for one in of_model), default=0),
+            model=request.gpu_model,
+            card_memory=request.gpu_memory,
+            other_models=() if of_model else tuple(dict.fromkeys(one.gpu.name for one in self._capacities)),
+        )
 
     def _obstacles(self, request: ResourceRequest) -> tuple[tuple[int, Obstacle], ...]:
         return tuple((capacity.gpu.index, self._obstacle(capacity, request)) for capacity in self._capacities)

@@ -147,6 +147,9 @@ class LocalExecution(Execution):
         environment = {name: value for name, value in os.environ.items() if name not in attempt_spec.without}
         environment |= attempt_spec.environment
         super().__init__(record, attempt_spec, signals, reaper, prober, attempt_spec.host, environment)
+        if reaper.cgroup is not None:
+            # Also of a job that asks for nothing: the one before it may have had limits.
+            reaper.cgroup.limit(attempt_spec.request.cpus, attempt_spec.request.ram)
         self._channel: ShimChannel | None = channel
         self._until = attempt_spec.lease_until
         self._delivery: DetachedDelivery | None = None

@@ -11,12 +11,14 @@ from stoker.engines.local.capacity import (
     Held,
     MemoryTaken,
     Obstacle,
+    OtherModel,
     OutOfRotation,
     Stopping,
     TooSmall,
     UnreadableGpu,
     UsedByOthers,
 )
+from stoker.engines.local.host_capacity import HostTaken, HostTooSmall, NotForThisMachine
 from stoker.engines.local.placement import (
     CannotFit,
     CpuSlotsTaken,
@@ -32,16 +34,18 @@ Amount: TypeAlias = Callable[[int], str]
 
 def why_waiting(reason: WaitingReason) -> str:
     """A sentence without its subject, the job, and without a full stop."""
+    if isinstance(reason, NotForThisMachine | HostTooSmall | HostTaken):
+        return _of_host(reason)
     match reason:
-        case NotEnoughGpus(gpus=gpus, memory=memory, obstacles=obstacles):
-            amount = memory_formatter(memory or 0, _compared(obstacles))
-            return f"waits for {_wanted(gpus, memory, amount)}: {_by_gpu(obstacles, amount)}"
-        case CannotFit(gpus=gpus, memory=memory):
-            amount = memory_formatter(memory or 0, (reason.largest,))
+        case NotEnoughGpus(memory=memory, obstacles=obstacles):
+            amount = memory_formatter(memory or reason.card_memory or 0, _compared(obstacles))
+            return f"waits for {_wanted(reason, amount)}: {_by_gpu(obstacles, amount)}"
+        case CannotFit(memory=memory):
+            amount = memory_formatter(reason.card_memory or memory or 0, (reason.largest,))
             there = _what_there_is(reason, amount)
-            return f"can never start on this machine: it asks for {_wanted(gpus, memory, amount)}, {there}"
-        case NoGpusSeen(gpus=gpus, memory=memory, problem=problem):
-            return f"waits for {_wanted(gpus, memory)}: the GPUs of this machine cannot be read ({problem})"
+            return f"can never start on this machine: it asks for {_wanted(reason, amount)}, {there}"
+        case NoGpusSeen(problem=problem):
+            return f"waits for {_wanted(reason)}: the GPUs of this machine cannot be read ({problem})"
         case CpuSlotsTaken(at_once=0):
             return "can never start on this machine: it takes no jobs without a GPU"
         case CpuSlotsTaken(at_once=at_once):
@@ -49,6 +53,16 @@ def why_waiting(reason: WaitingReason) -> str:
             return f"waits for another job without a GPU to end: {running}, the limit of this machine"
         case _:
             assert_never(reason)
+
+
+def _of_host(reason: NotForThisMachine | HostTooSmall | HostTaken) -> str:
+    match reason:
+        case NotForThisMachine():
+            return f"is not for this machine: {_why_not_here(reason)}"
+        case HostTooSmall():
+            return f"can never start on this machine: it asks for {_too_much(reason)}"
+        case HostTaken():
+            return f"waits for {_taken(reason)}"
 
 
 def describe_obstacle(obstacle: Obstacle) -> str:
@@ -93,6 +107,8 @@ def _predicate(obstacle: Obstacle, amount: Amount) -> _Predicate:
             predicate = _being(f"used by {name_some(processes)}")
         case UnreadableGpu(reason=reason):
             predicate = _Predicate(f"cannot be read ({reason})", f"cannot be read ({reason})")
+        case OtherModel(name=name):
+            predicate = _being(f"of another model ({name})")
         case TooSmall(usable=usable):
             predicate = _having(f"only {amount(usable)}")
         case Busy(peak=peak, free_below=free_below):
@@ -134,9 +150,51 @@ def _having(what: str) -> _Predicate:
     return _Predicate(f"has {what}", f"have {what}")
 
 
-def _wanted(gpus: int, memory: int | None, amount: Amount = format_memory) -> str:
-    count = "a GPU" if gpus == 1 else f"{gpus} GPUs"
-    return count if memory is None else f"{count} with {amount(memory)}"
+def _wanted(reason: CannotFit | NoGpusSeen | NotEnoughGpus, amount: Amount = format_memory) -> str:
+    """`2 GPUs of model a100 or h100, each of at least 40 GiB, with 20 GiB`."""
+    count = "a GPU" if reason.gpus == 1 else f"{reason.gpus} GPUs"
+    model = "" if reason.model is None else f" of model {' or '.join(reason.model.split('|'))}"
+    card = "" if reason.card_memory is None else f" of at least {amount(reason.card_memory)}"
+    memory = "" if reason.memory is None else f" with {amount(reason.memory)}"
+    return f"{count}{model}{card}{memory}"
+
+
+def _why_not_here(reason: NotForThisMachine) -> str:
+    if reason.machine is not None:
+        return f"it asks for {reason.machine}"
+    if reason.excluded:
+        return f"it excludes {reason.name}"
+    labels = "label" if len(reason.labels) == 1 else "labels"
+    return f"it asks for the {labels} {list_all(reason.labels)}, which this machine does not have"
+
+
+def _too_much(reason: HostTooSmall) -> str:
+    parts = []
+    if reason.cpus > reason.cpus_here:
+        parts.append(f"{_cpus(reason.cpus)}, and there are only {reason.cpus_here}")
+    if reason.ram > reason.ram_here:
+        amount = memory_formatter(reason.ram, (reason.ram_here,))
+        parts.append(f"{amount(reason.ram)} of RAM, and there are only {amount(reason.ram_here)}")
+    return "; and for ".join(parts)
+
+
+def _taken(reason: HostTaken) -> str:
+    """`8 CPUs: 4 are free, the others are promised to running jobs`."""
+    amount = memory_formatter(reason.ram, (reason.ram_free,))
+    cpus, ram = _cpus(reason.cpus), f"{amount(reason.ram)} of RAM"
+    if reason.reserved_for is not None:
+        wanted = list_all([what for what, asked in ((cpus, reason.cpus), (ram, reason.ram)) if asked])
+        return f"{wanted}: job {reason.reserved_for} comes first, and what is free is reserved for it"
+    parts = []
+    if reason.cpus > reason.cpus_free:
+        parts.append(f"{cpus}: {reason.cpus_free} of this machine are not promised to running jobs")
+    if reason.ram > reason.ram_free:
+        parts.append(f"{ram}: {amount(reason.ram_free)} of this machine are not promised to running jobs")
+    return "; and for ".join(parts)
+
+
+def _cpus(count: int) -> str:
+    return "1 CPU" if count == 1 else f"{count} CPUs"
 
 
 def _what_there_is(reason: CannotFit, amount: Amount) -> str:
@@ -145,8 +203,13 @@ def _what_there_is(reason: CannotFit, amount: Amount) -> str:
     here = "there is only 1" if reason.gpus_here == 1 else f"there are only {reason.gpus_here}"
     if reason.gpus_here < reason.gpus:
         return f"and {here}"
+    if reason.other_models:
+        return f"and those here are {list_all(reason.other_models)}"
     if reason.large_enough:
-        return f"and only {reason.large_enough} of the {reason.gpus_here} here can give that much"
+        can = "can give that much" if reason.model is None else "are so" if reason.large_enough > 1 else "is so"
+        return f"and only {reason.large_enough} of the {reason.gpus_here} here {can}"
+    if reason.card_memory is not None and reason.memory is None:
+        return f"and the largest has {amount(reason.largest)}"
     return f"and the largest can give {amount(reason.largest)}"
 
 

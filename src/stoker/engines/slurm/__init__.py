@@ -56,4 +56,5 @@ def check(job: "JobSpec", view: "View | None" = None) -> None:
     """Raises BadInputError for a job that no cluster can run, or not that of the view."""
     from stoker.engines.slurm.submission import check as check_submission
 
-    check_submission(job, () if view is None or len(view.nodes) >= MOST_NODES else view.nodes)
+    nodes = () if view is None or len(view.nodes) >= MOST_NODES else view.nodes
+    check_submission(job, nodes, () if view is None else view.labels)

@@ -4,7 +4,7 @@ import contextlib
 import math
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from stoker.engines.slurm import MOST_NODES, answers, client
@@ -60,14 +60,15 @@ class Cluster:
         wanted = (model or "").lower()
         return next((node.gpu_model for node in self.nodes if wanted and node.gpu_model.lower() == wanted), "")
 
-    def why_never(self, job: JobSpec, partition: str | None) -> str | None:
+    def why_never(self, job: JobSpec, partition: str | None, labels: Sequence[str] = ()) -> str | None:
         """Why no node of its partition could ever run the job; None when one could, or that is not known."""
         partition = partition or next((one.name for one in self.partitions if one.default), None)
         try:
             self.check_partition(partition)
         except BadInputError as error:
             return f"can never start here: {error}"
-        return next((f"can never start here: {why}" for why in lacking(job, self.nodes, partition).values()), None)
+        missing = lacking(job, self.nodes, partition, labels)
+        return next((f"can never start here: {why}" for why in missing.values()), None)
 
     def view(self, running: Iterable[tuple[str, str, int]]) -> tuple[ClusterNode, ...]:
         """The nodes for people. `running`: the queue's jobs that run: id, nodes and GPUs on each node."""
@@ -115,8 +116,8 @@ class Cluster:
             case _:
                 self.config = answers.parse_config(answer)
 
-    def _gist(self) -> Mapping[str, tuple[int, str]]:
-        return {node.name: (node.gpus, node.gpu_model) for node in self.nodes}
+    def _gist(self) -> Mapping[str, tuple[object, ...]]:
+        return {node.name: (node.gpus, node.gpu_model, node.features) for node in self.nodes}
 
     def close(self) -> None:
         for command in self._asking.values():
@@ -140,5 +141,6 @@ def _node_view(node: SlurmNode, jobs: Mapping[str, int]) -> ClusterNode:
         cpus=node.cpus,
         cpus_allocated=node.cpus_allocated,
         memory=node.memory,
+        features=node.features,
         jobs=tuple(sorted(jobs)),
     )

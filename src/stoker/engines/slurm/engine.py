@@ -32,6 +32,7 @@ from stoker.engines.slurm.reasons import why_pending
 from stoker.engines.slurm.record import SlurmAttemptRecord, SlurmAttemptSpec
 from stoker.engines.slurm.submission import (
     SubmissionOptions,
+    WhereItRuns,
     arguments,
     attempt_of,
     check,
@@ -205,7 +206,7 @@ class SlurmEngine:
             check(job)
         except StokerError as error:
             return f"can never start here: {error}"
-        return self._cluster.why_never(job, partition_of(job, self._own))
+        return self._cluster.why_never(job, partition_of(job, self._own), self._options.labels)
 
     def start(self, job: Job, attempt: Attempt, claimed_at: float) -> SlurmAttempt:
         identity = self._identity
@@ -240,6 +241,7 @@ class SlurmEngine:
                 str(record.directory),
                 self._options.grace,
                 self._cluster.gpu_type(job.gpu_model),
+                WhereItRuns(tuple(node.name for node in self._cluster.nodes), self._options.labels),
             )
             record.write_attempt(attempt_spec)
         except (StokerError, OSError):

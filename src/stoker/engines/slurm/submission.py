@@ -10,7 +10,7 @@ import msgspec
 
 from stoker.errors import BadInputError, InvalidFieldsError
 from stoker.queue.fields import JobSpec
-from stoker.queue.model import Job
+from stoker.queue.model import Job, is_host
 from stoker.queue.slurm_options import FURTHER, NAMED
 from stoker.units import format_memory
 
@@ -43,6 +43,27 @@ class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
     preemptible_qos: str | None = None
 
 
+class WhereItRuns(msgspec.Struct, frozen=True):
+    """What a worker knows of the places that jobs choose."""
+
+    nodes: tuple[str, ...] = ()
+    """The names of the cluster's nodes; none when they are not known."""
+    labels: tuple[str, ...] = ()
+    """Of the worker itself: all of its nodes have them."""
+
+    def node(self, name: str) -> str | None:
+        return next((node for node in self.nodes if is_host(node, name)), None)
+
+
+def constraint_of(job: JobSpec, constraint: str | None, labels: Sequence[str] = ()) -> str | None:
+    """The features that its nodes must have: what it asks of Slurm, and its labels that the worker does not have."""
+    wanted = [label for label in job.labels if label not in labels]
+    if not wanted:
+        return constraint
+    before = f"({constraint})" if constraint and "|" in constraint else constraint
+    return "&".join([*([before] if before else []), *wanted])
+
+
 def comment_of(key: str, attempt: str) -> str:
     """By this comment a Slurm job is found again. `key`: of the worker."""
     return f"{_PREFIX}:{key}:{attempt}"
@@ -55,12 +76,19 @@ def attempt_of(comment: str, key: str) -> str | None:
 
 
 def arguments(
-    job: Job, options: SubmissionOptions, comment: str, directory: str, grace: float, gpu_type: str = ""
+    job: Job,
+    options: SubmissionOptions,
+    comment: str,
+    directory: str,
+    grace: float,
+    gpu_type: str = "",
+    where: "WhereItRuns | None" = None,
 ) -> list[str]:
     """The arguments of `sbatch` for an attempt at this job. `directory`: of the attempt.
 
     `gpu_type`: what the cluster calls the GPU model that the job asks for.
     """
+    where = where or WhereItRuns()
     asked = _asked(job, options)
     given = [
         "--parsable",
@@ -77,7 +105,13 @@ def arguments(
         "--requeue" if job.preemptible else "--no-requeue",
         f"--signal=B:{TIME_LIMIT_SIGNAL}@{math.ceil(grace + _SPARE / 2)}",
     ]
+    asked["constraint"] = constraint_of(job, asked.get("constraint"), where.labels)
     given += [f"--{name}={asked[name]}" for name in NAMED if asked.get(name)]
+    if job.machine is not None:
+        given.append(f"--nodelist={where.node(job.machine) or job.machine}")
+    # Slurm refuses names that it does not know; they are other machines of the queue.
+    if excluded := [node for name in job.exclude_machines if (node := where.node(name))]:
+        given.append(f"--exclude={','.join(excluded)}")
     if job.gpus:
         kind = gpu_type or job.gpu_model or ""
         given.append(f"--gres=gpu:{kind}:{job.gpus}" if kind else f"--gres=gpu:{job.gpus}")
@@ -122,6 +156,10 @@ class NodeCapacity(Protocol):
     """What a node has."""
 
     @property
+    def name(self) -> str: ...
+    @property
+    def features(self) -> tuple[str, ...]: ...
+    @property
     def partitions(self) -> tuple[str, ...]: ...
     @property
     def gpus(self) -> int: ...
@@ -133,15 +171,34 @@ class NodeCapacity(Protocol):
     def memory(self) -> int: ...
 
 
-def lacking(job: JobSpec, nodes: Iterable[NodeCapacity], partition: str | None) -> dict[str, str]:
-    """Why no node of this partition, or of the cluster, could ever run the job, by field; empty when one could."""
+def lacking(
+    job: JobSpec, nodes: Iterable[NodeCapacity], partition: str | None, labels: Sequence[str] = ()
+) -> dict[str, str]:
+    """Why no node of this partition, or of the cluster, could ever run the job, by field; empty when one could.
+
+    `labels`: of the worker, which all of its nodes have.
+    """
     names = set((partition or "").split(",")) - {""}
     members = [node for node in nodes if not names or names & set(node.partitions)]
     if not members:
         return {}
+    if missing := _not_among(job, members, partition, labels):
+        return missing
+    members = [node for node in members if _is_chosen(node, job, labels)]
+    where = f"of partition {partition}" if partition else "of the cluster"
+    if missing := _too_little(job, members, where):
+        return missing
+    suitable = sum(1 for node in members if _has_all(node, job))
+    within = f"in partition {partition}" if partition else "in the cluster"
+    have = "node has" if suitable == 1 else "nodes have"
+    few = f"it asks for {job.nodes} nodes, but {within} only {suitable} {have} what it needs on each"
+    return {"nodes": few} if job.nodes > max(suitable, 1) else {}
+
+
+def _too_little(job: JobSpec, members: Sequence[NodeCapacity], where: str) -> dict[str, str]:
+    """What the job asks for that none of these nodes has, by field."""
     wanted = (job.gpu_model or "").lower()
     gpus, cpus, memory = (max(getattr(node, what) for node in members) for what in ("gpus", "cpus", "memory"))
-    where = f"of partition {partition}" if partition else "of the cluster"
     if job.gpus > gpus:
         return {"gpus": f"no node {where} has {job.gpus} GPUs (at most {gpus})"}
     if job.gpus and wanted and all(node.gpu_model.lower() != wanted for node in members):
@@ -151,11 +208,30 @@ def lacking(job: JobSpec, nodes: Iterable[NodeCapacity], partition: str | None) 
         return {"cpus": f"no node {where} has {job.cpus} CPUs (at most {cpus})"}
     if job.ram and job.ram > memory:
         return {"ram": f"no node {where} has {format_memory(job.ram)} of RAM (at most {format_memory(memory)})"}
-    suitable = sum(1 for node in members if _has_all(node, job))
-    within = f"in partition {partition}" if partition else "in the cluster"
-    have = "node has" if suitable == 1 else "nodes have"
-    few = f"it asks for {job.nodes} nodes, but {within} only {suitable} {have} what it needs on each"
-    return {"nodes": few} if job.nodes > max(suitable, 1) else {}
+    return {}
+
+
+def _not_among(
+    job: JobSpec, members: Sequence[NodeCapacity], partition: str | None, labels: Sequence[str]
+) -> dict[str, str]:
+    """Why the job's own choice of machines leaves none of these nodes."""
+    where = f"of partition {partition}" if partition else "of the cluster"
+    if job.machine is not None and not any(is_host(node.name, job.machine) for node in members):
+        return {"machine": f"no node {where} is called {job.machine}"}
+    known = {*labels, *(feature for node in members for feature in node.features)}
+    if absent := next((label for label in job.labels if label not in known), None):
+        return {"labels": f"no node {where} has the feature {absent}"}
+    if not any(_is_chosen(node, job, labels) for node in members):
+        return {"labels" if job.labels else "exclude_machines": f"no node {where} is left by what it asks and excludes"}
+    return {}
+
+
+def _is_chosen(node: NodeCapacity, job: JobSpec, labels: Sequence[str]) -> bool:
+    if job.machine is not None and not is_host(node.name, job.machine):
+        return False
+    if any(is_host(node.name, name) for name in job.exclude_machines):
+        return False
+    return set(job.labels) <= {*labels, *node.features}
 
 
 def _has_all(node: NodeCapacity, job: JobSpec) -> bool:
@@ -172,12 +248,21 @@ def check_partition(name: str | None, known: Iterable[str]) -> None:
             raise BadInputError(f"the cluster has no partition {one!r}: choose among {', '.join(names)}")
 
 
-def check(job: JobSpec, nodes: Sequence[NodeCapacity] = ()) -> None:
-    """Raises BadInputError for a job that this engine can never run. `nodes`: all of the cluster, if they are known."""
+def check(job: JobSpec, nodes: Sequence[NodeCapacity] = (), labels: Sequence[str] = ()) -> None:
+    """Raises BadInputError for a job that this engine can never run.
+
+    `nodes`: all of the cluster, if they are known; `labels`: of the worker.
+    """
     if job.share:
         raise InvalidFieldsError({"share": "Slurm gives whole GPUs to jobs, so a job there cannot share one"})
     if job.memory is not None:
         raise InvalidFieldsError({"memory": "Slurm does not know the memory of GPUs: choose a GPU model instead"})
+    if job.gpu_memory is not None:
+        raise InvalidFieldsError(
+            {"gpu_memory": "Slurm does not know the memory of GPUs: choose a GPU model or a label"}
+        )
+    if job.labels and "[" in job.slurm.get("constraint", ""):
+        raise InvalidFieldsError({"labels": "labels cannot be added to a constraint with brackets: write them there"})
     if job.gpu_model and not re.fullmatch(r"[A-Za-z0-9_.-]+", job.gpu_model):
         raise InvalidFieldsError({"gpu_model": "Slurm takes one type of GPU, by its name on the cluster, such as a100"})
     partition = job.slurm.get("partition")
@@ -185,7 +270,7 @@ def check(job: JobSpec, nodes: Sequence[NodeCapacity] = ()) -> None:
         check_partition(partition, {name for node in nodes for name in node.partitions})
     except BadInputError as error:
         raise InvalidFieldsError({"slurm": str(error)}) from None
-    if missing := lacking(job, nodes, partition):
+    if missing := lacking(job, nodes, partition, labels):
         raise InvalidFieldsError(missing)
 
 

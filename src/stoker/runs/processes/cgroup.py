@@ -1,5 +1,6 @@
 """A cgroup for the job, where this user may create one: no fork escapes it, and one write kills all of it."""
 
+import contextlib
 import os
 import re
 import time
@@ -11,6 +12,8 @@ from stoker.procfs import Identity, identify
 _OURS: Final = re.compile(r"stoker-(\d+)-(\d+)-\d+")
 # A cgroup whose last process just ended can be busy for a moment.
 _REMOVAL_PATIENCE: Final = 0.5
+# Microseconds, the kernel's own default.
+_PERIOD: Final = 100_000
 
 
 class NoCgroupError(Exception):
@@ -62,6 +65,28 @@ class Cgroup:
         # Zero stands for a process outside this pid namespace.
         return [pid for pid in found if pid > 0]
 
+    def limit(self, cpus: int, ram: int) -> bool:
+        """Sets how many CPUs and how much RAM the processes here get together, 0 for no limit; whether that holds.
+
+        The kernel ends the job's processes when they need more RAM. Limits are there only where the controllers are
+        delegated to this user, and where no process is in the cgroup above.
+        """
+        if not cpus and not ram and not (self.path / "memory.max").exists():
+            return True
+        with contextlib.suppress(OSError):
+            (self.path.parent / "cgroup.subtree_control").write_text("+cpu +memory")
+        try:
+            for name, value in (
+                ("cpu.max", f"{cpus * _PERIOD} {_PERIOD}" if cpus else f"max {_PERIOD}"),
+                ("memory.max", str(ram) if ram else "max"),
+            ):
+                # Not created where it is missing.
+                with (self.path / name).open("r+") as file:
+                    file.write(value)
+        except OSError:
+            return False
+        return True
+
     def kill(self) -> bool:
         """Kills everything here and below, also children that are being forked. False when that failed."""
         try:
@@ -88,6 +113,34 @@ def own_cgroup() -> Path:
     except OSError as error:
         raise NoCgroupError(os.strerror(error.errno or 0).lower()) from error
     return locate(memberships, mounts)
+
+
+def cpus_here() -> int:
+    """How many CPUs this process may use."""
+    allowed = len(os.sched_getaffinity(0))
+    for quota in _limits("cpu.max"):
+        amount, _, period = quota.partition(" ")
+        if amount.isdecimal() and period.isdecimal() and int(period):
+            allowed = min(allowed, max(1, int(amount) // int(period)))
+    return allowed
+
+
+def ram_here() -> int:
+    """How many bytes of RAM this process may use, with everything else that runs here."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([pages, *(int(limit) for limit in _limits("memory.max") if limit.isdecimal())])
+
+
+def _limits(name: str) -> list[str]:
+    """The limits of this process's cgroup and of those around it."""
+    found: list[str] = []
+    with contextlib.suppress(NoCgroupError):
+        directory = own_cgroup()
+        while (directory / "cgroup.procs").exists():
+            with contextlib.suppress(OSError):
+                found.append((directory / name).read_text().strip())
+            directory = directory.parent
+    return found
 
 
 def locate(memberships: str, mounts: str) -> Path:
