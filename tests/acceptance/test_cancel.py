@@ -12,7 +12,7 @@ def test_waiting_job_is_cancelled_by_id_name_or_id_prefix(queue: Store) -> None:
     by_id, by_name, by_prefix, other = submit(queue, "a", "the-name", "c", "d")
     done = stoker("cancel", by_id, "the-name", by_prefix[:7])
     assert done.code == 0, done.err
-    assert done.out == f"{by_id} (a): cancelled\n{by_name} (the-name): cancelled\n{by_prefix} (c): cancelled\n"
+    assert done.out == f"a ({by_id}): cancelled\nthe-name ({by_name}): cancelled\nc ({by_prefix}): cancelled\n"
     assert states(queue, by_id, by_name, by_prefix, other) == ["cancelled"] * 3 + ["queued"]
 
 
@@ -20,7 +20,7 @@ def test_running_job_is_stopped(queue: Store) -> None:
     (job,) = submit(queue, "a")
     attempt = start(queue, job)
     done = stoker("cancel", job)
-    assert (done.code, done.out) == (0, f"{job} (a): asked to stop\n")
+    assert (done.code, done.out) == (0, f"a ({job}): asked to stop\n")
     assert queue.attempts.renew([attempt], 60.0) == {attempt: True}
 
 
@@ -28,8 +28,8 @@ def test_jobs_that_cannot_be_cancelled_are_reported_with_the_reason(queue: Store
     over, waiting = submit(queue, "over", "waiting")
     end(queue, over, "succeeded")
     both = stoker("cancel", over, waiting)
-    assert (both.code, both.out) == (0, f"{waiting} (waiting): cancelled\n")
-    assert both.err == f"stoker: job {over} (over) was not cancelled: it has already succeeded\n"
+    assert (both.code, both.out) == (0, f"waiting ({waiting}): cancelled\n")
+    assert both.err == f"stoker: job over ({over}) was not cancelled: it has already succeeded\n"
     none = stoker("cancel", over, waiting)
     assert (none.code, none.out, none.err.count("\n")) == (1, "", 2)
 
@@ -55,7 +55,7 @@ def test_dry_run_reports_and_changes_nothing(queue: Store) -> None:
     done = stoker("cancel", runs, waits, over, "--dry-run")
     assert (done.code, done.out) == (
         0,
-        f"{runs} (runs): would be asked to stop\n{waits} (waits): would be cancelled\n",
+        f"runs ({runs}): would be asked to stop\nwaits ({waits}): would be cancelled\n",
     )
     assert "would not be cancelled: it has already failed" in done.err
     assert states(queue, runs, waits) == ["running", "queued"]
@@ -73,7 +73,7 @@ def test_jobs_are_selected_by_tag_state_or_all(queue: Store) -> None:
     # A tag does not select ended jobs: a line for each would be noise.
     assert (tagged.code, tagged.err) == (0, "")
     assert states(queue, one, two, over, plain) == ["cancelled", "cancelled", "failed", "queued"]
-    assert stoker("cancel", "--state", "held").out == f"{held} (held): cancelled\n"
+    assert stoker("cancel", "--state", "held").out == f"held ({held}): cancelled\n"
     assert {job["id"] for job in stoker("cancel", "--all", "--json").json()["changed"]} == {plain, free}
 
 
@@ -104,7 +104,7 @@ def test_one_unknown_job_leaves_the_others_unchanged(queue: Store) -> None:
 
 def test_job_named_twice_is_reported_once(queue: Store) -> None:
     (job,) = submit(queue, "a")
-    assert stoker("cancel", job, "a", job[:6]).out == f"{job} (a): cancelled\n"
+    assert stoker("cancel", job, "a", job[:6]).out == f"a ({job}): cancelled\n"
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])

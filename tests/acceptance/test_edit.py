@@ -17,7 +17,7 @@ from tests.support.queue_jobs import end, start, submit
 def edited(queue: Store, *words: str) -> Job:
     done = stoker("edit", "a", *words)
     assert (done.code, done.err) == (0, ""), done.err
-    return queue.jobs.get(done.out.split()[0])
+    return queue.jobs.get(done.out.split("(")[1].split(")")[0])
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_running_job_is_not_edited_and_ended_job_is_edited_for_a_retry(queue: St
     start(queue, runs)
     end(queue, over)
     done = stoker("edit", "runs", "over", "--memory", "4GiB")
-    assert (done.code, done.out) == (0, f"{over} (over): edited (memory)\n")
-    assert done.err == f"stoker: job {runs} (runs) was not edited: it is running; it can be edited after it has ended\n"
+    assert (done.code, done.out) == (0, f"over ({over}): edited (memory)\n")
+    assert done.err == f"stoker: job runs ({runs}) was not edited: it is running; it can be edited after it has ended\n"
     assert (queue.jobs.get("runs").memory, queue.jobs.get("over").memory) == (None, 4 * 2**30)
 
 
@@ -148,7 +148,7 @@ def test_edit_without_effect_is_reported(queue: Store) -> None:
 
 def test_dry_run_edits_nothing(queue: Store) -> None:
     (job,) = submit(queue, "a")
-    assert stoker("edit", "a", "--gpus", "3", "--dry-run").out == f"{job} (a): would be edited (gpus)\n"
+    assert stoker("edit", "a", "--gpus", "3", "--dry-run").out == f"a ({job}): would be edited (gpus)\n"
     assert queue.jobs.get("a").gpus == 1
 
 
@@ -223,7 +223,7 @@ def test_changes_made_in_the_editor_are_applied(queue: Store, tmp_path: Path) ->
         """.replace('[environment]', '[environment]\\nB = "2"')""",
     )
     code, screen = in_terminal(editor, "a")
-    assert (code, screen) == (0, f"{before.id} (a): edited (environment, gpus, memory)\n")
+    assert (code, screen) == (0, f"a ({before.id}): edited (environment, gpus, memory)\n")
     after = queue.jobs.get("a")
     assert (after.gpus, after.memory, after.environment) == (4, 20 * 2**30, {"A": "1", "B": "2"})
     assert (after.command, after.tags) == (before.command, before.tags)

@@ -47,8 +47,8 @@ def test_running_job_is_not_moved_and_held_job_is(queue: Store) -> None:
     start(queue, runs)
     queue.jobs.hold([held])
     done = stoker("move", "last", "runs", "held")
-    assert (done.code, done.out) == (0, f"{held} (held): moved last\n")
-    assert done.err == f"stoker: job {runs} (runs) was not moved: it is running\n"
+    assert (done.code, done.out) == (0, f"held ({held}): moved last\n")
+    assert done.err == f"stoker: job runs ({runs}) was not moved: it is running\n"
     assert stoker("move", "last", "runs").code == 1
 
 
@@ -107,7 +107,7 @@ def test_moving_next_to_a_job_that_is_not_waiting_is_refused(queue: Store) -> No
     for words in (["before", "runs", "a"], ["after", "runs", "a", "--dry-run"]):
         done = stoker("move", *words)
         assert (done.code, done.out) == (2, "")
-        assert done.err == f"stoker: nothing can be moved {words[0]} job {runs}: it is running\n"
+        assert done.err == f"stoker: nothing can be moved {words[0]} job runs ({runs}): it is running\n"
 
 
 def test_missing_job_is_reported_with_the_usage(queue: Store) -> None:

@@ -13,7 +13,7 @@ def test_ended_job_of_any_outcome_is_queued_again(queue: Store) -> None:
     queue.jobs.cancel([unwanted])
     done = stoker("retry", failed, well, unwanted)
     assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines()[0] == f"{failed} (failed): queued again"
+    assert done.out.splitlines()[0] == f"failed ({failed}): queued again"
     assert states(queue, failed, well, unwanted) == ["queued"] * 3
 
 
@@ -21,9 +21,9 @@ def test_tag_selects_unsuccessful_jobs_only(queue: Store) -> None:
     failed, well, waits = submit(queue, "failed", "well", "waits", tags=("sweep",))
     end(queue, failed)
     end(queue, well, "succeeded")
-    assert stoker("retry", "--tag", "sweep").out == f"{failed} (failed): queued again\n"
+    assert stoker("retry", "--tag", "sweep").out == f"failed ({failed}): queued again\n"
     assert states(queue, failed, well, waits) == ["queued", "succeeded", "queued"]
-    assert stoker("retry", "--tag", "sweep", "--state", "succeeded").out == f"{well} (well): queued again\n"
+    assert stoker("retry", "--tag", "sweep", "--state", "succeeded").out == f"well ({well}): queued again\n"
 
 
 def test_sweep_is_selected_by_name(queue: Store) -> None:
@@ -36,7 +36,7 @@ def test_sweep_is_selected_by_name(queue: Store) -> None:
     end(queue, first, "succeeded")
     end(queue, second)
     # What went well is not repeated.
-    assert stoker("retry", "bert").out == f"{second} (bert seed=2): queued again\n"
+    assert stoker("retry", "bert").out == f"bert seed=2 ({second}): queued again\n"
     stoker("edit", "bert", "--priority", "5")
     assert [queue.jobs.get(job).priority for job in (first, second, third)] == [0, 5, 5]
     last = stoker("submit", "--after", "bert", "--", "true").out.strip()
@@ -78,5 +78,5 @@ def test_job_waiting_for_its_retry_starts_at_once(queue: Store) -> None:
 def test_dry_run_queues_nothing(queue: Store) -> None:
     (job,) = submit(queue, "a")
     end(queue, job)
-    assert stoker("retry", "--all", "--dry-run").out == f"{job} (a): would be queued again\n"
+    assert stoker("retry", "--all", "--dry-run").out == f"a ({job}): would be queued again\n"
     assert states(queue, job) == ["failed"]

@@ -43,7 +43,7 @@ def test_job_is_shown_with_its_options_and_attempts(queue: Store) -> None:
     done = stoker("show", "the run")
     assert done.code == 0, done.err
     for words in (
-        f"job          {job} (the run)\n",
+        f"job          the run ({job})\n",
         "command      python train.py '--name=a b' 'line\n             break'\n",
         "directory    /srv/work\n",
         "environment  A=1\n",
@@ -175,7 +175,7 @@ def test_run_is_shown_whatever_the_state_of_the_queue(a_run: str, tmp_path: Path
 
 def test_job_and_run_are_distinguished(a_run: str, queue: Store) -> None:
     (job,) = submit(queue, "a", name="n")
-    assert stoker("show", "n").out.startswith(f"job          {job}")
+    assert stoker("show", "n").out.startswith(f"job          n ({job})")
     assert stoker("show", a_run).out.startswith(f"run          {a_run}\n")
     assert stoker("show").out.startswith(f"run          {a_run}\n")
 

@@ -59,11 +59,11 @@ def test_remote_job_is_snoozed_through_the_queue(queue: Store, elsewhere: Attemp
     for name in names_of(elsewhere):
         done = stoker("snooze", "30m", name)
         assert done.code == 0, done.err
-        assert done.out.startswith(f"job {elsewhere.job} is left alone for 30m, until ")
+        assert done.out.startswith(f"job resnet ({elsewhere.job}) is left alone for 30m, until ")
         wish = queue.attempts.requests([elsewhere.id]).snoozed[elsewhere.id]
         assert 1700.0 < wish.seconds <= 1800.0
         done = stoker("snooze", "--end", name)
-        assert (done.code, done.out) == (0, f"job {elsewhere.job} is watched again\n")
+        assert (done.code, done.out) == (0, f"job resnet ({elsewhere.job}) is watched again\n")
         assert queue.attempts.snoozes() == {}
 
 
@@ -98,10 +98,10 @@ def test_remote_retry_is_snoozed_when_the_local_attempt_has_ended(
 def test_job_that_does_not_run_cannot_be_snoozed(queue: Store, elsewhere: Attempt) -> None:
     (waits,) = submit(queue, "waits")
     queue.attempts.finish(elsewhere.id, "failed", 1)
-    for job in (waits, elsewhere.job):
+    for job, name in ((waits, "waits"), (elsewhere.job, "resnet")):
         done = stoker("snooze", "5m", job)
         assert (done.code, done.out) == (2, "")
-        assert done.err == f"stoker: job {job} is not running: there is nothing to snooze\n"
+        assert done.err == f"stoker: job {name} ({job}) is not running: there is nothing to snooze\n"
 
 
 def test_unknown_id_is_refused(queue: Store) -> None:
@@ -120,7 +120,7 @@ def test_job_name_takes_precedence_over_a_local_run_prefix(queue: Store) -> None
     (job,) = submit(queue, "train", name="a")
     attempt = start(queue, job)
     done = stoker("snooze", "30m", "a")
-    assert done.out.startswith(f"job {job} is left alone for 30m, until "), done.err
+    assert done.out.startswith(f"job a ({job}) is left alone for 30m, until "), done.err
     assert list(queue.attempts.snoozes()) == [attempt.id]
     submit(queue, "train", name="a")
     done = stoker("snooze", "30m", "a")

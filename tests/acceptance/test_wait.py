@@ -55,7 +55,7 @@ def test_wait_ends_when_the_last_job_has_succeeded(queue: Store, waiting: Callab
     wait = waiting(first, second)
     assert "no worker is there" in wait.said()  # so it waits
     run(queue, first, "succeeded", 0)
-    assert f"job {second}" in wait.said()
+    assert f"job b ({second}): " in wait.said()
     run(queue, second, "succeeded", 0)
     assert wait.ended() == (0, "", "")
 
@@ -68,9 +68,9 @@ def test_unsuccessful_jobs_are_listed_with_code_1(queue: Store) -> None:
     done = stoker("wait", "--tag", "sweep")
     assert (done.code, len(done.err.splitlines())) == (1, 1)
     assert done.err.startswith("stoker: 2 of 3 jobs did not succeed: ")
-    assert f"{bad} failed with code 9" in done.err
-    assert f"{unwanted} was cancelled" in done.err
-    assert stoker("wait", bad).err == f"stoker: the job did not succeed: {bad} failed with code 9\n"
+    assert f"b ({bad}) failed with code 9" in done.err
+    assert f"c ({unwanted}) was cancelled" in done.err
+    assert stoker("wait", bad).err == f"stoker: the job did not succeed: b ({bad}) failed with code 9\n"
 
 
 def test_wait_includes_retries(queue: Store, waiting: Callable[..., Waiting]) -> None:
@@ -87,7 +87,7 @@ def test_timeout_exits_with_124_and_lists_unfinished_jobs(queue: Store) -> None:
     start(queue, slow)
     run(queue, done_behind_it, "succeeded", 0)
     done = stoker("wait", slow, done_behind_it, "--timeout", "200ms")
-    assert (done.code, done.err) == (124, f"stoker: 1 of 2 jobs had not ended after 0.2s: {slow} (running)\n")
+    assert (done.code, done.err) == (124, f"stoker: 1 of 2 jobs had not ended after 0.2s: a ({slow}): running\n")
 
 
 def test_all_selects_unfinished_jobs(queue: Store, waiting: Callable[..., Waiting]) -> None:

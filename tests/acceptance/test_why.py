@@ -16,13 +16,19 @@ def test_job_waiting_for_gpus_has_the_reason_of_its_worker(queue: Store) -> None
     (job,) = submit(queue, "train", gpus=2)
     said = "waits for 2 GPUs with 20 GiB: GPU 0 is used by alice's python (pid 4242), GPU 1 frees in at most 3 h"
     be_there(queue, waiting={job: said})
-    assert why(job) == f"{job}: on gpu-box: {said}"
+    assert why(job) == f"train ({job}): waits for 2 GPUs with 20 GiB on gpu-box"
     assert why(job[:6]) == why(job)
+    # GPU by GPU only on request.
+    assert stoker("why", job, "-v").out.splitlines() == [why(job), f"on gpu-box: {said}"]
+    assert stoker("why", job, "--json").json()["why"]["details"] == [f"on gpu-box: {said}"]
 
 
 def test_reason_changes_with_the_job_state(queue: Store) -> None:
-    first, second = submit(queue, "a", "b", name="")
+    first, second, third = submit(queue, "a", "b", "/opt/venv/bin/python third.py", name="")
     queue.jobs.edit(second, {"name": "later", "after": (first,)})
+    queue.jobs.edit(third, {"after_any": (second,)})
+    # A job without a name is called by its command, others by their names.
+    assert why(third).startswith(f"python third.py ({third}): waits for job later ({second}, queued)")
     assert "no worker is there, and none ever was" in why(first)
     queue.pause()
     assert "the queue is paused" in why(first)

@@ -29,6 +29,6 @@ def test_job_that_starts_or_is_deleted_before_hold_is_reported_with_its_current_
         request = Request(Selection(everything=True), dry_run=False, as_json=False, queue_url=url)
         assert steer(verb, request) == 0
     result = capfd.readouterr()
-    assert result.out == f"{stays} (stays): held\n"
-    assert f"job {starts} (starts) was not held: it is running" in result.err
-    assert f"job {goes} (goes) was not held: it has just been deleted" in result.err
+    assert result.out == f"stays ({stays}): held\n"
+    assert f"job starts ({starts}) was not held: it is running" in result.err
+    assert f"job goes ({goes}) was not held: it has just been deleted" in result.err

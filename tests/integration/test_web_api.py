@@ -319,7 +319,7 @@ def test_a_job_that_waits_is_steered_and_it_can_be_taken_back(
 ) -> None:
     (name,) = submit(site.store, "train")
     done = told(client.post(f"{V1}/jobs/{name}/{verb}"))
-    assert (done["changed"], done["message"]) == (True, f"{name} (train): {word}")
+    assert (done["changed"], done["message"]) == (True, f"train ({name}): {word}")
     assert states(site.store, name) == [became]
     undone(client, done)
     assert states(site.store, name) == ["queued"]
@@ -338,7 +338,7 @@ def test_a_job_that_runs_is_asked_to_stop_for_good(site: ApiSite, client: Client
     (name,) = submit(site.store, "train")
     start(site.store, name)
     done = told(client.post(f"{V1}/jobs/{name}/cancel"))
-    assert (done["message"], done["undo"]) == (f"{name} (train): asked to stop", None)
+    assert (done["message"], done["undo"]) == (f"train ({name}): asked to stop", None)
     assert site.store.jobs.get(name).cancel_requested is not None
 
 
@@ -372,7 +372,7 @@ def test_what_does_not_apply_is_a_conflict_in_the_words_of_the_command_line(
     elif state == "failed":
         end(site.store, name)
     found = problem(client.post(f"{V1}/jobs/{name}/{verb}"), 409)
-    assert found["detail"] == f"job {name} (train) {sentence}"
+    assert found["detail"] == f"job train ({name}) {sentence}"
     assert states(site.store, name) == [state]
 
 
@@ -439,11 +439,11 @@ def test_what_a_job_asks_for_is_changed_and_changed_back(site: ApiSite, client: 
     after = site.store.jobs.get(name)
     assert (after.name, after.memory, after.policy) == ("new", 2**30, {"idle": False, "every": 2.0})
     assert (after.environment, after.priority, bool(after.fit)) == ({"B": "2"}, 4, True)
-    assert done["message"].startswith(f"{name} (old): edited (environment, name, memory")
+    assert done["message"].startswith(f"old ({name}): edited (environment, name, memory")
     undone(client, done)
     assert site.store.jobs.get(name) == before
     assert told(client.patch(f"{V1}/jobs/{name}", json={"name": "old"})) == {
-        "changed": False, "message": f"{name} (old): nothing differs", "undo": None,
+        "changed": False, "message": f"old ({name}): nothing differs", "undo": None,
     }  # fmt: skip
 
 
@@ -462,7 +462,7 @@ def test_a_job_that_runs_is_left_alone_for_a_while(site: ApiSite, client: Client
     runs, waits = submit(site.store, "runs", "waits")
     attempt = start(site.store, runs)
     done = told(client.post(f"{V1}/jobs/{runs}/snooze", json={"seconds": "30m"}))
-    assert done["message"] == f"{runs} (runs): left alone for 30m"
+    assert done["message"] == f"runs ({runs}): left alone for 30m"
     assert site.store.attempts.snoozes()[attempt] - site.store.clock() == pytest.approx(1800, abs=20)
     undone(client, done)
     assert site.store.attempts.snoozes() == {}

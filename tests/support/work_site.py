@@ -193,12 +193,14 @@ class WorkSite:
             raise AssertionError(f"{error}: it is {self.job(name).state}, and the worker printed\n{said}") from None
 
     def wait_for_why(self, name: str, pattern: str) -> str:
-        """What `stoker why` says of it, once that fits. Asked as that asks, without the start of a command."""
+        """What `stoker why -v` says of it, once that fits. Asked as that asks, without the start of a command."""
         ends = time.monotonic() + PATIENCE
-        while not re.search(pattern, said := f"{name}: {why(self.store, self.job(name)).reason}\n"):
+        while True:
+            reason = why(self.store, self.job(name))
+            if re.search(pattern, said := "\n".join([f"{name}: {reason.reason}", *reason.details, ""])):
+                return said
             assert time.monotonic() < ends, f"`stoker why` never said {pattern!r}, but {said!r}"
             time.sleep(0.01)
-        return said
 
     def output(self, name: str, number: int = 1) -> Path:
         return self.home / "attempts" / f"{name}-{number}" / "output"

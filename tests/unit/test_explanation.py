@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.queue.explanation import MOST_AHEAD, Needs, Surroundings, Why, explain, spoken
+from stoker.queue.explanation import MOST_AHEAD, Needs, Surroundings, Why, explain, in_short, named_text, spoken
 from stoker.queue.fields import State
 from stoker.queue.model import Attempt, Job, KeptGpus, View, Worker, WorkerGpu
 from stoker.rules.rule import RuleWarning
@@ -233,9 +233,10 @@ def test_paused_workers_explain_how_to_resume_them() -> None:
 # Jobs that wait for GPUs
 
 
-def test_reasons_of_all_workers_are_listed() -> None:
+def test_reasons_of_all_workers_are_short_first_and_whole_in_the_details() -> None:
+    said = "waits for 2 GPUs: GPU 0 is used by alice's python (pid 4242)"
     there = around(
-        worker("gpu-box", waiting={"0a0a0a0a": "waits for 2 GPUs: GPU 0 is used by alice's python (pid 4242)"}),
+        worker("gpu-box", waiting={"0a0a0a0a": said}),
         worker("paused", paused=True),
         worker("blind", problem="the driver does not answer"),
         worker("silent"),
@@ -244,9 +245,34 @@ def test_reasons_of_all_workers_are_listed() -> None:
     assert why == Why(
         "waits",
         "",
-        "on gpu-box: waits for 2 GPUs: GPU 0 is used by alice's python (pid 4242); on paused: the worker is paused; "
-        "on blind: the driver does not answer",
+        "waits for 2 GPUs on gpu-box; on paused: the worker is paused; on blind: the driver does not answer",
+        (f"on gpu-box: {said}", "on paused: the worker is paused", "on blind: the driver does not answer"),
     )
+
+
+def test_short_reason_joins_machines_and_leaves_out_those_that_never_can() -> None:
+    waits, never = "waits for 4 GPUs: GPUs 0 and 1 are free", "can never start on this machine: it asks for 4 GPUs"
+    hosts = [f"m{number}" for number in range(4)]
+    assert (
+        in_short([("a", waits), ("b", never), ("c", "waits for 4 GPUs: GPU 2 is free")])
+        == "waits for 4 GPUs on a and c"
+    )
+    assert in_short([(host, waits) for host in hosts]) == "waits for 4 GPUs on 4 machines"
+    assert in_short([("a", never), ("b", "")]) == f"on a: {never}"
+    blind = "waits for a GPU: the GPUs of this machine cannot be read (no driver)"
+    assert in_short([("a", blind)]) == f"on a: {blind}"
+    # A detail that says no more than the reason is left out.
+    assert explain(job(), around(worker(waiting={"0a0a0a0a": blind}))) == Why("waits", "", f"on gpu-box: {blind}")
+
+
+def test_names_come_before_ids_except_in_commands_to_copy() -> None:
+    names = {"1b1b1b1b": "train lr=1e-3", "2c2c2c2c": "eval"}
+    text = "waits for jobs 1b1b1b1b (running) and 3d3d3d3d (queued); `stoker retry 1b1b1b1b` tries 2c2c2c2c again"
+    assert named_text(text, names) == (
+        "waits for jobs train lr=1e-3 (1b1b1b1b, running) and 3d3d3d3d (queued); "
+        "`stoker retry 1b1b1b1b` tries eval (2c2c2c2c) again"
+    )
+    assert named_text("GPU-1b1b1b1b and a1b1b1b1b stay", names) == "GPU-1b1b1b1b and a1b1b1b1b stay"
 
 
 def test_job_with_a_reservation_has_its_machine_and_gpu_count() -> None:
@@ -255,7 +281,8 @@ def test_job_with_a_reservation_has_its_machine_and_gpu_count() -> None:
     assert explain(job(gpus=2, kept=kept), around(here, other)) == Why(
         "waits",
         "has 1 of 2 GPUs",
-        "GPUs are kept for it on gpu-box (2 GPUs, has 1: GPU 1); on gpu-box: waits for 2 GPUs: GPU 1 is free",
+        "GPUs are kept for it on gpu-box (2 GPUs, has 1: GPU 1)",
+        ("on gpu-box: waits for 2 GPUs: GPU 1 is free",),
     )
 
 

@@ -47,12 +47,20 @@ def test_a_narrow_terminal_keeps_ids_states_and_gpus_whole_and_a_pipe_everything
     seen = snapshot(running=(runs,), machines=(machine(long, cards=(taken,)),))
     for width in (80, 60):
         screen = shown(seen, width=width)
-        for text in (f"  {runs.job.id} python train.p", "…:0,7 ", " queued ", " failed ", "  0 A100", " somebody else"):
+        for text in (
+            "  python train.p",
+            f" {runs.job.id} ",
+            "…:0,7 ",
+            " queued ",
+            " failed ",
+            "  0 A100",
+            " somebody else",
+        ):
             assert text in screen, (width, text)
     piped = "\n".join(line.plain for line in whole(seen, UNCUT))
-    assert command.strip() in piped
+    assert " … " in piped  # a command in the place of a name is short everywhere
     assert f"{long}:0,7" in piped
-    assert not set(piped) & set("…█")
+    assert "█" not in piped
 
 
 def test_many_gpus_become_one_line_for_each_machine() -> None:

@@ -90,7 +90,7 @@ def test_an_open_job_stays_open_when_the_list_moves_on(store: Store, tmp_path: P
     store.jobs.cancel([job])
     frames = used(store, tmp_path, "enter", "r", "q")
     assert "cancelled before it started" in frames[1]
-    assert f"{job} (train): queued again" in frames[2]
+    assert f"train ({job}): queued again" in frames[2]
     assert "waiting (1)" in frames[3]
 
 

@@ -1,5 +1,6 @@
 """Why a job is in its state, above all why it does not run: for `why`, `list`, `show` and the page."""
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -37,6 +38,13 @@ ReasonKind = Literal[
 # Each job that is counted is read, and nobody needs the exact number of more.
 MOST_AHEAD: Final = 1000
 _MOST_NAMES: Final = 3
+# Workers report each GPU after this: `waits for 2 GPUs: GPU 0 is held by job 0a1b2c3d, GPUs 1 and 2 are free`.
+_BY_GPU: Final = re.compile(r": (?=GPUs? \d)")
+# What a worker reports of a job that it will never start.
+_NEVER_HERE: Final = ("can never start", "is not for this machine")
+# An id in a sentence, with the state of that job; not within backticks, where it is part of a command to copy.
+_ID_IN_TEXT: Final = re.compile(r"(?<![`\w-])([0-9a-f]{8})(?![`\w-])(?: \(([a-z]+)\))?")
+_COMMAND_IN_TEXT: Final = re.compile(r"(`[^`]*`)")
 
 
 class Why(msgspec.Struct, frozen=True):
@@ -46,7 +54,9 @@ class Why(msgspec.Struct, frozen=True):
     word: str
     """For a column of a table, after the state; often empty."""
     reason: str
-    """A sentence without its subject, the job: no capital, no full stop."""
+    """One short sentence without its subject, the job: no capital, no full stop."""
+    details: tuple[str, ...] = ()
+    """The same at length, machine by machine and GPU by GPU, where there is more to say."""
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +137,7 @@ def explain(job: Job, around: Surroundings, needs: Needs = NO_NEEDS, ahead: int 
         return _held(job)
     why = _waiting(job, around, needs) or _obstacle(around) or _on_workers(job, around.there(), ahead)
     if (before := _attempt_before(job)) and before not in why.reason:
-        return Why(why.kind, why.word, f"{why.reason}; {before}")
+        return Why(why.kind, why.word, f"{why.reason}; {before}", why.details)
     return why
 
 
@@ -248,7 +258,9 @@ def _attempt_before(job: Job) -> str:
 def _and_besides(why: Why, around: Surroundings) -> Why:
     """Adds what would keep it from starting even then."""
     obstacle = _obstacle(around)
-    return why if obstacle is None else Why(why.kind, why.word, f"{why.reason}; besides, {obstacle.reason}")
+    if obstacle is None:
+        return why
+    return Why(why.kind, why.word, f"{why.reason}; besides, {obstacle.reason}", why.details)
 
 
 def _obstacle(around: Surroundings) -> Why | None:
@@ -279,17 +291,42 @@ def _on_workers(job: Job, there: Sequence[Worker], ahead: int) -> Why:
     said = [(worker.host, _word_of(worker, job.id)) for worker in there]
     keeper = next((worker for worker in there if job.kept is not None and worker.id == job.kept.worker), None)
     if keeper is not None or any(job.id in worker.view.waiting for worker in there):
-        reasons = [f"on {host}: {word}" for host, word in said if word]
+        reasons = tuple(f"on {host}: {word}" for host, word in said if word)
         if keeper is None:
-            return Why("waits", "", "; ".join(reasons))
+            return _with_details(Why("waits", "", in_short(said), reasons))
         has = len(job.kept.gpus) if job.kept is not None else 0
-        return Why("waits", f"has {has} of {_count(job.gpus)}", "; ".join([_kept(job, keeper), *reasons]))
+        return _with_details(Why("waits", f"has {has} of {_count(job.gpus)}", _kept(job, keeper), reasons))
     if ahead:
         many = f"at least {ahead}" if ahead >= MOST_AHEAD else str(ahead)
         jobs = "1 other job comes" if ahead == 1 else f"{many} other jobs come"
         return Why("waits", "", f"waits for its turn: {jobs} first")
     problems = "".join(f"; on {host}: {word}" for host, word in said if word)
     return Why("next", "", f"waits for a worker to look at it: it is next{problems}")
+
+
+def _with_details(why: Why) -> Why:
+    """Without details that say no more than the reason."""
+    return Why(why.kind, why.word, why.reason) if why.details == (why.reason,) else why
+
+
+def in_short(said: Iterable[tuple[str, str]]) -> str:
+    """`waits for 2 GPUs on gpu-box`: what workers say, by their hosts, without their GPUs.
+
+    Machines on which it can never start are left out if it can elsewhere.
+    """
+    hosts: dict[str, list[str]] = {}
+    for host, word in said:
+        if word:
+            hosts.setdefault(_BY_GPU.split(word, maxsplit=1)[0], []).append(host)
+    possible = {word: on for word, on in hosts.items() if not word.startswith(_NEVER_HERE)} or hosts
+    return "; ".join(
+        f"{word} on {_hosts(on)}" if word.startswith("waits") and ": " not in word else f"on {_hosts(on)}: {word}"
+        for word, on in possible.items()
+    )
+
+
+def _hosts(hosts: Sequence[str]) -> str:
+    return list_all(hosts) if len(hosts) <= _MOST_NAMES else f"{len(hosts)} machines"
 
 
 def _kept(job: Job, keeper: Worker) -> str:
@@ -365,8 +402,47 @@ def look_around(store: "Store") -> Surroundings:
 
 
 def why(store: "Store", job: Job) -> Why:
-    """Why this job is in its state."""
-    return explain(job, look_around(store), needs_of(store, job), ahead_of(store, job))
+    """Why this job is in its state, with the names of other jobs."""
+    (found,) = with_names(store, [explain(job, look_around(store), needs_of(store, job), ahead_of(store, job))])
+    return found
+
+
+def with_names(store: "Store", reasons: Sequence[Why]) -> list[Why]:
+    """The same with names before ids: `waits for job train (0a1b2c3d, running)`."""
+    found = [_ids_in(reason) for reason in reasons]
+    names = store.jobs.names(name for ids in found for name in ids)
+    return [_named(reason, names) if ids and names else reason for reason, ids in zip(reasons, found, strict=True)]
+
+
+def _ids_in(reason: Why) -> list[str]:
+    return [name for text in (reason.reason, *reason.details) for name, _state in _ID_IN_TEXT.findall(text)]
+
+
+def _named(reason: Why, names: Mapping[str, str]) -> Why:
+    """In a word of a table without the ids."""
+    word = _ID_IN_TEXT.sub(lambda found: _one_line(names.get(found[1], found[1])), reason.word)
+    return Why(
+        reason.kind,
+        word,
+        named_text(reason.reason, names),
+        tuple(named_text(detail, names) for detail in reason.details),
+    )
+
+
+def named_text(text: str, names: Mapping[str, str]) -> str:
+    """The names of jobs before their ids, except in commands to copy."""
+
+    def title(found: re.Match[str]) -> str:
+        name, state = names.get(found[1]), f", {found[2]}" if found[2] else ""
+        return f"{_one_line(name)} ({found[1]}{state})" if name else found[0]
+
+    return "".join(
+        part if part.startswith("`") else _ID_IN_TEXT.sub(title, part) for part in _COMMAND_IN_TEXT.split(text)
+    )
+
+
+def _one_line(name: str) -> str:
+    return name if name.isprintable() else "".join(letter if letter.isprintable() else " " for letter in name)
 
 
 def needs_of(store: "Store", job: Job) -> Needs:

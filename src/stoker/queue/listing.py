@@ -168,6 +168,11 @@ class JobReader(Table):
         wanted = list(jobs)
         return Needs(self._driver.fetch("unfulfilled needs", {"jobs": json_text(wanted)}) if wanted else ())
 
+    def names(self, ids: Iterable[str]) -> dict[str, str]:
+        """The names of those of these jobs that have one."""
+        wanted = sorted(set(ids))
+        return dict(self._driver.fetch("names", {"ids": json_text(wanted)})) if wanted else {}
+
     def forgettable(self, older_than: float, states: Sequence[State] = ENDED) -> int:
         """How many jobs `clean` would delete."""
         return int(self._driver.fetch("count forgettable", forgettable(older_than, states))[0][0])

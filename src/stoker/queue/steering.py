@@ -41,11 +41,6 @@ class Verb(msgspec.Struct, frozen=True, kw_only=True):
         return (job.state == "running" and self.effect_on_running) or self.effect or self.done
 
 
-def label(name: str, called: str) -> str:
-    """A job's id with its name."""
-    return f"{name} ({called})" if called else name
-
-
 def why_not_any_more(store: Store, name: str, verb: Verb) -> str:
     """The reason after somebody else was faster: what the job is now."""
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from stoker.logs.reader import attempt_directory, has_log, node_names
-from stoker.queue.explanation import Surroundings, Why, ahead_of, explain, gpu_names, look_around, needs_of
+from stoker.queue.explanation import Surroundings, Why, ahead_of, explain, gpu_names, look_around, needs_of, with_names
 from stoker.queue.fields import State
 from stoker.queue.model import Attempt, AttemptDetails, Job
 from stoker.rules.rule import RuleWarning
@@ -73,10 +73,11 @@ def read_detail(store: "Store", job_id: str, home: Path) -> JobDetail:
     running = [attempt for attempt in attempts if attempt.outcome is None]
     current = running[-1].id if running else ""
     output = last_outputs(store, home, running).get(current, NO_OUTPUT)
+    (reason,) = with_names(store, [explain(job, around, needs, ahead_of(store, job))])
     return JobDetail(
         now=around.now,
         job=job,
-        why=explain(job, around, needs, ahead_of(store, job)),
+        why=reason,
         needs=needs.of(job.id),
         attempts=_attempts(store, attempts, around, home),
         progress=output.progress,

@@ -81,8 +81,8 @@ def _in(*lists: List) -> frozenset[List]:
 
 
 COLUMNS: Final[list[JobColumn]] = [
+    JobColumn(key="name", title="name", text=lambda row: job_label(row.job), lists=_in("table", "page"), gives="cut"),
     JobColumn(key="id", title="job", text=lambda row: row.job.id, lists=_in("table")),
-    JobColumn(key="name", title="name", text=lambda row: job_label(row.job), lists=_in("page")),
     # The words after the state itself may be cut.
     JobColumn(key="state", title="state", text=state_text, lists=_in("table", "page"), gives="cut", least=24),
     JobColumn(key="command", title="command", text=lambda row: command_text(row.job), lists=_in("page")),
@@ -98,9 +98,6 @@ COLUMNS: Final[list[JobColumn]] = [
         text=lambda row: "" if row.job.exit_code is None else str(row.job.exit_code),
         lists=_in("table"),
         justify="right",
-    ),
-    JobColumn(
-        key="label", title="name or command", text=lambda row: job_label(row.job), lists=_in("table"), gives="cut"
     ),
     JobColumn(key="tags", title="tags", text=lambda row: ", ".join(row.job.tags), lists=_in("page")),
     JobColumn(key="id", title="id", text=lambda row: row.job.id, lists=_in("page")),

@@ -1,5 +1,6 @@
 """A job on one line of a terminal or a page."""
 
+import re
 import shlex
 from typing import Final
 
@@ -9,6 +10,11 @@ from stoker.queue.model import Job
 
 # Wider than any terminal; a command may be a script of a hundred kilobytes.
 _LONGEST: Final = 500
+# A command in the place of a name: what runs, and the last arguments, which differ most often.
+_SHORT_COMMAND: Final = 60
+_SHORT_END: Final = 20
+# `/home/me/.venv/bin/python`, at the beginning of a command.
+_PROGRAM_PATH: Final = re.compile(r"^/[^\s'\"]*/(?=[^\s'\"/])")
 
 
 def command_text(job: Job) -> str:
@@ -44,8 +50,21 @@ def where_text(job: Job) -> str:
 
 
 def job_label(job: Job) -> str:
-    """Its name, or its command, on one line."""
-    return one_line(job.name or command_text(job))
+    """Its name, or a short form of its command, on one line."""
+    return one_line(job.name) or short_command(job)
+
+
+def job_title(job: Job) -> str:
+    """What people call it, and its id: `train (3f9ede8c)`."""
+    return f"{job_label(job)} ({job.id})"
+
+
+def short_command(job: Job) -> str:
+    """`python train.py --config configs/large.y … --lr 1e-3`."""
+    text = _PROGRAM_PATH.sub("", one_line(command_text(job)).strip())
+    if len(text) <= _SHORT_COMMAND:
+        return text
+    return f"{text[: _SHORT_COMMAND - _SHORT_END - 3].rstrip()} … {text[-_SHORT_END:].lstrip()}"
 
 
 def quoted_label(job: Job, longest: int) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from stoker.queue.explanation import Surroundings, explain, gpu_names, look_around
+from stoker.queue.explanation import Surroundings, explain, gpu_names, look_around, with_names
 from stoker.queue.fields import State
 from stoker.queue.model import ENDED, Failure, Job
 from stoker.status import usage as hours
@@ -148,7 +148,8 @@ def _waiting(store: "Store", around: Surroundings) -> tuple[WaitingJob, ...]:
     first = sorted((*queued, *held), key=lambda job: (-job.priority, job.position, job.submitted, job.id))[
         :MOST_WAITING
     ]
-    return tuple(WaitingJob(job=job, why=explain(job, around, needs, ahead.get(job.id, 0))) for job in first)
+    reasons = with_names(store, [explain(job, around, needs, ahead.get(job.id, 0)) for job in first])
+    return tuple(WaitingJob(job=job, why=reason) for job, reason in zip(first, reasons, strict=True))
 
 
 def _hours(store: "Store", now: float) -> GpuHours:

@@ -13,7 +13,7 @@ from stoker.queue.explanation import Surroundings, Why, gpu_names, spoken
 from stoker.queue.fields import State
 from stoker.queue.model import Job
 from stoker.status.job_columns import JobRow, columns_of
-from stoker.status.job_text import command_text, slurm_text, where_text
+from stoker.status.job_text import command_text, job_title, slurm_text, where_text
 from stoker.units import format_duration, format_memory
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _state(detail: "JobDetail") -> dict[str, str]:
     return {
         "submitted": ", ".join(submitted),
         "state": job.shown_state,
-        "why": detail.why.reason,
+        "why": "\n".join([detail.why.reason, *detail.why.details]),
         "fit": fit_words(detail.last.details.fit) if detail.last else "",
         "link": job.link,
     }
@@ -128,7 +128,7 @@ def _state(detail: "JobDetail") -> dict[str, str]:
 
 def _request(job: Job) -> dict[str, str]:
     return {
-        "job": job.id + (f" ({job.name})" if job.name else ""),
+        "job": job_title(job),
         "command": command_text(job),
         "directory": job.directory,
         "environment": " ".join(f"{name}={value}" for name, value in masked_environment(job.environment).items()),

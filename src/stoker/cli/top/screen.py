@@ -290,7 +290,7 @@ def _window(jobs: Sequence[AnyJob], view: TopView, size: int) -> Sequence[AnyJob
 def _row(one: AnyJob, now: float, view: TopView, width: int) -> Text:
     name = _column(job_label(one.job), min(max(14, width // 4), 48), width)
     mark, style = ("> ", "reverse") if one.job.id == view.selected else ("  ", "")
-    text = Text.assemble((f"{mark}{one.job.id} {name} ", style))
+    text = Text.assemble((f"{mark}{name} {one.job.id} ", style))
     match one:
         case RunningJob() if one.job.is_pending:
             text.append(_column(_wanted(one.job), 9, UNCUT), "dim")

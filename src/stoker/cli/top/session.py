@@ -20,11 +20,11 @@ from stoker.logs.terminal import plain_text
 from stoker.queue.explanation import spoken
 from stoker.queue.model import Attempt, Job
 from stoker.queue.provenance import login_name
-from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb, label, moving, why_not_any_more
+from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb, moving, why_not_any_more
 from stoker.queue.store import Store
 from stoker.status.detail import AttemptDetail, JobDetail, read_detail
 from stoker.status.health import without_queue
-from stoker.status.job_text import command_text, job_label, one_line
+from stoker.status.job_text import command_text, job_label, job_title, one_line
 from stoker.status.model import Health, Snapshot
 from stoker.status.snapshot import SnapshotBuilder
 from stoker.units import clock_time, format_duration
@@ -154,7 +154,7 @@ class TopSession:
         elif key == "l":
             self._follow(job)
         elif key == "c" and job.state == "running":
-            self._change(note=f"{job.id} ({job_label(job)[:60]}) is running: stop it? y/n")
+            self._change(note=f"{job_title(job)} is running: stop it? y/n")
             self._question = lambda: act(self._store, key, job.id)
         else:
             self._perform(lambda: act(self._store, key, job.id))
@@ -248,20 +248,20 @@ def turn_queue(store: "Store") -> str:
 
 def _steer(store: "Store", verb: Verb, name: str) -> str:
     job = store.jobs.get(name)
-    job_label = one_line(label(job.id, job.name))
+    title = job_title(job)
     obstacle = verb.obstacle(job, store.clock())
     if obstacle is None:
         if became := verb.apply(store, [job.id]).get(job.id):
-            return f"{job_label}: {became}"
+            return f"{title}: {became}"
         obstacle = why_not_any_more(store, job.id, verb)
-    return f"{job_label} was not {verb.done}: {obstacle}"
+    return f"{title} was not {verb.done}: {obstacle}"
 
 
 def _snooze(store: "Store", name: str) -> str:
     job = store.jobs.get(name)
     if job.state != "running" or job.attempt is None:
         raise BadInputError("only a running job can be snoozed")
-    named = one_line(label(job.id, job.name))
+    named = job_title(job)
     if not store.attempts.snooze(job.attempt, SNOOZE_SECONDS, login_name()):
         return f"{named} has just ended"
     now = store.clock()
@@ -296,7 +296,7 @@ def help_frame(view: TopView, width: int, height: int) -> list[Text]:
 def _about(detail: JobDetail) -> list[Text]:
     job = detail.job
     lines = [
-        Text.assemble((f"{job.id}  {job_label(job)}", "bold")),
+        Text.assemble((job_label(job), "bold"), (f"  {job.id}", "dim")),
         Text(one_line(detail.why.reason)),
         Text.assemble(("command   ", "dim"), one_line(command_text(job))),
         Text.assemble(("in        ", "dim"), one_line(job.directory)),

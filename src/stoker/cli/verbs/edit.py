@@ -83,7 +83,7 @@ def edit_command(context: click.Context, /, request: Request, file: str | None, 
             return _as_text(store, jobs, request, file)
         changes = {job.id: _changes(store, job, given) for job in jobs if job.state != "running"}
         report = _edited(store, jobs, changes, request)
-    return print_job_changes(report, "edited", request, AMONG)
+    return print_job_changes(report, "edited", jobs, request, AMONG)
 
 
 def _edited(
@@ -150,7 +150,7 @@ def _as_text(store: "Store", jobs: list["Job"], request: Request, file: str | No
         report = _edited(store, jobs, {job.id: changes_in(_text_of(file), job)}, request)
     else:
         report = _edited_in_editor(store, job, request)
-    return print_job_changes(report, "edited", request, AMONG)
+    return print_job_changes(report, "edited", jobs, request, AMONG)
 
 
 def _edited_in_editor(store: "Store", job: "Job", request: Request) -> ChangeReport:

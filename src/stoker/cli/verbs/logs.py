@@ -25,6 +25,7 @@ from stoker.logs.reader import (
 )
 from stoker.logs.search import LONGEST_LINE, LineFinder
 from stoker.paths import state_home
+from stoker.status.job_text import job_title
 from stoker.status.log_follower import LogFollower, RunQuery, log_updates, queries_on
 from stoker.units import list_all
 
@@ -496,7 +497,7 @@ class JobFollower:
         kind, reason = patiently(lambda: _why(self._store, job))
         if kind != self._noted:
             self._noted = kind
-            note(f"job {job.id}: {reason}")
+            note(f"job {job_title(job)}: {reason}")
 
 
 def _why(store: "Store", job: "Job") -> tuple[str, str]:

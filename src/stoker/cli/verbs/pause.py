@@ -24,6 +24,7 @@ from stoker.cli.output import (
 from stoker.errors import BadInputError, StokerError
 from stoker.paths import state_home
 from stoker.queue.steering import already
+from stoker.status.job_text import job_title
 from stoker.units import format_duration
 
 if TYPE_CHECKING:
@@ -181,8 +182,8 @@ def _snooze_job(store: "Store", job: "Job", seconds: float) -> str:
     if job.attempt is not None and (here := _here(f"{job.id}-{job.attempts}")) is not None:
         return _snooze_here(here, seconds)
     if job.state != "running" or job.attempt is None or not store.attempts.snooze(job.attempt, seconds, login_name()):
-        raise BadInputError(f"job {job.id} is not running: there is nothing to snooze")
-    return f"job {job.id}"
+        raise BadInputError(f"job {job_title(job)} is not running: there is nothing to snooze")
+    return f"job {job_title(job)}"
 
 
 def _here(name: str) -> "Record | None":

@@ -15,10 +15,11 @@ from stoker.cli.output import json_option, note, print_json, print_json_list
 from stoker.cli.tables.jobs import job_json, print_jobs, print_runs, rows_of, run_text, show_json, show_text, summed_up
 from stoker.errors import BadInputError, StokerError
 from stoker.paths import state_home
-from stoker.queue.explanation import Surroundings, Why, explain, look_around, why
+from stoker.queue.explanation import Surroundings, Why, explain, look_around, why, with_names
 from stoker.queue.fields import State
 from stoker.queue.model import ENDED, Job, Order
 from stoker.status.job_columns import JobRow, columns_of
+from stoker.status.job_text import job_title
 
 if TYPE_CHECKING:
     from stoker.queue import Store
@@ -103,7 +104,7 @@ def _reasons(store: "Store", jobs: list[Job], around: Surroundings) -> list[Why]
     for job in jobs:
         reasons.append(explain(job, around, needs, ahead))
         ahead += job.state == "queued"
-    return reasons
+    return with_names(store, reasons)
 
 
 def _print_json(rows: list[JobRow]) -> None:
@@ -192,17 +193,19 @@ def _show_run(record: "Record | None", as_json: bool) -> None:
 
 @click.command("why")
 @click.argument("job", type=JobName())
+@click.option("-v", "--verbose", is_flag=True, help="Say it of each machine and each GPU.")
 @json_option()
 @queue_option
-def why_command(job: str, as_json: bool, queue_url: str | None) -> int:
-    """Say why JOB waits, or how it ended. JOB is an id, the beginning of an id, or a name."""
+def why_command(job: str, verbose: bool, as_json: bool, queue_url: str | None) -> int:
+    """Say in one sentence why JOB waits, or how it ended. JOB is an id, the beginning of an id, or a name."""
     with opened(queue_url) as store:
         found = store.jobs.get(job)
         reason = why(store, found)
     if as_json:
         print_json({"job": found.id, "state": found.state, "why": reason})
     else:
-        sys.stdout.write(f"{found.id}: {reason.reason}\n")
+        details = reason.details if verbose else ()
+        sys.stdout.write("".join(f"{line}\n" for line in (f"{job_title(found)}: {reason.reason}", *details)))
     return 0
 
 

@@ -1,7 +1,7 @@
 """`stoker cancel`, `hold`, `release`, `retry` and `move`: one verb applied to a selection of jobs."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, cast, get_args
 
 import click
@@ -22,8 +22,9 @@ from stoker.cli.output import (
 )
 from stoker.errors import BadInputError
 from stoker.queue.fields import State
-from stoker.queue.model import Place, Side
-from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb, label, moving, moving_beside, why_not_any_more
+from stoker.queue.model import Job, Place, Side
+from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb, moving, moving_beside, why_not_any_more
+from stoker.status.job_text import job_title
 
 Function = Callable[..., Any]
 
@@ -86,12 +87,15 @@ def steer(verb: Verb, request: Request) -> int:
         ]
         changed = [Changed(job.id, job.name, became[job.id]) for job in jobs if job.id in became]
         report = ChangeReport(verb.name, store.place, request.dry_run, changed, unchanged)
-    return print_job_changes(report, verb.done, request, verb.among)
+    return print_job_changes(report, verb.done, jobs, request, verb.among)
 
 
-def print_job_changes(report: ChangeReport, done: str, request: Request, among: tuple[State, ...]) -> int:
+def print_job_changes(
+    report: ChangeReport, done: str, jobs: Sequence[Job], request: Request, among: tuple[State, ...]
+) -> int:
     """Prints what became of the jobs; the exit code."""
-    print_changes(report, done, label, as_json=request.as_json, noun="job ")
+    titles = {job.id: job_title(job) for job in jobs}
+    print_changes(report, done, lambda name, _called: titles[name], as_json=request.as_json, noun="job ")
     if not report.changed and not report.unchanged:
         note(request.selection.nothing(among))
     return 0 if report.changed else 1
@@ -147,7 +151,7 @@ def _beside(side: Side, request: Request) -> int:
         neighbour = store.jobs.get(other)
     verb = moving_beside(neighbour.id, side)
     if obstacle := verb.obstacle(neighbour, 0.0):
-        raise BadInputError(f"nothing can be moved {side} job {neighbour.id}: {obstacle}")
+        raise BadInputError(f"nothing can be moved {side} job {job_title(neighbour)}: {obstacle}")
     excluded = {neighbour.id: f"the others go {side} it"}
     chosen = replace(request.selection, words=tuple(words))
     return steer(replace(verb, excluded=excluded), replace(request, selection=chosen))

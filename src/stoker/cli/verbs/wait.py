@@ -15,6 +15,7 @@ from stoker.cli.tables.jobs import job_json
 from stoker.errors import BadInputError, QueueAwayError, StokerError
 from stoker.queue.explanation import why
 from stoker.queue.model import ENDED
+from stoker.status.job_text import job_title
 from stoker.units import format_duration
 
 if TYPE_CHECKING:
@@ -116,16 +117,16 @@ class _Wait:
         reason = patiently(lambda: why(self._store, job), self._deadline)
         if reason.kind in _STUCK and (job.id, reason.kind) not in self._noted:
             self._noted.add((job.id, reason.kind))
-            note(f"job {job.id}: {reason.reason}")
+            note(f"job {job_title(job)}: {reason.reason}")
 
     def who_is_left(self, timeout: float) -> str:
-        names = [f"{name} ({self.jobs[name].state})" for name in self._left]
+        names = [f"{job_title(self.jobs[name])}: {self.jobs[name].state}" for name in self._left]
         return f"{_count(len(names), len(self.jobs))} had not ended after {format_duration(timeout)}: {_some(names)}"
 
     def who_did_not_succeed(self) -> str:
         """Empty when all did."""
         bad = [
-            f"{name} {_became(job, deleted=name in self._gone)}"
+            f"{job_title(job)} {_became(job, deleted=name in self._gone)}"
             for name, job in self.jobs.items()
             if job.state != "succeeded" or name in self._gone
         ]

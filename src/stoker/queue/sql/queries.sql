@@ -419,6 +419,9 @@ FROM chain JOIN stoker_dependencies d ON d.job_id = chain.id JOIN stoker_jobs n 
 WHERE NOT (n.state = 'succeeded' OR (d.kind = 'any' AND n.state IN ('failed', 'cancelled')))
 ORDER BY d.job_id, n.id
 
+-- names --
+SELECT id, name FROM stoker_jobs WHERE id {among ids} AND name <> ''
+
 -- forgettable --
 j.state {among states} AND j.ended < {now} - :age
   AND NOT EXISTS (

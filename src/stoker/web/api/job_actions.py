@@ -20,12 +20,12 @@ from stoker.queue.steering import (
     RELEASE,
     RETRY,
     Verb,
-    label,
     moving,
     moving_beside,
     why_not_any_more,
 )
 from stoker.queue.store import Store
+from stoker.status.job_text import job_title
 from stoker.units import format_duration
 from stoker.web.answers import Done, Undo, carry_out, found
 from stoker.web.api.bodies import ChangeBody, MoveBody, RetryBody, SnoozeBody, body_of
@@ -53,8 +53,8 @@ async def _steer(request: Request, name: str, plan: Plan) -> Response:
             why_not, done = str(error), {}
         if job.id not in done:
             reason = why_not or why_not_any_more(store, job.id, verb)
-            raise ConflictError(f"job {label(job.id, job.name)} was not {verb.done}: {reason}")
-        return Done(changed=True, message=f"{label(job.id, job.name)}: {done[job.id]}", undo=undo)
+            raise ConflictError(f"job {job_title(job)} was not {verb.done}: {reason}")
+        return Done(changed=True, message=f"{job_title(job)}: {done[job.id]}", undo=undo)
 
     return await carry_out(request, work)
 
@@ -75,7 +75,7 @@ async def change_job(request: Request, job: JobId) -> Response:
 
     def change(store: Store) -> Done:
         before = found(store, job)
-        who = label(before.id, before.name)
+        who = job_title(before)
         if before.state == "running":
             raise ConflictError(f"job {who} was not edited: it is running; edit it when it has ended")
         changes = changes_of(store, fields, before)
@@ -184,7 +184,7 @@ async def snooze_job(request: Request, job: JobId) -> Response:
 
     def snooze(store: Store) -> Done:
         running = found(store, job)
-        called = label(running.id, running.name)
+        called = job_title(running)
         until = store.attempts.snoozes().get(running.attempt or "")
         left = 0.0 if until is None else max(0.0, round(until - store.clock(), 1))
         if (

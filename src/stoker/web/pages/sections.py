@@ -8,6 +8,7 @@ from markupsafe import Markup
 from stoker.queue.model import Job
 from stoker.status.detail import JobDetail
 from stoker.status.job_columns import JobRow, columns_of
+from stoker.status.job_text import job_label
 from stoker.status.model import Machine, Snapshot
 from stoker.web.auth.key_file import Role
 from stoker.web.templating import rendered, slug
@@ -47,7 +48,7 @@ def _context(snapshot: Snapshot, role: Role) -> dict[str, Any]:
     return {
         "snapshot": snapshot,
         "acts": role == "operator",
-        "names": {job.id: job.name or job.id for job in jobs},
+        "names": {job.id: job_label(job) for job in jobs},
         "machines": [name_of(machine) for machine in snapshot.machines],
         "gpu_count": gpus,
         "crowded": own > _MOST_CARDS,
