@@ -458,9 +458,11 @@ class LogChannels:
 
     async def close(self) -> None:
         """Ends all channels. The connection pool must still be open."""
-        for task in self._tasks:
+        # Some may have ended with the event loop that they ran in.
+        running = [task for task in self._tasks if not task.done()]
+        for task in running:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _start(self, attempt: Attempt, node: int) -> LogChannel:
