@@ -17,6 +17,7 @@ from stoker.queue import open_or_create
 from stoker.queue.code.comparison import compare, read_changes
 from stoker.queue.code.packing import PackedCode, pack
 from stoker.queue.fields import FIELDS, State, editable, spec_of
+from stoker.queue.groups import Group
 from stoker.queue.jobs import Cancellation
 from stoker.queue.model import ENDED, Job, Order
 from stoker.queue.provenance import submitted_from, working_directory
@@ -44,6 +45,10 @@ class Options(TypedDict, total=False):
     """Leaves out the active virtualenv or conda environment."""
     name: str
     tags: Sequence[str]
+    group: str
+    """One name for several jobs."""
+    at_most: int | None
+    """How many jobs of its group run at once, on all machines together."""
     gpus: int
     """How many on each machine; 0 for a job that needs none."""
     memory: int | str | None
@@ -161,6 +166,15 @@ class Queue:
         """The newest jobs, or the first in the order of the queue; of all states and tags when left out."""
         return self._store.jobs.find(states, tag, order, limit, offset)
 
+    def group(self, name: str) -> Group:
+        """What became of the jobs of a group, and how many of them may run at once."""
+        return self._store.groups.get(name)
+
+    def set_at_most(self, group: str, at_most: int | None) -> Group:
+        """From now on at most this many jobs of the group are started; None: no limit. Those that run go on."""
+        self._store.groups.cap(group, at_most)
+        return self._store.groups.get(group)
+
     def counts(self) -> dict[State, int]:
         """How many jobs are in each state; states without jobs are left out."""
         return self._store.jobs.counts()
@@ -183,11 +197,11 @@ class Queue:
         return ended[ids[0]] if isinstance(which, str | Job) else [ended[name] for name in ids]
 
     def cancel(self, which: Which | Iterable[Which]) -> Cancellation:
-        """Cancels jobs and stops running ones. The name of a sweep means all of its jobs."""
+        """Cancels jobs and stops running ones. The name of a group means all of its jobs."""
         return self._store.jobs.cancel(self._several_ids(which, CANCEL))
 
     def retry(self, which: Which | Iterable[Which]) -> list[str]:
-        """Runs ended jobs again, of a sweep those that did not succeed; their ids."""
+        """Runs ended jobs again, of a group those that did not succeed; their ids."""
         return self._store.jobs.retry(self._several_ids(which, RETRY))
 
     def hold(self, which: Which | Iterable[Which]) -> list[str]:
@@ -236,18 +250,18 @@ class Queue:
         return b"".join(compare(blobs, job, self.job(other))).decode(errors="replace")
 
     def _ids(self, which: Which | Iterable[Which]) -> list[str]:
-        """One id for one job; where several may be meant, the name of a sweep means all of its jobs."""
+        """One id for one job; where several may be meant, the name of a group means all of its jobs."""
         if isinstance(which, str | Job):
             return [self.job(which).id] if isinstance(which, str) else [which.id]
         several = [[one] if isinstance(one, Job) else self._store.jobs.named(one) for one in which]
         return [job.id for jobs in several for job in jobs]
 
     def _several_ids(self, which: Which | Iterable[Which], verb: Verb) -> list[str]:
-        """The same, where the name of a sweep means those of its jobs that the verb is for."""
+        """The same, where the name of a group means those of its jobs that the verb is for."""
         found: list[str] = []
         for one in _each(which):
-            trials = self._store.jobs.trials(one) if isinstance(one, str) else []
-            found += [job.id for job in trials if job.state in verb.among] if trials else self._ids(one)
+            jobs = self._store.jobs.named(one) if isinstance(one, str) else [one]
+            found += [job.id for job in jobs if len(jobs) == 1 or job.state in verb.among]
         return found
 
     def _values(self, options: dict[str, Any], packed: PackedCode | None) -> dict[str, Any]:

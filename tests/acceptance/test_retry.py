@@ -48,10 +48,19 @@ def test_sweep_is_selected_by_name(queue: Store) -> None:
         assert [job.state for job in python.wait(["bert"])] == ["succeeded", "cancelled", "cancelled"]
         assert python.retry("bert") == [second, third]
         assert set(python.cancel("bert").cancelled) == {second, third}
-    for verb in ("hold", "logs", "why", "show"):
+        listed = (("list",), ("show", "bert"), ("why", "bert"), ("list", "--group", "bert"))
+        shown = [stoker(*words).out for words in listed]
+        assert ["bert: 3 of 3 done, 2 cancelled" in text for text in shown] == [True, True, True, False]
+        assert [text.count("bert seed=") for text in shown] == [0, 3, 0, 3]
+        assert stoker("edit", "--at-most", "2", "bert").out == "bert: at most 2 at once\n"
+        assert python.group("bert").at_most == 2
+    assert "a cap is that of a group" in stoker("edit", "--at-most", "2", other).err
+    assert "a cap is that of a group" in stoker("submit", "--at-most", "2", "--", "true").err
+    assert "looks like the id" in stoker("submit", "--group", "deadbeef", "--", "true").err
+    for verb in ("hold", "logs", "diff"):
         done = stoker(verb, "bert")
         assert done.code != 0
-        assert ("has no job that is queued" if verb == "hold" else "is a sweep of 3 jobs") in done.err
+        assert ("has no job that is queued" if verb == "hold" else "is a group of 3 jobs") in done.err
 
 
 def test_jobs_that_have_not_ended_are_reported_and_unchanged(queue: Store) -> None:

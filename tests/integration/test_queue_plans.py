@@ -24,8 +24,9 @@ from tests.support.queue_history import write_history, write_waiting
 HISTORY = 100_000
 WAITING = 1_000
 PARAMETERS: dict[str, str | int | float | None] = {
-    "begin": "bert ",
-    "beyond": "bert!",
+    "group": "bert",
+    "names": '["bert", "vit"]',
+    "keys": '["0123456789ab"]',
     "id": "",
     "priority": 0,
     "jobs": '["0000000a", "0000000b"]',
@@ -262,9 +263,12 @@ def test_lookup_by_id_prefix_reads_only_matching_rows(queue: Store) -> None:
     assert "SCAN j" not in chosen
 
 
-def test_lookup_by_sweep_name_reads_only_matching_rows(queue: Store) -> None:
-    for plan in plans(queue, "jobs of sweep"):
-        assert "stoker_jobs_name" in plan
+def test_groups_are_found_and_counted_by_their_index(queue: Store) -> None:
+    for statement in ("jobs of group", "group counts", "rooms", "set shapes", "clean groups"):
+        for plan in plans(queue, statement):
+            assert "stoker_jobs_group" in plan, (statement, plan)
+            assert "Seq Scan on stoker_jobs" not in plan
+            assert "SCAN j\n" not in f"{plan}\n"
 
 
 def test_first_queued_jobs_use_the_index_of_queued_jobs(queue: Store) -> None:

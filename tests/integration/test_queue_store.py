@@ -578,20 +578,6 @@ def test_job_is_found_by_id_name_or_id_prefix(queue: Store) -> None:
             queue.jobs.get(unknown)
 
 
-def test_jobs_of_a_sweep_are_found_by_sweep_name(queue: Store) -> None:
-    names = ["Bert v2 lr=1 seed=1", "Bert v2 lr=1 seed=2", "Bert v2", "Bert v3 lr=1", "Bert v22 lr=1", "lr=1", "é lr=1"]
-    ids = queue.jobs.submit([JobSpec(command="true", name=name) for name in names])
-    assert queue.jobs.trials("Bert v2") == []  # one job is called so
-    queue.jobs.edit(ids[2], {"name": "else"})
-    assert [job.id for job in queue.jobs.trials("Bert v2")] == ids[:2]
-    with pytest.raises(BadInputError, match=r"'Bert v2' is a sweep of 2 jobs: .* like 'Bert v2 lr=1 seed=1'"):
-        queue.jobs.get("Bert v2")
-    assert queue.jobs.get("Bert v3").id == ids[3]
-    assert [job.id for job in queue.jobs.named("é")] == [ids[6]]
-    for nothing in ("", "lr=1", "Bert", "v2", "%", "Bert v2 lr=1"):
-        assert queue.jobs.trials(nothing) == [], nothing
-
-
 def test_jobs_are_listed_by_state_and_tag_newest_first(queue: Store) -> None:
     a, b, c = submit(queue, "a", "b", "c", tags=("sweep",))
     (d,) = submit(queue, "d")

@@ -31,7 +31,7 @@ def test_a_form_that_nobody_touched_asks_for_the_usual(queue: Store) -> None:
 
 
 def test_text_is_understood_field_by_field(queue: Store, tmp_path: Path) -> None:
-    needed, another = submit(queue, "sweep seed=1", "sweep seed=2")
+    needed, another = submit(queue, "a", "b", group="sweep")
     (job,) = jobs_of(
         queue,
         typed(

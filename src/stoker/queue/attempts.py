@@ -13,9 +13,8 @@ from stoker.backoff import delay
 from stoker.errors import BadInputError, StokerError
 from stoker.queue.driver import FOR_PEOPLE, Changes, CollisionError, Driver, NotifyThrottle, Parameters, Ready, Row
 from stoker.queue.field_kinds import LONGEST_LABEL
-from stoker.queue.fields import JobSpec, State, placed_values
+from stoker.queue.fields import JobSpec, State, key_of, placed_values
 from stoker.queue.model import (
-    ENDED,
     LONGEST_REPORT,
     Attempt,
     AttemptDetails,
@@ -140,14 +139,34 @@ class Attempts(Table):
         is_partial = len(in_turn) >= MOST_SHAPES
         if is_partial or after:
             heads |= dict.fromkeys(self._driver.fetch("first ready", {"worker": worker}))
+        heads, cut = self._within_caps(heads)
         jobs = self._waiting_jobs(heads)
         return Heads(
             jobs=tuple(sorted(jobs, key=_place_in_line)),
-            more=frozenset(shape for shape, count in shapes.items() if count >= MOST_OF_SHAPE),
+            more=frozenset(shape for shape, count in shapes.items() if count >= MOST_OF_SHAPE and shape not in cut),
             after=sorted(in_turn)[MOST_SHAPES - 1] if is_partial else "",
             queue_time=now,
             wake_in=None if wake is None else max(0.0, wake - clock),
         )
+
+    def _within_caps(self, rows: dict[Row, None]) -> tuple[dict[Row, None], set[str]]:
+        """Of each shape with a cap no more jobs than its group has room for: nothing makes place for the others.
+
+        Also the shapes of which some were left out.
+        """
+        keys = {key for row in rows if (key := key_of(row[0]))}
+        if not keys:
+            return rows, set()
+        rooms: dict[str, int] = dict(self._driver.fetch("rooms", {"keys": json_text(sorted(keys))}))
+        kept, taken, cut = dict[Row, None](), Counter[str](), set[str]()
+        for row in sorted(rows, key=lambda row: (-row[2], row[3], row[4], row[1])):
+            shape = row[0]
+            if (key := key_of(shape)) and taken[shape] >= rooms.get(key, 0):
+                cut.add(shape)
+                continue
+            taken[shape] += 1
+            kept[row] = None
+        return kept, cut
 
     def _head_rows(self, wanted: Parameters) -> tuple[list[Row], bool, float | None, float, float]:
         """The rows; whether a lease has expired; when the next retry may start, and the clock for that; the time."""
@@ -357,7 +376,7 @@ class Attempts(Table):
         if becomes.state == "queued":
             # One that is delayed too: it counts from when it may start.
             return rows
-        return self._driver.fetch("freed", {"job": which["job"]}) if becomes.state in ENDED else []
+        return self._driver.fetch("freed", {"job": which["job"]})
 
     def get(self, attempt: str) -> Attempt | None:
         rows = self._driver.fetch("attempt", {"attempt": attempt})

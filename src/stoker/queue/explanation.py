@@ -27,6 +27,7 @@ ReasonKind = Literal[
     "never",
     "after",
     "retry",
+    "full",
     "paused",
     "no worker",
     "too large",
@@ -68,6 +69,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     workers: Sequence[Worker] = ()
     running: Mapping[str, Attempt] = {}
     """By job."""
+    capped: Mapping[str, tuple[int, int]] = {}
+    """Of groups with a cap of which jobs run: how many do, and how many may."""
 
     def there(self) -> list[Worker]:
         """The workers whose last heartbeat is recent."""
@@ -149,6 +152,10 @@ def _waiting(job: Job, around: Surroundings, known: Needs) -> Why | None:
         return _and_besides(_after(needs), around)
     if job.not_before > around.now:
         return _and_besides(_retry(job, around.now), around)
+    number, at_most = around.capped.get(job.group, (0, 1))
+    if number >= at_most:
+        full = f"its group {job.group} already runs {number} of at most {at_most}"
+        return _and_besides(Why("full", "group is full", full), around)
     return None
 
 
@@ -398,6 +405,7 @@ def look_around(store: "Store") -> Surroundings:
         paused=store.paused(),
         workers=tuple(store.workers.all()),
         running={attempt.job: attempt for attempt in store.attempts.running()},
+        capped=store.groups.running(),
     )
 
 

@@ -248,7 +248,16 @@ class SlurmOptions(TypedDict, total=False):
     sbatch: Annotated[list[Label], Meta(max_length=100, description="Further options of sbatch.")]
 
 
+def _check_group(name: str) -> None:
+    _check_label(name)
+    if ID.fullmatch(name) or "/" in name:
+        raise BadInputError(
+            f"{name[:40]!r} cannot be the name of a group: it looks like the id of a job, or has / in it"
+        )
+
+
 TEXT: Final = FieldKind(name="text", read=_text, check=_check_label, json=Label)
+GROUP: Final = FieldKind(name="group", read=_text, check=_check_group, json=Label, metavar="NAME")
 TAGS: Final = FieldKind(
     name="tags",
     read=lambda value: tuple(dict.fromkeys(map(_text, _several(value)))),

@@ -18,6 +18,7 @@ from stoker.queue.field_kinds import (
     FACT,
     FLAG,
     GPU_MODEL,
+    GROUP,
     ID,
     INTEGER,
     JOBS,
@@ -170,6 +171,30 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             form=FormInput("Tags", "Commas or spaces between them.", row="name"),
         ),
     ] = ()
+    group: Annotated[
+        str,
+        JobField(
+            kind=GROUP,
+            help="The group that it belongs to: one name for several jobs. A sweep and a file have one by themselves.",
+            option="--group",
+            edit_help="The group that it belongs to; none for none.",
+            feed_help="The group that they belong to: one name for all of them.",
+            form=FormInput("Group", "One name for several jobs.", row="group"),
+            example="night",
+        ),
+    ] = ""
+    at_most: Annotated[
+        int | None,
+        JobField(
+            kind=SIZE,
+            help="How many jobs of its group run at once, on all machines together.",
+            option="--at-most",
+            edit_help="How many jobs of its group run at once, also while it runs; or none.",
+            feed_help="How many of the group run at once, on all machines together.",
+            form=FormInput("At most at once", "Of the group.", row="group", numeric=True),
+            example=4,
+        ),
+    ] = None
     gpus: Annotated[
         int,
         JobField(
@@ -518,6 +543,11 @@ def shape_of(job: "JobSpec") -> str:
     import hashlib  # here because OpenSSL costs a short command milliseconds
 
     return hashlib.blake2b(msgspec.json.encode(asked, order="sorted"), digest_size=8).hexdigest()
+
+
+def key_of(shape: str) -> str:
+    """The key of the group whose cap holds for jobs of this shape, which the queue has put behind it; or nothing."""
+    return shape[len(_USUAL_SHAPE) + 1 :]
 
 
 def editable(state: State = "queued") -> list[str]:

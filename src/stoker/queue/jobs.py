@@ -15,6 +15,7 @@ from stoker.queue.code.blobs import refer_to_blobs, write_blobs
 from stoker.queue.commands import check_command
 from stoker.queue.driver import EVERYTHING, FOR_PEOPLE, Changes, CollisionError, Driver, Parameters, Ready, Row
 from stoker.queue.fields import FIELDS, JobSpec, State, check, editable, shape_of, spec_of, values_of
+from stoker.queue.groups import in_new_group, join_groups, set_cap
 from stoker.queue.listing import JobReader, forgettable, seen
 from stoker.queue.model import ENDED, HEARD_WITHIN, Failure, Job, Place, Side
 from stoker.queue.table import clean_text, columns, dependencies, job_of, json_text
@@ -37,12 +38,17 @@ class Cancellation(msgspec.Struct, frozen=True):
 class Jobs(JobReader):
     """What is done to jobs."""
 
-    def submit(self, jobs: Sequence[JobSpec], blobs: Sequence[Blob] = ()) -> list[str]:
-        """The ids of the jobs, in their order. All are accepted, or none. `blobs`: what they refer to."""
+    def submit(self, jobs: Sequence[JobSpec], blobs: Sequence[Blob] = (), new_group: str = "") -> list[str]:
+        """The ids of the jobs, in their order. All are accepted, or none. `blobs`: what they refer to.
+
+        `new_group`: those without a group get a new one, which is called like this.
+        """
         check_submission(jobs)
-        return until_free(
-            self._driver, lambda: self._change(lambda: insert(self._driver, jobs, blobs), ready_among(jobs))
-        )
+
+        def work() -> list[str]:
+            return insert(self._driver, in_new_group(self._driver, jobs, new_group), blobs)
+
+        return until_free(self._driver, lambda: self._change(work, ready_among(jobs)))
 
     def cancel(self, ids: Iterable[str]) -> Cancellation:
         rows = self._change(lambda: self._driver.fetch("cancel", {"ids": json_text(list(ids))}), _cancelled)
@@ -100,6 +106,11 @@ class Jobs(JobReader):
         self._driver.many(
             "insert tag", [{"tag": tag, "job": name} for name, asked in retagged for tag in dict.fromkeys(asked.tags)]
         )
+        regrouped = [(job, asked) for job, asked in edits if (asked.group, asked.at_most) != (job.group, job.at_most)]
+        join_groups(self._driver, (asked for _job, asked in regrouped))
+        for job, asked in regrouped:
+            if asked.at_most is None and asked.group == job.group:
+                set_cap(self._driver, job.group, None)
         self._driver.many("edit", edited_rows)
         return [job.id for job in found]
 
@@ -171,6 +182,7 @@ class Jobs(JobReader):
             forgotten += len(some)
         # The row of a live worker is kept, with its pause.
         self._driver.fetch("clean workers", {"age": max(float(older_than), HEARD_WITHIN)})
+        self._driver.fetch("clean groups", {})
         return forgotten
 
     def _forget(self, which: Parameters) -> list[Row]:
@@ -244,6 +256,7 @@ def insert(driver: Driver, jobs: Sequence[JobSpec], blobs: Sequence[Blob] = ()) 
         needs += dependencies(name, job)
         tags += [{"tag": tag, "job": name} for tag in dict.fromkeys(job.tags)]
     must_exist(driver, {row["needs"] for row in needs} - set(answer))
+    join_groups(driver, (job for _name, job in added))
     driver.many("insert job", rows)
     driver.many("insert dependency", needs)
     driver.many("insert tag", tags)

@@ -1,21 +1,18 @@
 """Looking jobs up and listing them. No statement gets slower with the number of ended jobs."""
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from stoker.errors import BadInputError
 from stoker.queue.driver import Parameters, Row
 from stoker.queue.explanation import Needs
 from stoker.queue.field_kinds import ID
 from stoker.queue.fields import State
-from stoker.queue.model import (
-    ENDED,
-    Failure,
-    Job,
-    NoSuchJobError,
-    Order,
-    sweep_name,
-)
+from stoker.queue.model import ENDED, Failure, Job, NoSuchJobError, Order
 from stoker.queue.table import Table, clean_text, job_of, json_text, literal
+
+GROUP_PREFIX: Final = "group:"
+"""Before a name that means a group, whatever jobs are called."""
 
 
 class JobReader(Table):
@@ -25,14 +22,14 @@ class JobReader(Table):
         """The job with this id or name, or the only one whose id begins with this text."""
         if ID.fullmatch(text) and (rows := self._driver.fetch("one job", {"id": text})):
             return job_of(rows[0])
-        found = self._driver.fetch("jobs by name", {"name": clean_text(text)})
-        if not found and (trials := self._trials(text)):
-            if len(trials) > 1:
+        if members := self.members(text):
+            if len(members) > 1:
+                one = members[0].name or members[0].id
                 raise BadInputError(
-                    f"{text!r} is a sweep of {len(trials)} jobs: write the id or name of one, like {trials[0].name!r}"
+                    f"{text!r} is a group of {len(members)} jobs: write the id or name of one, like {one!r}"
                 )
-            return trials[0]
-        found = found or self._by_prefix(text)
+            return members[0]
+        found = self._driver.fetch("jobs by name", {"name": clean_text(text)}) or self._by_prefix(text)
         if not found:
             raise NoSuchJobError(f"there is no job {text!r} in {self._driver.place}: `stoker list` shows them")
         if len(found) > 1:
@@ -42,22 +39,27 @@ class JobReader(Table):
             )
         return job_of(found[0])
 
-    def trials(self, text: str) -> list[Job]:
-        """All jobs of the sweep with this name, in their order; none when the text names a single job."""
-        is_job = ID.fullmatch(text) and self._driver.fetch("one job", {"id": text})
-        if is_job or self._driver.fetch("jobs by name", {"name": clean_text(text)}):
-            return []
-        return self._trials(text)
+    def members(self, text: str) -> list[Job]:
+        """All jobs of the group with this name, or of `group:NAME`, in their order; none when there is no such group.
 
-    def _trials(self, text: str) -> list[Job]:
-        name = clean_text(text)
-        # "!" follows the space in ASCII.
-        found = self._driver.fetch("jobs of sweep", {"begin": f"{name} ", "beyond": f"{name}!"}) if name else []
-        return [job for job in map(job_of, found) if sweep_name(job.name) == name]
+        Raises when another job, which does not belong to it, is called so, too.
+        """
+        name = clean_text(text.removeprefix(GROUP_PREFIX))
+        members = [job_of(row) for row in self._driver.fetch("jobs of group", {"group": name})] if name else []
+        if not members or text.startswith(GROUP_PREFIX):
+            return members
+        for row in self._driver.fetch("jobs by name", {"name": name}):
+            if (other := job_of(row)).group != name:
+                raise BadInputError(
+                    f"{text!r} is the name of job {other.id} and of a group of {_jobs(len(members))}: "
+                    f"write {other.id}, or {GROUP_PREFIX}{name}"
+                )
+        return members
 
     def named(self, text: str) -> list[Job]:
-        """The job that a word names, or all jobs of the sweep."""
-        return self.trials(text) or [self.get(text)]
+        """The job that a word names, or all jobs of the group."""
+        is_job = ID.fullmatch(text) and self._driver.fetch("one job", {"id": text})
+        return (not is_job and self.members(text)) or [self.get(text)]
 
     def ids_of(self, words: Iterable[str]) -> tuple[str, ...]:
         """The ids of all jobs that these words name, each once."""
@@ -176,6 +178,10 @@ class JobReader(Table):
     def forgettable(self, older_than: float, states: Sequence[State] = ENDED) -> int:
         """How many jobs `clean` would delete."""
         return int(self._driver.fetch("count forgettable", forgettable(older_than, states))[0][0])
+
+
+def _jobs(number: int) -> str:
+    return "1 job" if number == 1 else f"{number} jobs"
 
 
 def _limit(rows: int) -> str:

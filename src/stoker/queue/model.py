@@ -1,6 +1,5 @@
 """What the queue holds: jobs, attempts and workers."""
 
-import re
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -20,16 +19,6 @@ GpuUse = Literal["job", "background", "somebody", "free", "unknown"]
 ENDED: Final[tuple[State, ...]] = ("succeeded", "failed", "cancelled")
 # A worker counts as live for this many seconds after a heartbeat: a bad network may lose several.
 HEARD_WITHIN: Final = 60.0
-
-
-# What `sweep.variants` puts behind the name of a sweep: `lr=1e-3 seed=1`.
-_OF_SWEEP: Final = re.compile(r"(?P<name>.+?) [A-Za-z_][A-Za-z0-9_.-]*=")
-
-
-def sweep_name(name: str) -> str:
-    """The name of the sweep that a job with this name belongs to; empty if it belongs to none with a name."""
-    found = _OF_SWEEP.match(name)
-    return found["name"] if found else ""
 
 
 def is_host(host: str, name: str) -> bool:

@@ -13,6 +13,7 @@ from stoker.queue.attempts import Attempts
 from stoker.queue.code.blobs import Blobs
 from stoker.queue.driver import FOR_PEOPLE, ChangeListener, Driver, NotifyThrottle, Parameters
 from stoker.queue.fields import JobSpec
+from stoker.queue.groups import Groups
 from stoker.queue.jobs import Jobs, check_submission, insert, known_origins, ready_among, until_free
 from stoker.queue.logs import Logs
 from stoker.queue.model import HEARD_WITHIN, GpuUse, Usage, View, Worker
@@ -34,6 +35,7 @@ CONTRADICTIONS: Final = (
     ),
     ("attempts without job", "the jobs of attempts that run, but are not marked as running"),
     ("wrongly blocked", "waiting for other jobs without need, or not although they must"),
+    ("wrongly capped", "started by a cap that their group does not have, or not by the one that it has"),
     ("in no known state", "in a state that this Stoker does not know"),
 )
 
@@ -52,6 +54,7 @@ class Store(Table):
         self.usage = UsageTable(driver, throttle)
         self.notices = Notices(driver, throttle)
         self.feeds = Feeds(driver, throttle)
+        self.groups = Groups(driver, throttle)
 
     def __enter__(self) -> Self:
         return self

@@ -17,11 +17,12 @@ LOG_TAIL: Final = 64 * 1024
 JOB_COLUMNS: Final = (
     *("id", "spec", "priority", "state", "position", "submitted", "started", "ended", "not_before", "retries_left"),
     *("attempts", "attempt", "exit_code", "reason", "link", "cancel_requested", "origin"),
-    "kept",
+    *("at_most", "kept"),
 )
 
 
-_IN_SPEC: Final = tuple(name for name in JobSpec.__struct_fields__ if name not in {"id", "origin"})
+# The cap is one of the group, and may change while a job runs.
+_IN_SPEC: Final = tuple(name for name in JobSpec.__struct_fields__ if name not in {"id", "origin", "at_most"})
 
 
 def columns(asked: JobSpec) -> dict[str, str | int | float | None]:
@@ -29,6 +30,7 @@ def columns(asked: JobSpec) -> dict[str, str | int | float | None]:
     wanted = {name: getattr(asked, name) for name in _IN_SPEC}
     return {
         "name": asked.name,
+        "group": asked.group,
         "priority": asked.priority,
         "shape": shape_of(asked),
         "retries": asked.retries,

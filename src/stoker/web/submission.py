@@ -14,6 +14,7 @@ from stoker.fit.model import FitSpec, Overrides, SearchOptions, fit_fields
 from stoker.masking import MASK
 from stoker.queue.field_kinds import JOBS, check_seconds, read_flag, read_seconds
 from stoker.queue.fields import FIELDS, JobSpec, editable, values_of
+from stoker.queue.groups import UNNAMED
 from stoker.queue.jobs import check_submission
 from stoker.queue.model import Job
 from stoker.queue.provenance import checkout_of
@@ -53,6 +54,13 @@ def settable(*, at_submission: bool) -> list[str]:
     """The fields that may be set from another machine."""
     names = [name for name, field in FIELDS.items() if field.remote and (at_submission or field.editable_in)]
     return [name for name in names if FIELDS[name].kind.name != "fact"]
+
+
+def new_group_of(said: Said) -> str:
+    """What the group of a sweep is called that was given none; empty for a single command."""
+    if said.get("group") or not said.get("sweep"):
+        return ""
+    return str(said.get("name") or "").strip() or UNNAMED
 
 
 def jobs_of(store: Store, said: Said, submitter: str = "") -> list[JobSpec]:
@@ -253,11 +261,11 @@ class Submitted(NamedTuple):
 
 
 def submit_once(
-    store: Store, key: str | None, sender: str, asked: bytes, make: Callable[[], Sequence[JobSpec]]
+    store: Store, key: str | None, sender: str, asked: bytes, make: Callable[[], Sequence[JobSpec]], new_group: str = ""
 ) -> Submitted:
     """Submits the jobs of `make`, unless this sender did so before with this key. `asked`: the request itself."""
     if key is None:
-        return Submitted(_found(store, store.jobs.submit(make())), is_replay=False)
+        return Submitted(_found(store, store.jobs.submit(make(), new_group=new_group)), is_replay=False)
     prefix = f"web:{_digest(f'{len(sender)}:{sender}{key}'.encode(errors='replace'))}:"
     origin = f"{prefix}{_digest(asked)}:"
     if earlier := store.jobs.by_origin(prefix):
@@ -266,7 +274,7 @@ def submit_once(
         return Submitted(earlier, is_replay=True)
     # Numbered so that their order is kept.
     jobs = [replace(job, origin=f"{origin}{number:06d}") for number, job in enumerate(make())]
-    return Submitted(_found(store, store.jobs.submit(jobs)), is_replay=False)
+    return Submitted(_found(store, store.jobs.submit(jobs, new_group=new_group)), is_replay=False)
 
 
 def _found(store: Store, ids: Sequence[str]) -> list[Job]:

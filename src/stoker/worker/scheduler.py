@@ -22,7 +22,6 @@ from stoker.queue import Job, Store
 from stoker.queue.attempts import Claimed, ClaimRequest, Heads
 from stoker.queue.commands import shell_text
 from stoker.queue.driver import Changes
-from stoker.queue.fields import shape_of
 from stoker.queue.model import KeptGpus, ReadyJob
 from stoker.queue.store import PeriodicTask
 
@@ -275,8 +274,8 @@ class Scheduler:
         claim = None if start is None else self._claim(start, self._job(start.job))
         claimed_at = lease_clock()
         done = store.attempts.complete(attempt.id, result.outcome, result.exit_code, result.reason, claim)
-        if start is not None and done.claimed is not None:
-            self._begin(store, done.claimed, claimed_at)
+        if claim is not None and done.claimed is not None:
+            self._begin(store, done.claimed, claim.shape, claimed_at)
         elif start is not None or done.frees_jobs:
             self.queue_changed()
         if self._planned is None:
@@ -324,12 +323,12 @@ class Scheduler:
         else:
             claimed = store.attempts.take([job.id], claim.worker, claim.gpus, claim.lease, pending=claim.pending)
         if claimed is not None:
-            self._begin(store, claimed, claimed_at)
+            self._begin(store, claimed, job.shape, claimed_at)
         return claimed is not None
 
-    def _begin(self, store: Store, claimed: Claimed, claimed_at: float) -> None:
+    def _begin(self, store: Store, claimed: Claimed, shape: str, claimed_at: float) -> None:
         job, attempt = claimed
-        self._drop(job)
+        self._drop(job, shape)
         try:
             started = self._engine.start(job, attempt, claimed_at)
         except BadInputError as error:
@@ -347,9 +346,8 @@ class Scheduler:
             where = f" on {started.where}" if started.where else ""
             self._log(f"{job.id}: {what}{where}: {_shortened(job)}")
 
-    def _drop(self, claimed: Job) -> None:
+    def _drop(self, claimed: Job, shape: str) -> None:
         """Forgets a job that was claimed, and those before it, which other workers have taken."""
-        shape = shape_of(claimed)
         place = (-claimed.priority, claimed.position, claimed.submitted, claimed.id)
         self._waiting = [
             job

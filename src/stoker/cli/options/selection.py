@@ -1,4 +1,4 @@
-"""Selecting jobs: by id, prefix, name or sweep, or all with a tag or a state; and shell completion."""
+"""Selecting jobs: by id, prefix, name or group, or all with a tag or a state; and shell completion."""
 
 import contextlib
 import importlib
@@ -69,13 +69,13 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 def _named(store: "Store", word: str, among: tuple["State", ...]) -> list["Job"]:
-    """One job, or those of a sweep in the states `among`: retrying a sweep leaves out what succeeded."""
-    trials = store.jobs.trials(word)
-    if not trials:
-        return [store.jobs.get(word)]
-    if found := [job for job in trials if job.state in among]:
+    """One job, or those of a group in the states `among`: retrying a group leaves out what succeeded."""
+    jobs = store.jobs.named(word)
+    if len(jobs) == 1:
+        return jobs
+    if found := [job for job in jobs if job.state in among]:
         return found
-    raise BadInputError(f"the sweep {word!r} has no job that is {_any_of(among)}")
+    raise BadInputError(f"the group {word!r} has no job that is {_any_of(among)}")
 
 
 def _any_of(states: tuple["State", ...]) -> str:
@@ -117,14 +117,12 @@ class _Completed(click.ParamType[str]):
 
 
 class JobName(_Completed):
-    """An id, its beginning, or a name; completed with jobs and sweeps in these states, or in any."""
+    """An id, its beginning, or a name; completed with jobs and groups in these states, or in any."""
 
     name = "job"
 
     def offered(self, jobs: list["Job"]) -> dict[str, str | None]:
-        from stoker.queue.model import sweep_name
-
-        names: dict[str, str | None] = dict.fromkeys(name for job in jobs for name in (job.name, sweep_name(job.name)))
+        names: dict[str, str | None] = dict.fromkeys(name for job in jobs for name in (job.name, job.group))
         return names | {job.id: _summary(job) for job in jobs}
 
 

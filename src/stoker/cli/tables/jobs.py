@@ -11,9 +11,10 @@ import msgspec
 from stoker.masking import masked, masked_actions, masked_command, masked_environment
 from stoker.queue.explanation import Surroundings, Why, gpu_names, spoken
 from stoker.queue.fields import State
+from stoker.queue.groups import Group
 from stoker.queue.model import Job
-from stoker.status.job_columns import JobRow, columns_of
-from stoker.status.job_text import command_text, job_title, slurm_text, where_text
+from stoker.status.job_columns import JobColumn, JobRow, columns_of
+from stoker.status.job_text import command_text, job_title, one_line, slurm_text, where_text
 from stoker.units import format_duration, format_memory
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def rows_of(jobs: Sequence[Job], reasons: Sequence[Why], around: Surroundings) -
     return rows
 
 
-def print_jobs(rows: Sequence[JobRow]) -> None:
+def print_jobs(rows: Sequence[JobRow], groups: Mapping[str, Group] = {}) -> None:
+    """`groups`: those whose jobs are one row, where the first of them is."""
     from stoker.cli.tables.table import Column, Styled, print_table
 
     shown = columns_of("table")
@@ -48,9 +50,33 @@ def print_jobs(rows: Sequence[JobRow]) -> None:
             Styled((column.text(row), _COLOURS.get(row.job.state, ""))) if column.key == "state" else column.text(row)
             for column in shown
         ]
-        for row in rows
+        if row is not None
+        else _group_cells(shown, group)
+        for row, group in _folded(rows, groups)
     ]
     print_table(columns, cells)
+
+
+def _folded(rows: Sequence[JobRow], groups: Mapping[str, Group]) -> list[tuple[JobRow | None, Group]]:
+    """The rows; for the first job of a group the group, and nothing for the others."""
+    found: list[tuple[JobRow | None, Group]] = []
+    seen: set[str] = set()
+    for row in rows:
+        group = groups.get(row.job.group)
+        if group is None or group.total < 2:
+            found.append((row, Group(name="")))
+        elif group.name not in seen:
+            found.append((None, group))
+            seen.add(group.name)
+    return found
+
+
+def _group_cells(shown: Sequence[JobColumn], group: Group) -> list[Any]:
+    from stoker.cli.tables.table import Styled
+
+    state = next((one for one in ORDER if group.counts.get(one)), "queued")
+    texts = {"id": "group", "label": f"{one_line(group.name)}: {group.progress}"}
+    return [Styled((state, _COLOURS.get(state, ""))) if one.key == "state" else texts.get(one.key, "") for one in shown]
 
 
 def summed_up(counts: Mapping[State, int], around: Surroundings) -> str:
@@ -132,6 +158,7 @@ def _request(job: Job) -> dict[str, str]:
         "command": command_text(job),
         "directory": job.directory,
         "environment": " ".join(f"{name}={value}" for name, value in masked_environment(job.environment).items()),
+        "group": job.group + ("" if job.at_most is None else f", at most {job.at_most} at once"),
         "tags": ", ".join(job.tags),
         "then": ", then ".join(masked_actions(job.then)),
         "gpus": _gpus(job),

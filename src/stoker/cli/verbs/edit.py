@@ -61,7 +61,8 @@ class _EditCommand(click.Command):
 def edit_command(context: click.Context, /, request: Request, file: str | None, **options: Any) -> int:
     """Change what jobs ask for, unless they are running. Without options, on a terminal, $EDITOR opens on the job.
 
-    JOB is an id, the beginning of an id, or the name of a job or sweep. Fields without an option keep their value.
+    JOB is an id, the beginning of an id, or the name of a job or group. Fields without an option keep their value.
+    --at-most alone also takes the name of a group whose jobs run: what runs goes on.
     COMMAND replaces the command, as in `stoker submit`: one word is text for the shell.
     """
     typed = {
@@ -78,12 +79,28 @@ def edit_command(context: click.Context, /, request: Request, file: str | None, 
     if file is not None and given:
         raise BadInputError("the changes are in --from and in options: leave one of them out")
     with opened(request.queue_url) as store:
+        if given.keys() == {"at_most"} and not request.selection.by_rule:
+            return print_job_changes(_capped(store, request, given["at_most"]), "edited", request, AMONG)
         jobs = request.selection.jobs(store, AMONG)
         if not given:
             return _as_text(store, jobs, request, file)
         changes = {job.id: _changes(store, job, given) for job in jobs if job.state != "running"}
         report = _edited(store, jobs, changes, request)
     return print_job_changes(report, "edited", jobs, request, AMONG)
+
+
+def _capped(store: "Store", request: Request, at_most: int | None) -> ChangeReport:
+    """The cap of the groups that the words name, directly or by one of their jobs; whatever runs."""
+    groups = dict.fromkeys(job.group for word in request.selection.words for job in store.jobs.named(word))
+    if not groups or "" in groups:
+        raise BadInputError("a cap is that of a group: name one, or give the jobs one with --group")
+    known = store.groups.several(groups)
+    same = [Unchanged(name, "", SAME_ALREADY) for name, group in known.items() if group.at_most == at_most]
+    wanted = [name for name, group in known.items() if group.at_most != at_most]
+    if not request.dry_run:
+        wanted = [name for name in wanted if store.groups.cap(name, at_most)]
+    became = "no cap" if at_most is None else f"at most {at_most} at once"
+    return ChangeReport("edit", store.place, request.dry_run, [Changed(name, "", became) for name in wanted], same)
 
 
 def _edited(

@@ -17,12 +17,14 @@ from stoker.errors import BadInputError, StokerError
 from stoker.paths import state_home
 from stoker.queue.explanation import Surroundings, Why, explain, look_around, why, with_names
 from stoker.queue.fields import State
+from stoker.queue.listing import GROUP_PREFIX
 from stoker.queue.model import ENDED, Job, Order
 from stoker.status.job_columns import JobRow, columns_of
 from stoker.status.job_text import job_title
 
 if TYPE_CHECKING:
     from stoker.queue import Store
+    from stoker.queue.groups import Group
     from stoker.runs.record import Record, Records
 
 _NO_RUNS: Final = "no runs yet: `stoker run -- COMMAND` makes one\n"
@@ -43,6 +45,10 @@ class _Wanted(NamedTuple):
     waiting: int
     """How many running or waiting jobs of each state."""
     ended: int
+    group: str = ""
+    """Only jobs of this group."""
+    folded: bool = False
+    """Whether a group is one row."""
 
 
 @click.command("list")
@@ -50,6 +56,8 @@ class _Wanted(NamedTuple):
     "--state", "states", multiple=True, type=click.Choice(get_args(State)), help="Only jobs in this state (repeatable)."
 )
 @click.option("--tag", type=TagName(), metavar="TAG", help="Only jobs with this tag.")
+@click.option("--group", metavar="NAME", default="", help="Only jobs of this group, each by itself.")
+@click.option("--unfold", is_flag=True, help="Each job by itself, not one row for a group.")
 @click.option("--all", "everything", is_flag=True, help="All jobs.")
 @click.option(
     "--limit", type=click.IntRange(min=1), metavar="N", help="At most N of each kind (running, queued, ended …)."
@@ -59,18 +67,24 @@ class _Wanted(NamedTuple):
 def list_command(
     states: tuple[State, ...],
     tag: str | None,
+    group: str,
+    unfold: bool,
     everything: bool,
     limit: int | None,
     as_json: bool,
     queue_url: str | None,
 ) -> int:
-    """List the jobs of the queue: running, waiting in the order of their start, and the last to end."""
+    """List the jobs of the queue: running, waiting in the order of their start, and the last to end.
+
+    Jobs of a group are one row, unless --state, --tag, --group or --unfold is given.
+    """
     # A hundred thousand rows hold no cycles, and looking for them takes half of the time.
     gc.disable()
     # Jobs of a given state are the question, so more than the last few are shown.
     ended = _MOST_WAITING if states else _MOST_ENDED
     most = (_ALL, _ALL) if everything else (limit, limit) if limit else (_MOST_WAITING, ended)
-    wanted = _Wanted(frozenset(states or get_args(State)), tag, *most)
+    folded = not (unfold or states or tag or group or as_json)
+    wanted = _Wanted(frozenset(states or get_args(State)), tag, *most, group, folded)
     with opened(queue_url) as store:
         around = look_around(store)
         jobs = _jobs(store, wanted)
@@ -84,6 +98,8 @@ def list_command(
 
 def _jobs(store: "Store", wanted: _Wanted) -> list[Job]:
     """One query per state: both databases answer it from an index, however many jobs have ended."""
+    if wanted.group:
+        return [job for job in store.jobs.members(f"{GROUP_PREFIX}{wanted.group}") if job.state in wanted.states]
     jobs: list[Job] = []
     orders: tuple[tuple[State, Order], ...] = (("running", "newest"), ("queued", "queue"), ("held", "newest"))
     for state, order in orders:
@@ -117,15 +133,17 @@ def _print_json(rows: list[JobRow]) -> None:
 
 def _print(store: "Store", wanted: _Wanted, jobs: list[Job], reasons: list[Why], around: Surroundings) -> None:
     counts = store.jobs.counts()
+    groups = store.groups.several({job.group for job in jobs if job.group}) if wanted.folded else {}
     if jobs:
-        print_jobs(rows_of(jobs, reasons, around))
+        print_jobs(rows_of(jobs, reasons, around), groups)
         sys.stdout.write("\n")
     elif not counts:
         sys.stdout.write("no jobs yet: `stoker submit -- COMMAND` makes one\n")
     else:
         sys.stdout.write("no jobs match\n")
-    more = sum(count for state, count in counts.items() if state in wanted.states) - len(jobs)
-    hidden = f" ({more:,} more: --all shows them)" if more > 0 and wanted.tag is None else ""
+    shown = sum(job.group not in groups for job in jobs) + sum(group.total for group in groups.values())
+    more = sum(count for state, count in counts.items() if state in wanted.states) - shown
+    hidden = f" ({more:,} more: --all shows them)" if more > 0 and not (wanted.tag or wanted.group) else ""
     sys.stdout.write(f"{summed_up(counts, around)}{hidden}\n")
 
 
@@ -136,7 +154,7 @@ def _print(store: "Store", wanted: _Wanted, jobs: list[Job], reasons: list[Why],
 def show_command(what: str | None, as_json: bool, queue_url: str | None) -> int:
     """Show a job or a run, with its report if it was stopped. Without a name: the newest run.
 
-    JOB is an id, the beginning of an id, or a name.
+    JOB is an id, the beginning of an id, or a name; of a group, all its jobs are listed.
     """
     from stoker.runs.record import Records
 
@@ -165,6 +183,9 @@ def _show_job_or_run(records: "Records", what: str, as_json: bool, queue_url: st
 
     try:
         with opened(queue_url) as store:
+            if len(jobs := store.jobs.named(what)) > 1:
+                _show_group(store, jobs, as_json)
+                return
             detail = read_detail(store, store.jobs.get(what).id, state_home())
             hosts = {worker.id: worker.host for worker in store.workers.all()}
     except StokerError as no_job:
@@ -178,6 +199,22 @@ def _show_job_or_run(records: "Records", what: str, as_json: bool, queue_url: st
         print_json(show_json(detail, hosts, state_home()))
     else:
         sys.stdout.write(show_text(detail, state_home()))
+
+
+def _show_group(store: "Store", jobs: list[Job], as_json: bool) -> None:
+    """How far the group is, and its jobs in the order of their submission."""
+    group, around = store.groups.get(jobs[0].group), look_around(store)
+    rows = rows_of(jobs, _reasons(store, jobs, around), around)
+    if as_json:
+        print_json({"group": group, "jobs": [job_json(job) for job in jobs]})
+        return
+    sys.stdout.write(f"{_in_words(group)}\n\n")
+    print_jobs(rows)
+
+
+def _in_words(group: "Group") -> str:
+    cap = "" if group.at_most is None else f"; at most {group.at_most} at once"
+    return f"{group.name}: {group.progress}{cap}"
 
 
 def _show_run(record: "Record | None", as_json: bool) -> None:
@@ -197,15 +234,35 @@ def _show_run(record: "Record | None", as_json: bool) -> None:
 @json_option()
 @queue_option
 def why_command(job: str, verbose: bool, as_json: bool, queue_url: str | None) -> int:
-    """Say in one sentence why JOB waits, or how it ended. JOB is an id, the beginning of an id, or a name."""
+    """Say in one sentence why JOB waits, or how it ended; of a group, how far it is.
+
+    JOB is an id, the beginning of an id, or a name.
+    """
     with opened(queue_url) as store:
-        found = store.jobs.get(job)
+        found, *others = store.jobs.named(job)
+        if others:
+            return _why_of_group(store, [found, *others], as_json)
         reason = why(store, found)
     if as_json:
         print_json({"job": found.id, "state": found.state, "why": reason})
     else:
         details = reason.details if verbose else ()
         sys.stdout.write("".join(f"{line}\n" for line in (f"{job_title(found)}: {reason.reason}", *details)))
+    return 0
+
+
+def _why_of_group(store: "Store", jobs: list[Job], as_json: bool) -> int:
+    """How far it is, and why the first of its jobs that wait do not run."""
+    group = store.groups.get(jobs[0].group)
+    waiting = [job for job in jobs if job.state in {"queued", "held"}][:1]
+    reasons = [(job, why(store, job)) for job in waiting]
+    if as_json:
+        first = [{"job": job.id, "state": job.state, "why": reason} for job, reason in reasons]
+        print_json({"group": group, "first_waiting": first[0] if first else None})
+        return 0
+    sys.stdout.write(f"{_in_words(group)}\n")
+    for job, reason in reasons:
+        sys.stdout.write(f"{job.id}, which is next: {reason.reason}\n")
     return 0
 
 

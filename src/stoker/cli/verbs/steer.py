@@ -109,7 +109,7 @@ def _command(verb: Verb, text: str) -> click.Command:
     return click.command(verb.name, help=text)(command)
 
 
-_JOB: Final = "JOB is an id, the beginning of an id, or the name of a job or sweep."
+_JOB: Final = "JOB is an id, the beginning of an id, or the name of a job or group."
 
 cancel_command = _command(
     CANCEL, f"Cancel jobs. Running jobs are asked to stop: `stoker wait` waits until they have.\n\n{_JOB}"
@@ -119,7 +119,7 @@ release_command = _command(RELEASE, f"Let held jobs start in their turn.\n\n{_JO
 retry_command = _command(
     RETRY,
     "Run ended jobs again, with all their retries; a job that waits for its next retry starts at once.\n\n"
-    f"{_JOB} A sweep, --tag and --all select jobs that failed or were cancelled; to repeat a job that succeeded, "
+    f"{_JOB} A group, --tag and --all select jobs that failed or were cancelled; to repeat a job that succeeded, "
     "name it, or write --state succeeded.",
 )
 
@@ -134,7 +134,7 @@ AMONG: Final[tuple[State, ...]] = ("queued", "held")
 def move_command(place: str, request: Request) -> int:
     """Move waiting jobs within the queue: `stoker move first JOB...`, or `stoker move before OTHER JOB...`.
 
-    JOB and OTHER are ids, beginnings of ids, or names; JOB may be a sweep. Several jobs keep their order. A job moves
+    JOB and OTHER are ids, beginnings of ids, or names; JOB may be a group. Several jobs keep their order. A job moves
     among those of its own priority; before or after another job, it takes the priority of that one.
     """
     if place in SIDES:

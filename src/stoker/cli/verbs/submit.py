@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -16,6 +17,7 @@ from stoker.cli.output import count_of, dry_run_option, json_option, note, print
 from stoker.errors import BadInputError, StokerError
 from stoker.queue.commands import Command, check_command, shell_text
 from stoker.queue.fields import JobSpec
+from stoker.queue.groups import UNNAMED
 from stoker.queue.provenance import submitted_from, working_directory
 from stoker.queue.sweep import Sweep, job_specs, parse_sweep
 from stoker.rules.registry import policies_of, stored_form
@@ -98,7 +100,7 @@ def submit_command(
         if dry_run:
             _print_dry_run(jobs, needs, queue_url, as_json)
         else:
-            _submit(jobs, needs, queue_url, as_json, packed)
+            _submit(jobs, needs, queue_url, as_json, packed, _new_group(asked, sweeps, file))
     if packed is not None:
         note(packed.description)
         if packed.warning:
@@ -118,17 +120,30 @@ def _submit(
     queue_url: str | None,
     as_json: bool,
     packed: "PackedCode | None",
+    new_group: str,
 ) -> None:
     from stoker.engines.admission import check_jobs
 
     with opened_or_created(queue_url) as store:
         check_jobs(store, jobs)
-        ids = store.jobs.submit(_depending(store, jobs, needs), packed.blobs if packed is not None else ())
+        ids = store.jobs.submit(
+            _depending(store, jobs, needs), packed.blobs if packed is not None else (), new_group=new_group
+        )
+        if new_group:
+            note(f"{count_of(len(ids), 'job')} in the group {store.jobs.get(ids[0]).group}")
         if as_json:
             _print_json([store.jobs.get(name) for name in ids])
         else:
             sys.stdout.write("".join(f"{name}\n" for name in ids))
         _advise(store)
+
+
+def _new_group(asked: Mapping[str, Any], sweeps: Sequence[Sweep], file: str | None) -> str:
+    """What the group of a sweep, or of a file, is called that was given none; empty for a single command."""
+    if asked["group"] or not (sweeps or file):
+        return ""
+    named = asked["name"] or ("" if file in {None, "-"} else Path(str(file)).stem)
+    return named or UNNAMED
 
 
 def _commands(words: tuple[str, ...], file: str | None) -> list[Command]:

@@ -269,7 +269,12 @@ def _fit(command: str) -> dict[str, Any]:
 
 def _sweep(number: int) -> "list[JobSpec]":
     return [
-        _job(f"nanogpt run {number} lr={lr}", "--epochs", 2, "--steps", 250 + 50 * at, "--lr", lr, tags=("nanogpt",))
+        _job(
+            f"nanogpt run {number} lr={lr}",
+            *("--epochs", 2, "--steps", 250 + 50 * at, "--lr", lr),
+            tags=("nanogpt",),
+            group=f"nanogpt run {number}",
+        )
         for at, lr in enumerate(("3e-3", "1e-3", "3e-4", "1e-4"))
     ]
 

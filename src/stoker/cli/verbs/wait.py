@@ -45,7 +45,7 @@ def wait_command(
 ) -> int:
     """Wait until each JOB has ended.
 
-    JOB is an id, the beginning of an id, or the name of a job or sweep. The exit code is 0 when all succeeded, 1
+    JOB is an id, the beginning of an id, or the name of a job or group. The exit code is 0 when all succeeded, 1
     when some did not, 124 after --timeout.
     """
     if bool(jobs) + (tag is not None) + everything != 1:

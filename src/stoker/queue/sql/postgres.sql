@@ -58,9 +58,6 @@ TRUE
 -- no --
 FALSE
 
--- name_begins --
-j.name ~>=~ :begin AND j.name ~<~ :beyond
-
 -- last_letters --
 right($, :letters)
 
@@ -75,7 +72,7 @@ SELECT :attempt, started.id, :worker, started.attempts, :gpus, {now}, {lease_now
 -- ended_with --
 WITH ended AS ({success_of_attempt} RETURNING job_id), done AS (
   {success_of_job} FROM ended WHERE id = ended.job_id AND attempt = :ended AND {is_running}
-  RETURNING id, EXISTS (SELECT 1 FROM stoker_dependencies d WHERE d.needs = id) AS is_needed
+  RETURNING id, (EXISTS (SELECT 1 FROM stoker_dependencies d WHERE d.needs = id) OR length(shape) > 16) AS is_needed
 )
 
 -- rung --

@@ -8,12 +8,25 @@ SQLite reads the tables of a CROSS JOIN in their order.
 
 A ready job is queued, not blocked by a job that it comes after, does not wait for a retry, and no machine reserves GPUs for it:
 all of that is in one index, by shape. So no statement walks along jobs that cannot start. A retry that is due becomes ready by
-`wake`. Those for which a machine reserves GPUs are few, and have an index of their own.
+`wake`. Those for which a machine reserves GPUs are few, and have an index of their own. While a group has a cap, its key is the
+end of the shapes of its jobs: those of a full group are left out by one look for each shape.
 
 -- job --
 j.id, j.spec, j.priority, j.state, j.position, j.submitted, j.started, j.ended, {shown_wake}, j.retries_left,
-j.attempts, j.attempt, j.exit_code, j.reason, j.link, j.cancel_requested, j.origin,
+j.attempts, j.attempt, j.exit_code, j.reason, j.link, j.cancel_requested, j.origin, {cap} AS at_most,
 {kept}
+
+-- cap --
+CASE WHEN j.group_name <> '' THEN (SELECT g.at_most FROM stoker_groups g WHERE g.name = j.group_name) END
+
+-- running_in_group --
+(SELECT count(*) FROM stoker_jobs r WHERE r.group_name = g.name AND r.group_name <> '' AND r.state = 'running')
+
+-- full --
+(length($) > 16 AND EXISTS (SELECT 1 FROM stoker_groups g WHERE g.key = substr($, 18) AND g.at_most <= {running_in_group}))
+
+-- shape_in_group --
+CAST(:shape AS TEXT) || coalesce((SELECT '+' || g.key FROM stoker_groups g WHERE g.name = :group AND g.at_most IS NOT NULL), '')
 
 -- kept --
 CASE WHEN j.kept_by IS NULL THEN NULL WHEN {there kept_by} THEN
@@ -49,9 +62,9 @@ SELECT origin, job_id FROM stoker_forgotten WHERE origin {among origins}
 
 -- insert job --
 INSERT INTO stoker_jobs
-  (id, origin, name, state, priority, position, shape, spec, retries, retries_left, submitted)
+  (id, origin, name, group_name, state, priority, position, shape, spec, retries, retries_left, submitted)
 VALUES
-  (:id, :origin, :name, :state, :priority, :position, :shape, :spec, :retries, :retries, {now})
+  (:id, :origin, :name, :group, :state, :priority, :position, {shape_in_group}, :spec, :retries, :retries, {now})
 
 -- insert dependency --
 INSERT INTO stoker_dependencies (job_id, needs, kind) VALUES (:job, :needs, :kind)
@@ -83,22 +96,25 @@ SELECT j.shape FROM stoker_jobs j {by_ready} WHERE {ready j} AND j.shape > $ ORD
 WITH RECURSIVE found (shape, number) AS (
   SELECT ({next_shape :after}), 1
   UNION ALL
-  SELECT ({next_shape found.shape}), found.number + 1 FROM found WHERE found.shape IS NOT NULL AND found.number < :shapes
-), wanted (shape) AS (
-  SELECT shape FROM found WHERE shape IS NOT NULL AND NOT (shape {among without})
-  UNION
+  SELECT ({next_shape found.shape}), found.number + CASE WHEN {full found.shape} THEN 0 ELSE 1 END FROM found
+  WHERE found.shape IS NOT NULL AND found.number < :shapes
+), named (shape) AS (
   SELECT {each also}
+), wanted (shape) AS (
+  SELECT shape FROM found WHERE shape IS NOT NULL AND NOT (shape {among without}) AND NOT {full found.shape}
+  UNION
+  SELECT shape FROM named WHERE NOT {full named.shape}
 )
 SELECT j.shape, j.id, j.priority, j.position, j.submitted, NULL AS kept FROM {heads_of wanted} WHERE {open}
 UNION ALL
 SELECT * FROM (
   SELECT j.shape, j.id, j.priority, j.position, j.submitted, {kept} AS kept FROM stoker_jobs j {by_kept}
-  WHERE j.kept_by IS NOT NULL AND {startable} AND {open}
+  WHERE j.kept_by IS NOT NULL AND {startable} AND NOT {full j.shape} AND {open}
   {in_order} LIMIT 50
 ) AS reserved
 UNION ALL
 SELECT j.shape, j.id, j.priority, j.position, j.submitted, {kept} FROM stoker_jobs j
-WHERE j.kept_by = :worker AND {startable} AND {open}
+WHERE j.kept_by = :worker AND {startable} AND NOT {full j.shape} AND {open}
 UNION ALL
 SELECT NULL, CASE WHEN {is_anything_expired} THEN 'expired' END, 0, {next_wake}, {lease_now}, CAST({now} AS TEXT)
 
@@ -108,7 +124,10 @@ CASE WHEN j.state = 'queued' AND j.blocked = 0 AND j.not_before = 0 THEN {yes} E
 -- first ready --
 SELECT shape, id, priority, position, submitted, NULL FROM (
   SELECT * FROM stoker_jobs j {by_queued} WHERE {queued} {in_order} LIMIT 100
-) AS line WHERE {ready line} AND {open}
+) AS line WHERE {ready line} AND NOT {full line.shape} AND {open}
+
+-- rooms --
+SELECT g.key, g.at_most - {running_in_group} FROM stoker_groups g WHERE g.key {among keys} AND g.at_most IS NOT NULL
 
 -- specs --
 SELECT shape, spec FROM stoker_jobs WHERE id {among jobs}
@@ -123,7 +142,7 @@ RETURNING shape, priority
 -- any_job --
 SELECT j.id FROM stoker_jobs j
   WHERE j.id {among jobs} AND CASE WHEN j.state = 'queued' AND j.blocked = 0 AND j.not_before <= {lease_now} THEN {yes} ELSE {no} END
-    AND {open}
+    AND NOT {full j.shape} AND {open}
   {in_order}
   LIMIT 1
   {skip_locked j}
@@ -211,6 +230,8 @@ SELECT count(*) FROM stoker_attempts WHERE job_id = :job AND outcome = :outcome
 SELECT j.shape, max(j.priority), count(*) FROM stoker_dependencies d CROSS JOIN stoker_jobs j
 WHERE d.needs = :job AND j.id = d.job_id AND {startable}
 GROUP BY j.shape
+UNION ALL
+SELECT j.shape, j.priority, 1 FROM stoker_jobs j WHERE j.id = :job AND length(j.shape) > 16
 
 -- end job --
 UPDATE stoker_jobs
@@ -275,7 +296,7 @@ WHERE id {among ids} AND state = 'cancelled' RETURNING id
 
 -- edit --
 UPDATE stoker_jobs
-SET name = :name, priority = :priority, shape = :shape, spec = :spec, retries = :retries, retries_left = :retries_left,
+SET name = :name, group_name = :group, priority = :priority, shape = {shape_in_group}, spec = :spec, retries = :retries, retries_left = :retries_left,
     {unkept}
 WHERE id = :id
 
@@ -314,8 +335,52 @@ SELECT {job} FROM stoker_jobs j WHERE j.id {among ids} ORDER BY j.id {locked j}
 -- jobs by name --
 SELECT {job} FROM stoker_jobs j WHERE j.name = :name AND j.name <> '' ORDER BY j.submitted DESC, j.id LIMIT 5
 
--- jobs of sweep --
-SELECT {job} FROM stoker_jobs j WHERE {name_begins} AND j.name <> '' ORDER BY j.submitted, j.position, j.id
+-- jobs of group --
+SELECT {job} FROM stoker_jobs j WHERE j.group_name = :group AND j.group_name <> '' ORDER BY j.submitted, j.position, j.id
+
+-- begin group --
+INSERT INTO stoker_groups (name, key, submitted) VALUES (:group, :key, {now})
+
+-- join group --
+INSERT INTO stoker_groups (name, key, submitted) VALUES (:group, :key, {now})
+ON CONFLICT (name) DO UPDATE SET submitted = excluded.submitted
+
+-- group names --
+SELECT name FROM stoker_groups WHERE name = :name OR (name >= :begin AND name < :beyond)
+
+-- groups --
+SELECT g.name, g.at_most, g.notify, g.submitted FROM stoker_groups g
+
+-- groups_named --
+WHERE g.name {among names}
+
+-- groups_newest --
+ORDER BY g.submitted DESC, g.name
+
+-- group counts --
+SELECT j.group_name, j.state, count(*) FROM stoker_jobs j WHERE j.group_name {among names} AND j.group_name <> ''
+GROUP BY j.group_name, j.state
+
+-- running groups --
+SELECT g.name, g.at_most, count(*) FROM stoker_jobs j JOIN stoker_groups g ON g.name = j.group_name
+WHERE j.state = 'running' AND j.group_name <> '' AND g.at_most IS NOT NULL GROUP BY g.name, g.at_most
+
+-- cap of group --
+SELECT g.at_most FROM stoker_groups g WHERE g.name = :group {locked g}
+
+-- set cap --
+UPDATE stoker_groups SET at_most = :at_most WHERE name = :group
+
+-- set shapes --
+UPDATE stoker_jobs SET shape = {shape_now} WHERE group_name = :group AND group_name <> '' AND shape <> {shape_now}
+
+-- shape_now --
+substr(shape, 1, 16) || coalesce((SELECT '+' || g.key FROM stoker_groups g WHERE g.name = stoker_jobs.group_name AND g.at_most IS NOT NULL), '')
+
+-- clean groups --
+DELETE FROM stoker_groups WHERE NOT EXISTS (
+  SELECT 1 FROM stoker_jobs j WHERE j.group_name = stoker_groups.name AND j.group_name <> ''
+) AND submitted < {now} - 60
 
 -- jobs by prefix --
 SELECT {job} FROM stoker_jobs j WHERE j.id >= :prefix AND j.id < :beyond ORDER BY j.id LIMIT 5
@@ -547,6 +612,9 @@ WHERE j.state NOT IN ('queued', 'held', 'running', 'succeeded', 'failed', 'cance
 -- wrongly blocked --
 SELECT j.id FROM stoker_jobs j
 WHERE j.state IN ('queued', 'held') AND j.blocked <> CASE WHEN {fulfilled j} THEN 0 ELSE 1 END ORDER BY j.id
+
+-- wrongly capped --
+SELECT id FROM stoker_jobs WHERE shape <> {shape_now} ORDER BY id
 
 -- open dependencies --
 SELECT d.job_id, d.needs FROM stoker_dependencies d JOIN stoker_jobs j ON j.id = d.job_id

@@ -13,6 +13,7 @@ CREATE TABLE stoker_jobs (
   id TEXT COLLATE "C" NOT NULL PRIMARY KEY,
   origin TEXT COLLATE "C" UNIQUE,
   name TEXT NOT NULL,
+  group_name TEXT COLLATE "C" NOT NULL DEFAULT '',
   state TEXT NOT NULL,
   priority INTEGER NOT NULL,
   position DOUBLE PRECISION NOT NULL,
@@ -43,6 +44,18 @@ CREATE INDEX stoker_jobs_later ON stoker_jobs (not_before) WHERE state = 'queued
 CREATE INDEX stoker_jobs_submitted ON stoker_jobs (submitted, position);
 CREATE INDEX stoker_jobs_state ON stoker_jobs (state, submitted, position);
 CREATE INDEX stoker_jobs_name ON stoker_jobs (name text_pattern_ops) WHERE name <> '';
+
+CREATE INDEX stoker_jobs_group ON stoker_jobs (group_name, state) WHERE group_name <> '';
+
+-- `key` is the end of the shapes of its jobs while `at_most` of them may run at once.
+CREATE TABLE stoker_groups (
+  name TEXT COLLATE "C" NOT NULL PRIMARY KEY,
+  key TEXT COLLATE "C" NOT NULL UNIQUE,
+  at_most INTEGER,
+  notify TEXT NOT NULL DEFAULT '[]',
+  submitted DOUBLE PRECISION NOT NULL
+);
+CREATE INDEX stoker_groups_submitted ON stoker_groups (submitted);
 
 CREATE TABLE stoker_dependencies (
   job_id TEXT COLLATE "C" NOT NULL REFERENCES stoker_jobs (id) ON DELETE CASCADE,
@@ -223,3 +236,15 @@ CREATE FUNCTION stoker_block_less() RETURNS TRIGGER LANGUAGE plpgsql AS $$
   END $$;
 CREATE TRIGGER stoker_dependencies_less AFTER DELETE ON stoker_dependencies FOR EACH ROW
   EXECUTE FUNCTION stoker_block_less();
+
+-- No path into `running` exceeds the cap of a group: a claim that would finds no job. The row of the group is locked first,
+-- so that the count is of what is committed, and nobody else adds to it.
+CREATE FUNCTION stoker_within_cap() RETURNS TRIGGER LANGUAGE plpgsql AS $$
+  BEGIN
+    PERFORM 1 FROM stoker_groups g WHERE g.name = NEW.group_name FOR NO KEY UPDATE;
+    IF {full NEW.shape} THEN RETURN NULL; END IF;
+    RETURN NEW;
+  END $$;
+CREATE TRIGGER stoker_jobs_cap BEFORE UPDATE OF state ON stoker_jobs FOR EACH ROW
+  WHEN (NEW.state = 'running' AND OLD.state <> 'running' AND length(NEW.shape) > 16)
+  EXECUTE FUNCTION stoker_within_cap();

@@ -12,6 +12,7 @@ CREATE TABLE stoker_jobs (
   id TEXT NOT NULL PRIMARY KEY,
   origin TEXT UNIQUE,
   name TEXT NOT NULL,
+  group_name TEXT NOT NULL DEFAULT '',
   state TEXT NOT NULL,
   priority INTEGER NOT NULL,
   position REAL NOT NULL,
@@ -41,6 +42,18 @@ CREATE INDEX stoker_jobs_later ON stoker_jobs (not_before) WHERE state = 'queued
 CREATE INDEX stoker_jobs_submitted ON stoker_jobs (submitted, position);
 CREATE INDEX stoker_jobs_state ON stoker_jobs (state, submitted, position);
 CREATE INDEX stoker_jobs_name ON stoker_jobs (name) WHERE name <> '';
+
+CREATE INDEX stoker_jobs_group ON stoker_jobs (group_name, state) WHERE group_name <> '';
+
+-- `key` is the end of the shapes of its jobs while `at_most` of them may run at once.
+CREATE TABLE stoker_groups (
+  name TEXT NOT NULL PRIMARY KEY,
+  key TEXT NOT NULL UNIQUE,
+  at_most INTEGER,
+  notify TEXT NOT NULL DEFAULT '[]',
+  submitted REAL NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX stoker_groups_submitted ON stoker_groups (submitted);
 
 CREATE TABLE stoker_dependencies (
   job_id TEXT NOT NULL REFERENCES stoker_jobs (id) ON DELETE CASCADE,
@@ -200,4 +213,11 @@ CREATE TRIGGER stoker_dependencies_new AFTER INSERT ON stoker_dependencies
 CREATE TRIGGER stoker_dependencies_less AFTER DELETE ON stoker_dependencies
   BEGIN
     UPDATE stoker_jobs SET blocked = CASE WHEN {fulfilled stoker_jobs} THEN 0 ELSE 1 END WHERE id = OLD.job_id;
+  END;
+
+-- No path into `running` exceeds the cap of a group: a claim that would finds no job.
+CREATE TRIGGER stoker_jobs_cap BEFORE UPDATE OF state ON stoker_jobs
+  WHEN NEW.state = 'running' AND OLD.state <> 'running' AND {full NEW.shape}
+  BEGIN
+    SELECT RAISE(IGNORE);
   END;

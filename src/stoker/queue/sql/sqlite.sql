@@ -67,9 +67,6 @@ value FROM json_each(:$)
 -- no --
 0
 
--- name_begins --
-j.name >= :begin AND j.name < :beyond
-
 -- last_letters --
 substr($, -:letters)
 
@@ -87,7 +84,7 @@ RETURNING started AS began, {shown_lease} AS expires
 {success_of_attempt} RETURNING job_id AS finished;
 {success_of_job}
 WHERE id = :finished AND attempt = :ended AND {is_running}
-RETURNING id AS finished, EXISTS (SELECT 1 FROM stoker_dependencies d WHERE d.needs = id) AS is_needed
+RETURNING id AS finished, (EXISTS (SELECT 1 FROM stoker_dependencies d WHERE d.needs = id) OR length(shape) > 16) AS is_needed
 
 -- succeed and claim --
 {succeed};

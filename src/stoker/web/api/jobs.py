@@ -18,7 +18,7 @@ from stoker.web.api.bodies import SubmitBody, body_of
 from stoker.web.api.openapi import operation
 from stoker.web.app_state import app_state_of, user_of
 from stoker.web.problems import NotFoundError
-from stoker.web.submission import HEADER, Submitted, jobs_of, submit_once
+from stoker.web.submission import HEADER, Submitted, jobs_of, new_group_of, submit_once
 
 router = APIRouter(tags=["jobs"])
 
@@ -78,7 +78,9 @@ async def submit_jobs(
     asked = msgspec.json.encode(body, order="sorted")
 
     def submit(store: Store) -> Submitted:
-        return submit_once(store, idempotency_key, sender, asked, lambda: jobs_of(store, body, sender))
+        return submit_once(
+            store, idempotency_key, sender, asked, lambda: jobs_of(store, body, sender), new_group_of(body)
+        )
 
     done = await pool.run(submit)
     app_state_of(request).snapshot_cache.refresh()

@@ -20,7 +20,7 @@ from stoker.queue.store import Store
 from stoker.status.job_text import whole_command
 from stoker.units import format_percent
 from stoker.web.app_state import AppState, app_state_of, user_of
-from stoker.web.submission import IDLE, jobs_of, submit_once
+from stoker.web.submission import IDLE, jobs_of, new_group_of, submit_once
 from stoker.web.templating import page
 
 # More than the form has.
@@ -230,7 +230,7 @@ def _submitted(store: Store, filled: Form, sender: str) -> list[Job]:
     # The key contains the content: a form that is changed and sent again is another submission.
     asked = content(filled)
     key = f"{filled.key}:{hashlib.sha256(asked).hexdigest()}" if filled.key else None
-    return submit_once(store, key, sender, asked, lambda: jobs_of(store, wanted, sender)).jobs
+    return submit_once(store, key, sender, asked, lambda: jobs_of(store, wanted, sender), new_group_of(wanted)).jobs
 
 
 async def _again(request: Request, app_state: AppState, filled: Form, mistakes: dict[str, str]) -> Response:

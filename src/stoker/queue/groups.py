@@ -1,0 +1,147 @@
+"""Groups: jobs of a sweep, of a file or with one `--group`: one name, and a cap on how many run at once."""
+
+import os
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from stoker.errors import BadInputError, InvalidFieldsError
+from stoker.queue.driver import Driver, Parameters
+from stoker.queue.field_kinds import ID, LONGEST_LABEL
+from stoker.queue.fields import FIELDS, JobSpec, State
+from stoker.queue.model import ENDED
+from stoker.queue.table import Table, clean_text, json_text
+
+UNNAMED: Final = "sweep-1"
+"""What the first sweep without a name is called."""
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs with one name, and what became of them."""
+
+    name: str
+    at_most: int | None = None
+    """How many of its jobs may run at once; None: as many as there is room for."""
+    submitted: float = 0.0
+    """When a job was last submitted into it."""
+    counts: dict[State, int] = {}
+    """How many of its jobs are in each state; states without jobs are left out."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def ended(self) -> int:
+        return sum(self.counts.get(state, 0) for state in ENDED)
+
+    @property
+    def is_done(self) -> bool:
+        return self.ended == self.total
+
+    @property
+    def progress(self) -> str:
+        """`12 of 15 done, 1 failed, 2 running`."""
+        also = [(state, self.counts.get(state, 0)) for state in ("failed", "cancelled", "running", "held")]
+        return ", ".join(
+            [f"{self.ended} of {self.total} done", *(f"{number} {state}" for state, number in also if number)]
+        )
+
+
+class Groups(Table):
+    """What is known of groups. Their jobs are steered like others."""
+
+    def get(self, name: str) -> Group:
+        found = self.several([name])
+        if name not in found:
+            raise BadInputError(f"there is no group {name!r} in {self._driver.place}: `stoker list` shows them")
+        return found[name]
+
+    def several(self, names: Collection[str]) -> dict[str, Group]:
+        """Those of the names that are groups, in one or two queries."""
+        if not names:
+            return {}
+        wanted: Parameters = {"names": json_text([clean_text(name) for name in names])}
+        return self._counted(self._driver.sql("groups_named"), wanted)
+
+    def newest(self, limit: int = 50) -> list[Group]:
+        """Those into which a job was submitted last."""
+        return list(self._counted(f"{self._driver.sql('groups_newest')} LIMIT {max(0, limit):d}", {}).values())
+
+    def _counted(self, which: str, wanted: Parameters) -> dict[str, Group]:
+        rows = self._driver.fetch_text(f"{self._driver.sql('groups')} {which}", wanted)
+        names: Parameters = {"names": json_text([row[0] for row in rows])}
+        counts: dict[str, dict[State, int]] = {}
+        for name, state, number in self._driver.fetch("group counts", names) if rows else ():
+            counts.setdefault(name, {})[state] = number
+        return {
+            name: Group(name=name, at_most=at_most, submitted=submitted, counts=counts[name])
+            for name, at_most, _notify, submitted in rows
+            if name in counts
+        }
+
+    def running(self) -> dict[str, tuple[int, int]]:
+        """Of each group with a cap of which jobs run: how many do, and how many may."""
+        return {name: (number, at_most) for name, at_most, number in self._driver.fetch("running groups", {})}
+
+    def cap(self, name: str, at_most: int | None) -> bool:
+        """From now on at most this many of its jobs run at once; what runs goes on. False: there is no such group."""
+        if at_most is not None:
+            FIELDS["at_most"].kind.check(at_most)
+        return self._change(lambda: set_cap(self._driver, clean_text(name), at_most))
+
+
+def set_cap(driver: Driver, group: str, at_most: int | None) -> bool:
+    """Also writes the shapes of its jobs, if it had none before or has none any more."""
+    before = driver.fetch("cap of group", {"group": group})
+    if not before:
+        return False
+    if before[0][0] != at_most:
+        driver.fetch("set cap", {"group": group, "at_most": at_most})
+    if (before[0][0] is None) != (at_most is None):
+        driver.fetch("set shapes", {"group": group})
+    return True
+
+
+def join_groups(driver: Driver, jobs: Iterable[JobSpec]) -> None:
+    """Makes the groups of these jobs, or locks those that are there, and sets their caps."""
+    caps: dict[str, int | None] = {}
+    for job in jobs:
+        if job.at_most is not None and not job.group:
+            raise InvalidFieldsError({"at_most": "a cap is that of a group: give the jobs one with --group"})
+        if job.group:
+            caps[job.group] = job.at_most if job.at_most is not None else caps.get(job.group)
+    # In one order, so that two submissions do not deadlock.
+    for group, at_most in sorted(caps.items()):
+        driver.fetch("join group", {"group": group, "key": _key()})
+        if at_most is not None:
+            set_cap(driver, group, at_most)
+
+
+def in_new_group(driver: Driver, jobs: Sequence[JobSpec], base: str) -> list[JobSpec]:
+    """The jobs that have no group in a new one, which is called like `base`, or so with a number behind it."""
+    if not base or not any(not job.group for job in jobs):
+        return list(jobs)
+    name = _free_name(driver, base)
+    # Another submission that takes the name at this moment makes this one try again.
+    driver.fetch("begin group", {"group": name, "key": _key()})
+    return [job if job.group else replace(job, group=name) for job in jobs]
+
+
+def _free_name(driver: Driver, base: str) -> str:
+    """A job that is called so has the name first."""
+    base = clean_text(base).replace("/", "-")[: LONGEST_LABEL - 8].strip()
+    stem = base.partition("-")[0] if base == UNNAMED else base
+    # "." follows "-" in ASCII.
+    wanted: Parameters = {"name": base, "begin": f"{stem}-", "beyond": f"{stem}."}
+    taken = {name for (name,) in driver.fetch("group names", wanted)}
+    if base in taken or ID.fullmatch(base) or driver.fetch("jobs by name", {"name": base}):
+        numbers = [int(end) for name in taken if (end := name.removeprefix(f"{stem}-")).isdecimal() and end.isascii()]
+        return f"{stem}-{max(numbers, default=1) + 1}"
+    return base
+
+
+def _key() -> str:
+    return os.urandom(6).hex()
