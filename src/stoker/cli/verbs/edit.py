@@ -14,7 +14,7 @@ import msgspec
 from stoker.cli.options.job import job_options, job_values, without_none
 from stoker.cli.options.policy import policy_options_with
 from stoker.cli.options.queue import opened
-from stoker.cli.output import Changed, ChangeReport, Unchanged
+from stoker.cli.output import Changed, ChangeReport, Unchanged, print_changes
 from stoker.cli.verbs.steer import Request, print_job_changes, request_options
 from stoker.errors import BadInputError, StokerError
 from stoker.queue.fields import FIELDS, JobField, editable, spec_of
@@ -80,7 +80,9 @@ def edit_command(context: click.Context, /, request: Request, file: str | None, 
         raise BadInputError("the changes are in --from and in options: leave one of them out")
     with opened(request.queue_url) as store:
         if given.keys() == {"at_most"} and not request.selection.by_rule:
-            return print_job_changes(_capped(store, request, given["at_most"]), "edited", request, AMONG)
+            report = _capped(store, request, given["at_most"])
+            print_changes(report, "edited", lambda name, _called: name, as_json=request.as_json, noun="group ")
+            return 0 if report.changed else 1
         jobs = request.selection.jobs(store, AMONG)
         if not given:
             return _as_text(store, jobs, request, file)

@@ -262,7 +262,7 @@ def _why_of_group(store: "Store", jobs: list[Job], as_json: bool) -> int:
         return 0
     sys.stdout.write(f"{_in_words(group)}\n")
     for job, reason in reasons:
-        sys.stdout.write(f"{job.id}, which is next: {reason.reason}\n")
+        sys.stdout.write(f"{job_title(job)}, which is next: {reason.reason}\n")
     return 0
 
 
