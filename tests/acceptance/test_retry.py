@@ -51,7 +51,7 @@ def test_sweep_is_selected_by_name(queue: Store) -> None:
         listed = (("list",), ("show", "bert"), ("why", "bert"), ("list", "--group", "bert"))
         shown = [stoker(*words).out for words in listed]
         assert ["bert: 3 of 3 done, 2 cancelled" in text for text in shown] == [True, True, True, False]
-        assert [text.count("bert seed=") for text in shown] == [0, 3, 0, 3]
+        assert [text.count("\nbert seed=") for text in shown] == [0, 3, 0, 3]
         assert stoker("edit", "--at-most", "2", "bert").out == "bert: at most 2 at once\n"
         assert python.group("bert").at_most == 2
     assert "a cap is that of a group" in stoker("edit", "--at-most", "2", other).err

@@ -75,7 +75,7 @@ def _group_cells(shown: Sequence[JobColumn], group: Group) -> list[Any]:
     from stoker.cli.tables.table import Styled
 
     state = next((one for one in ORDER if group.counts.get(one)), "queued")
-    texts = {"id": "group", "label": f"{one_line(group.name)}: {group.progress}"}
+    texts = {"id": "group", "name": f"{one_line(group.name)}: {group.progress}"}
     return [Styled((state, _COLOURS.get(state, ""))) if one.key == "state" else texts.get(one.key, "") for one in shown]
 
 
