@@ -458,8 +458,9 @@ class LogChannels:
 
     async def close(self) -> None:
         """Ends all channels. The connection pool must still be open."""
-        # Some may have ended with the event loop that they ran in.
-        running = [task for task in self._tasks if not task.done()]
+        # Those of another event loop, as tests have several, ended with it.
+        loop = asyncio.get_running_loop()
+        running = [task for task in self._tasks if task.get_loop() is loop]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
