@@ -1,6 +1,7 @@
 """Checks of every job after a chaos run; each violation is a sentence."""
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,8 +43,12 @@ SLURM_FATAL: Final = (
     "node down",
     "crash node",
     "kill controller",
+    "kill srun",
 )
 SLURM_OUTAGES: Final = ("held up", "stop supervisor", "EIO", "EMFILE", "ENOMEM")
+# The supervisor of another node, too, needs a disk, descriptors, memory and processes to begin.
+KEEPS_FROM_STARTING: Final = ("full disk", "no inodes", "EIO", "ENOSPC", "EMFILE", "ENOMEM", "EAGAIN", "slow directory",
+                              "late directory")  # fmt: skip
 # What a job printed may be missing when these were there.
 COSTS_OUTPUT: Final = ("full disk", "no inodes", "EIO", "ENOSPC", "EMFILE", "ENOMEM", "descriptor limit",
                        "restart with few descriptors", "delete attempts", "delete home", "stop reaper")  # fmt: skip
@@ -68,6 +73,8 @@ class Submitted(NamedTuple):
     journal: JobJournal
     code: int
     """Its exit code when it is not killed."""
+    nodes: int = 1
+    """On how many nodes it runs at a time."""
 
 
 class Evidence(NamedTuple):
@@ -100,6 +107,7 @@ class _Case:
         self._evidence = evidence
         self._name = name
         self._code = submitted.code
+        self._nodes = submitted.nodes
         self._journal = submitted.journal
         self._entries = submitted.journal.entries()
         self._attempts = store.attempts.of(name)
@@ -142,34 +150,30 @@ class _Case:
         for number in set(self._journal.attempts()) - known:
             yield f"attempt {number} ran, and is not known"
         for attempt in self._attempts:
-            if attempt.outcome == "succeeded" and not self._ended(attempt):
+            if attempt.outcome == "succeeded" and len(self._ended(attempt)) < self._nodes:
                 yield f"attempt {attempt.number} is called a success, and did not come to its end; {self._history()}"
 
     def _kinds(self, attempt: Attempt) -> set[str]:
         return {kind for _, kind in self._evidence.touched.get(f"{self._name}-{attempt.number}", [])}
 
-    def _ended(self, attempt: Attempt) -> Entry | None:
-        return next((one for one in self._entries if one.attempt == attempt.number and one.word == "end"), None)
+    def _ended(self, attempt: Attempt) -> set[int]:
+        """The nodes on which it came to its end."""
+        return {one.rank for one in self._entries if one.attempt == attempt.number and one.word == "end"}
 
     # One attempt at a time
 
     def _overlaps(self) -> Iterator[str]:
+        place = {one: number for number, start in enumerate(_all_starts(self._entries)) for one in start}
         for start in (entry for entry in self._entries if entry.word == "start"):
             late = [
                 one
                 for one in self._entries
-                if one.time >= start.time and self._is_older(one, start) and not self._has_just_woken(one, start)
+                if one.time >= start.time and place[one] < place[start] and not self._has_just_woken(one, start)
             ]
             if late:
                 seconds = late[-1].time - start.time
                 which = f"attempt {late[-1].attempt} lived on for {seconds:.2f} s beside {start.attempt}"
                 yield f"{which}; {self._history()}"
-
-    def _is_older(self, one: Entry, start: Entry) -> bool:
-        """Whether it is of an earlier attempt, or of an earlier run of the same one."""
-        if one.attempt != start.attempt or one.pid == start.pid:
-            return one.attempt < start.attempt
-        return _runs(self._entries, one.attempt, one.pid)[0][0].time < start.time
 
     def _has_just_woken(self, one: Entry, start: Entry) -> bool:
         # Where a worker takes most of a lease to start, what its predecessor left lives until then.
@@ -184,6 +188,8 @@ class _Case:
 
     def _is_on(self, condition: Condition, number: int) -> bool:
         """Whether a condition is one of the machines of this attempt: its worker's, and the nodes it ran on."""
+        if len({one.rank for one in self._entries if one.attempt == number}) < self._nodes:
+            return True  # on one of its nodes it did not get so far as to say where that is
         worker = next((attempt.worker for attempt in self._attempts if attempt.number == number), "")
         names = {worker.partition("-")[0], *(one.place for one in self._entries if one.attempt == number)}
         known = {self._evidence.machines[name] for name in names if name in self._evidence.machines}
@@ -194,24 +200,27 @@ class _Case:
     def _unfounded(self) -> Iterator[str]:
         """A cluster may start one attempt several times."""
         for attempt in self._attempts:
-            runs = _runs(self._entries, attempt.number)
+            starts = _starts(self._entries, attempt.number)
             if attempt.outcome in {"succeeded", "failed"}:
-                runs = runs[:-1]
-            for run in runs:
-                end = next((one for one in run if one.word == "end"), None)
-                if end is None:
-                    if not self._may_be_lost(attempt, run[0], run[-1]):
+                starts = starts[:-1]
+            for start in starts:
+                ends = [one for one in start if one.word == "end"]
+                if len(ends) < self._nodes:
+                    if not self._may_be_lost(attempt, start):
                         yield f"attempt {attempt.number} was lost without a reason; {self._history()}"
-                elif not self._may_be_done_again(attempt, run[0], end):
+                elif not self._may_be_done_again(attempt, start[0], ends[-1]):
                     yield f"attempt {attempt.number} came to its end and was done again; {self._history()}"
 
     def _last_sign(self, attempt: Attempt) -> float:
         return max(one.time for one in self._entries if one.attempt == attempt.number)
 
-    def _may_be_lost(self, attempt: Attempt, start: Entry, last: Entry) -> bool:
+    def _may_be_lost(self, attempt: Attempt, start: list[Entry]) -> bool:
         if self._kinds(attempt).intersection(self._evidence.fatal):
             return True
-        return self._was_cut_off(attempt, start.time - 1, last.time + 2)
+        begin, end = start[0].time - 1, start[-1].time + 2
+        if len({one.rank for one in start}) < self._nodes and self._had(attempt, KEEPS_FROM_STARTING, begin - 1, end):
+            return True
+        return self._was_cut_off(attempt, begin, end)
 
     def _may_be_done_again(self, attempt: Attempt, start: Entry, end: Entry) -> bool:
         """It ended by itself: that is lost only when nobody was left to write it down, or it came too late."""
@@ -246,8 +255,8 @@ class _Case:
     # All that was printed
 
     def _outputs(self) -> Iterator[str]:
-        for attempt in self._attempts:
-            runs = _runs(self._entries, attempt.number)
+        for attempt, rank in itertools.product(self._attempts, range(self._nodes)):
+            runs = _runs([one for one in self._entries if one.rank == rank], attempt.number)
             last = [one.number for run in runs[-1:] for one in run if one.word == "line"]
             printed = [f"attempt {attempt.number} says line {number}" for number in last]
             if not printed or self._had(
@@ -258,13 +267,16 @@ class _Case:
             unguarded = bool({*fatal} & self._kinds(attempt)) or self._had(
                 attempt, fatal, self._first_sign(attempt) - 1, self._last_sign(attempt) + 2
             )
-            for place, text in (("the queue", self._store.logs.read(attempt.id)), ("the file", self._file(attempt))):
+            # The queue gets what the first node prints.
+            known = {"the queue": self._store.logs.read(attempt.id)} if rank == 0 else {}
+            for place, text in {**known, "the file": self._file(attempt, rank)}.items():
                 kept = [line for line in text.splitlines() if line.startswith("attempt")]
                 if len(runs) > 1:
                     kept = kept[_last_index(kept, printed[0]) :]
                 if not _is_whole(printed, kept, unguarded=unguarded):
                     yield (
-                        f"attempt {attempt.number} printed {printed[-1:]}, {place} has {kept[-1:]}; {self._history()}"
+                        f"attempt {attempt.number} printed {printed[-1:]} on node {rank}, {place} has {kept[-1:]}; "
+                        f"{self._history()}"
                     )
 
     def _first_sign(self, attempt: Attempt) -> float:
@@ -276,8 +288,9 @@ class _Case:
         deleted = [one.began for one in self._evidence.conditions if one.kind in {"delete attempts", "delete home"}]
         return max([last, *deleted])
 
-    def _file(self, attempt: Attempt) -> str:
-        places = [home / "attempts" / f"{self._name}-{attempt.number}" / "output" for home in self._evidence.homes]
+    def _file(self, attempt: Attempt, rank: int) -> str:
+        own = f"{self._name}-{attempt.number}" + (f"/node{rank}" if rank else "")
+        places = [home / "attempts" / own / "output" for home in self._evidence.homes]
         text = ""
         for place in places:
             with contextlib.suppress(OSError):
@@ -285,13 +298,29 @@ class _Case:
         return text
 
 
-def _runs(entries: list[Entry], attempt: int, pid: int | None = None) -> list[list[Entry]]:
-    """The entries of one attempt by its runs, or of one run."""
+def _runs(entries: list[Entry], attempt: int) -> list[list[Entry]]:
+    """The entries of one attempt by its runs: each is one process."""
     found: dict[int, list[Entry]] = {}
     for entry in entries:
-        if entry.attempt == attempt and pid in {None, entry.pid}:
+        if entry.attempt == attempt:
             found.setdefault(entry.pid, []).append(entry)
     return list(found.values())
+
+
+def _starts(entries: list[Entry], attempt: int) -> list[list[Entry]]:
+    """The same by its starts: one run on each node. A controller that was killed may count a restart twice."""
+    starts: list[list[list[Entry]]] = []
+    for run in sorted(_runs(entries, attempt), key=lambda run: run[0].time):
+        before = [other[0] for other in starts[-1]] if starts else []
+        if not before or run[0].restart != before[0].restart or run[0].rank in {one.rank for one in before}:
+            starts.append([])
+        starts[-1].append(run)
+    return [sorted(itertools.chain(*start), key=lambda one: one.time) for start in starts]
+
+
+def _all_starts(entries: list[Entry]) -> list[list[Entry]]:
+    """Of all attempts, in their order."""
+    return [start for attempt in sorted({one.attempt for one in entries}) for start in _starts(entries, attempt)]
 
 
 def _last_index(lines: list[str], line: str) -> int:

@@ -208,7 +208,8 @@ def attempt_of(pid: int) -> str:
     for variable in _environment(pid):
         name, _, value = variable.decode(errors="replace").partition("=")
         if name == "STOKER_RUN_DIR":
-            return Path(value).name
+            # Each other node of a job over several has a directory in that of the attempt.
+            return next(part for part in reversed(Path(value).parts) if not re.fullmatch(r"node\d+", part))
     return ""
 
 

@@ -6,6 +6,7 @@ One worker on the login node, three nodes that share its home. The faults of `ch
 import contextlib
 import errno
 import os
+import re
 import shutil
 import signal
 import time
@@ -16,12 +17,12 @@ from typing import Final
 import msgspec
 
 from stoker.engines.slurm.record import SlurmAttemptRecord
-from stoker.procfs import Identity
+from stoker.procfs import Identity, identify, stat
 from stoker.queue import JobSpec
-from stoker.runs.processes.tree import send
+from stoker.runs.processes.tree import children, send
 from tests.support.chaos import LONGEST_CONDITION, LONGEST_WAIT, WORK, ChaosRun, Extent, Planned
 from tests.support.chaos_judge import SLURM_FATAL, SLURM_OUTAGES, Evidence, Submitted
-from tests.support.chaos_machine import Host, Machine
+from tests.support.chaos_machine import SUPERVISOR, Host, Machine
 from tests.support.faults import Call
 from tests.support.job_journal import journal_clock
 from tests.support.slurm_cluster import NODES, TAG, SlurmCluster
@@ -35,6 +36,7 @@ SLURM_KINDS: Final = {
     "kill step": 3,
     "kill job": 6,
     "kill slurmstepd": 4,
+    "kill srun": 4,
     "kill slurmd": 4,
     "kill controller": 5,
     "stop worker": 3,
@@ -108,6 +110,12 @@ case $how in
 esac
 exec REAL/$name "$@"
 """
+
+
+def _command_line(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
+    return ""
 
 
 class _LoginNode(Machine):
@@ -189,10 +197,11 @@ class SlurmChaosRun(ChaosRun):
         return _BACKLOG
 
     def _new_job(self, number: int) -> tuple[JobSpec, Submitted]:
-        """Some may be preempted, and requeued by Slurm."""
+        """Some may be preempted, and requeued by Slurm; some run on several nodes."""
         job, submitted = super()._new_job(number)
         # Also of those that run for long, which are every fifth.
-        return msgspec.structs.replace(job, preemptible=number % 3 != 0), submitted
+        nodes = {2: 2, 5: 2, 7: 3}.get(number % 10, 1)
+        return msgspec.structs.replace(job, preemptible=number % 3 != 0, nodes=nodes), submitted._replace(nodes=nodes)
 
     def _wait_for_rest(self) -> None:
         """While the worker is there: it cancels what is left in Slurm."""
@@ -225,7 +234,35 @@ class SlurmChaosRun(ChaosRun):
             super()._strike(planned)
 
     def _those(self, kind: str, machine: Host) -> list[Identity]:
+        if kind == "srun":
+            # It has the environment of `sbatch`: nothing in it says where it runs.
+            below = [pid for shim in machine.called(SUPERVISOR) for pid in children(shim.pid)]
+            return [who for pid in below if (found := stat(pid)) and found.name == kind and (who := identify(pid))]
         return machine.called(kind) if kind == "slurmstepd" else super()._those(kind, machine)
+
+    def _kill_slurmstepd(self, node: Host, _: float) -> None:
+        """Of a job, or of its part on another node, whether the command has begun there or not."""
+        if (victim := self._victim("slurmstepd", node)) is not None:
+            found = re.search(r"\[(\d+)\.", _command_line(victim.pid))
+            slurm_job = int(found[1]) if found is not None else 0
+            if send(victim, signal.SIGKILL):
+                self._hit("kill slurmstepd", self._attempts_of(slurm_job))
+
+    def _attempts_of(self, slurm_job: int) -> list[str]:
+        found = []
+        for directory in (self._machines[0].home / "attempts").glob("*"):
+            with contextlib.suppress(OSError):
+                owner = SlurmAttemptRecord(directory).owner()
+                if owner is not None and owner.slurm_job == slurm_job:
+                    found.append(directory.name)
+        return found
+
+    def _kill_srun(self, node: Host, _: float) -> None:
+        """Through it the first node of a job reaches the others."""
+        if (victim := self._victim("srun", node)) is not None:
+            attempts = re.findall(r"/attempts/([^/\s]+)", _command_line(victim.pid))
+            if send(victim, signal.SIGKILL):
+                self._hit("kill srun", set(attempts))
 
     def _kill_step(self, node: Host, _: float) -> None:
         """Supervisor, reaper and job at once, as a kernel does that is out of memory."""

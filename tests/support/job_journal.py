@@ -17,6 +17,10 @@ class Entry(NamedTuple):
     """On `journal_clock()`."""
     place: str
     """The node of a cluster, or `-`."""
+    rank: int
+    """Of the node, in a job over several."""
+    restart: int
+    """How often Slurm had started the attempt again."""
 
     @property
     def wall_time(self) -> float:
@@ -52,8 +56,8 @@ class JobJournal:
         # The last one may be being written.
         words = [line.split() for line in lines if line.endswith("\n")]
         return [
-            Entry(int(attempt), int(pid), word, int(number), float(at), place)
-            for attempt, pid, word, number, at, place in words
+            Entry(int(attempt), int(pid), word, int(number), float(at), place, int(rank), int(restart))
+            for attempt, pid, word, number, at, place, rank, restart in words
         ]
 
     def attempts(self) -> list[int]:

@@ -2,8 +2,9 @@
 
    marking_job DIARY SECONDS [EXIT-CODE [deaf]]
 
-   Every entry is one write to a file that is only ever appended to: ATTEMPT PID WORD NUMBER TIME PLACE. The time is since
-   boot, so that nobody can set it; the place is the node of a cluster, or `-`. `start` comes first,
+   Every entry is one write to a file that is only ever appended to: ATTEMPT PID WORD NUMBER TIME PLACE RANK RESTART. The
+   time is since boot, so that nobody can set it; the place is the node of a cluster, or `-`; the rank is that of the
+   node in a job over several, and Slurm counts its restarts of the job. `start` comes first,
    `line N` after line N was printed, `end` last, before the exit with EXIT-CODE. It ends after SECONDS, or when there is
    a file DIARY.end. `deaf` ignores SIGTERM, and that nobody reads what it prints. */
 
@@ -25,12 +26,18 @@ static double now(void)
     return (double)at.tv_sec + (double)at.tv_nsec / 1e9;
 }
 
+static const char *variable(const char *name, const char *otherwise)
+{
+    const char *value = getenv(name);
+    return value != NULL && *value != 0 ? value : otherwise;
+}
+
 static void note(const char *word, int number)
 {
     char entry[200];
-    const char *place = getenv("SLURMD_NODENAME");
-    int length = snprintf(entry, sizeof entry, "%s %d %s %d %.6f %s\n", attempt, (int)getpid(), word, number, now(),
-                          place != NULL ? place : "-");
+    int length = snprintf(entry, sizeof entry, "%s %d %s %d %.6f %s %s %s\n", attempt, (int)getpid(), word, number, now(),
+                          variable("SLURMD_NODENAME", "-"), variable("STOKER_NODE_RANK", "0"),
+                          variable("SLURM_RESTART_COUNT", "0"));
     if (write(diary, entry, (size_t)length) != length)
         _exit(99);
 }
