@@ -4,7 +4,8 @@ On this machine the controller, three nodes and the worker share the same cores,
 for each job is a Python program: on a real cluster the nodes pay for it, here it delays everything. So there are two
 measurements. In the first the body of a job is the same C program on both sides, which leaves the files in the
 attempt's directory that a supervisor would leave: what is left is the worker and what it asks of the controller. In
-the second everything runs as it is; its ratio is that of this machine.
+the second everything runs as it is; its ratio is that of this machine. There plain `sbatch` is measured once more, with
+scripts that start an empty Python before the job: no supervisor in Python can take less.
 """
 
 import os
@@ -47,6 +48,8 @@ WATCHED = 30.0 if QUICK else 120.0
 PATIENCE = 600.0
 # Jobs that run at a time on each of the three nodes.
 SLOTS = 128
+# Starts, loads nothing, and becomes the job: with the flags of a shim.
+EMPTY_PYTHON = (sys.executable, "-S", "-P", "-c", "import os, sys; os.execv(sys.argv[1], sys.argv[1:])")
 # A worker whose jobs have another body.
 STAND_IN = """
 import shlex, sys
@@ -92,7 +95,7 @@ def _cluster() -> Iterator[SlurmCluster]:
 
 def _dispatch(cluster: SlurmCluster, place: Path, job: Path, *, stand_in: bool) -> int:
     kind = "nodes left out" if stand_in else "everything here"
-    ways: dict[str, list[Run]] = {"sbatch": [], "stoker": []}
+    ways: dict[str, list[Run]] = {name: [] for name in ("sbatch", "stoker") + (() if stand_in else ("python",))}
     result = msgspec.json.encode(AttemptResult("succeeded", 0, "")).decode()
     rounds = ROUNDS if stand_in else 1  # the second takes minutes
     for number in range(rounds):
@@ -101,10 +104,14 @@ def _dispatch(cluster: SlurmCluster, place: Path, job: Path, *, stand_in: bool) 
             room.mkdir()
             body = [str(job), str(room / "noted"), "-"]
             other = shlex.join([*body, result]) if stand_in else None
-            runs.append(_sbatch(cluster, room, body) if name == "sbatch" else _stoker(cluster, room, body, other))
+            if name == "stoker":
+                runs.append(_stoker(cluster, room, body, other))
+            else:
+                runs.append(_sbatch(cluster, room, [*EMPTY_PYTHON, *body] if name == "python" else body))
     print(f"\n{JOBS} jobs of a second, {kind}: {rounds} rounds in turns; --max-pending {MAX_PENDING}")
-    plain, ours = (Run(*map(statistics.median, zip(*runs, strict=True))) for runs in ways.values())
-    for name, run in (("sbatch", plain), ("stoker", ours)):
+    medians = {name: Run(*map(statistics.median, zip(*runs, strict=True))) for name, runs in ways.items()}
+    plain, ours = medians["sbatch"], medians["stoker"]
+    for name, run in medians.items():
         totals = " ".join(f"{one.total:.1f}" for one in ways[name])
         print(
             f"  {name:7} {run.total:6.2f} s ({totals}); processor time per job, ms: "
@@ -118,6 +125,11 @@ def _dispatch(cluster: SlurmCluster, place: Path, job: Path, *, stand_in: bool) 
         ]
     else:
         figures.append(Figure("processor time of the nodes", ours.nodes / plain.nodes, 5.0))
+        least = medians["python"]
+        print(
+            f"  plain sbatch with an empty Python before each job takes {least.total / plain.total:.2f} times as long, "
+            f"and {least.nodes / plain.nodes:.2f} times the processor time of the nodes"
+        )
     return print_figures(f"{JOBS} jobs of a second, through Stoker ÷ plain sbatch", figures)
 
 

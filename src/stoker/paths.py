@@ -90,6 +90,13 @@ def write_atomically(path: str | Path, content: bytes, *, private: bool = True, 
     return written
 
 
+def remove_tree(path: Path, *, ignore_errors: bool = False) -> None:
+    """`shutil.rmtree`. That module loads all kinds of compression, and most supervisors never remove anything."""
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=ignore_errors)
+
+
 def try_lock(descriptor: int) -> bool:
     """Locks the file for this process alone; False when another has it."""
     import fcntl

@@ -201,3 +201,13 @@ def close_inherited_descriptors(keep: Iterable[int] = ()) -> None:
     for descriptor in opened - {0, 1, 2, *keep}:
         with contextlib.suppress(OSError):
             os.close(descriptor)  # One was that of the listing.
+
+
+def has_pending(pid: int, signum: int) -> bool:
+    """Whether this process got a signal that it has blocked."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(mask >> (signum - 1) & 1 for mask in masks)

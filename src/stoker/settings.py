@@ -9,7 +9,6 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from stoker.errors import BadInputError, did_you_mean
-from stoker.masking import without_passwords
 from stoker.paths import may_be_read_by_others
 from stoker.settings_path import config_path
 from stoker.streams import warn
@@ -159,6 +158,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def has_secrets(self) -> bool:
         """Whether the file holds a password of the queue or a notification URL."""
+        from stoker.masking import without_passwords
+
         urls = (*self.notify.urls, self.slurm_watch.owner, self.slurm_watch.administrator)
         return without_passwords(self.queue) != self.queue or any(urls)
 

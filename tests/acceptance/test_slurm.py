@@ -25,6 +25,8 @@ from tests.support.work_site import PATIENCE, RunningWorker, WorkSite
 
 # Stops as soon as it has written its checkpoint.
 CHECKPOINTS = "trap 'echo checkpoint >> saved; exit 0' TERM; touch began; while :; do sleep 0.05; done"
+# Goes on until it is killed.
+DEAF = "trap 'echo asked >> saved' TERM; touch began; while :; do sleep 0.05; done"
 # Windows of seconds; a job that never used a GPU is judged like any other.
 SOON = ("--for", "3s", "--unused-for", "5s", "--cpu-for", "5s", "--idle-after", "0s", "--every", "250ms")
 
@@ -242,9 +244,9 @@ def test_every_outcome_is_the_right_one_here_and_in_slurm(login: LoginNode) -> N
     login.cluster.configure(["PartitionName=brief Nodes=ALL MaxTime=1 DefaultTime=1 State=UP"])
     worker = login.work("--preemptible-partition", "spare")
 
-    def checkpointing(name: str, *options: str) -> str:
+    def checkpointing(name: str, *options: str, command: str = CHECKPOINTS) -> str:
         place = login.in_its_own(name)
-        return login.type("submit", "--name", name, "--directory", place, *options, "--", CHECKPOINTS).strip()
+        return login.type("submit", "--name", name, "--directory", place, *options, "--", command).strip()
 
     def saves(job: str) -> int:
         saved = login.directory / login.site.job(job).name / "saved"
@@ -260,12 +262,13 @@ def test_every_outcome_is_the_right_one_here_and_in_slurm(login: LoginNode) -> N
     timed = checkpointing("timed", "--gpus", "0", "--time-limit", "3s")
     cancelled = checkpointing("cancelled", "--gpus", "0")
     scancelled = checkpointing("scancelled", "--gpus", "0")
+    deaf = checkpointing("deaf", "--gpus", "0", command=DEAF)
     yielding = checkpointing("yielding", "--preemptible", "--gpus", "2", "--gpu-model", "h100")
     failing = login.submit("--gpus", "0", "--", "exit 7")
-    for job in (cancelled, scancelled, yielding):
+    for job in (cancelled, scancelled, deaf, yielding):
         wait_for((login.directory / login.site.job(job).name / "began").exists, named=f"the start of {job}")
     login.type("cancel", cancelled)
-    login.cluster.run("scancel", str(login.slurm_job(scancelled)))
+    login.cluster.run("scancel", *(str(login.slurm_job(job)) for job in (scancelled, deaf)))
     # A job of a higher partition takes the place of the preemptible one, which starts again as the same attempt.
     urgent = login.submit("--gpus", "2", "--gpu-model", "h100", "--", "sleep", "1")
     login.wait_until(urgent, "succeeded")
@@ -273,7 +276,7 @@ def test_every_outcome_is_the_right_one_here_and_in_slurm(login: LoginNode) -> N
     login.wait_until_began(yielding)
     again = login.attempt(yielding)
     before = saves(yielding)
-    assert (before > 0, again.number, again.outcome) == (True, 1, None)
+    assert (before, again.number, again.outcome) == (1, 1, None)
     assert login.cluster.details(login.slurm_job(yielding))["Restarts"] == "1"
     login.type("cancel", yielding)
     login.type("wait", "--all", "--timeout", "100s", code=1)
@@ -282,9 +285,10 @@ def test_every_outcome_is_the_right_one_here_and_in_slurm(login: LoginNode) -> N
         stalled: ("failed", 124, "the job made no step for", "FAILED", "124:0"),
         timed: ("failed", 124, "It had run for 3s, which was its time limit", "FAILED", "124:0"),
         limited: ("failed", 124, "It had run for as long as Slurm allows", "FAILED", "124:0"),
-        cancelled: ("cancelled", None, "It was cancelled", "CANCELLED", None),
+        cancelled: ("cancelled", None, "", "CANCELLED", None),
         scancelled: ("cancelled", None, "it was cancelled in Slurm", "CANCELLED", None),
-        yielding: ("cancelled", None, "It was cancelled", "CANCELLED", None),
+        deaf: ("cancelled", None, "it was cancelled in Slurm", "CANCELLED", None),
+        yielding: ("cancelled", None, "", "CANCELLED", None),
         failing: ("failed", 7, "", "FAILED", "7:0"),
         urgent: ("succeeded", 0, "", "COMPLETED", "0:0"),
     }
@@ -302,11 +306,10 @@ def test_every_outcome_is_the_right_one_here_and_in_slurm(login: LoginNode) -> N
         details = login.site.store.attempts.details(login.attempt(job).id)
         assert details is not None
         assert details.report == report
-    for job in (timed, limited, cancelled):
-        assert saves(job) == 1, f"{login.site.job(job).name} wrote {saves(job)} checkpoints"
-    # Slurm signals all processes of a job that it ends itself, and Stoker signals them too.
-    assert saves(scancelled) >= 1
-    assert saves(yielding) > before
+    for job in (timed, limited, cancelled, scancelled, deaf):
+        assert saves(job) == 1, f"{login.site.job(job).name} was asked to end {saves(job)} times"
+    # Also where Slurm has signalled all processes itself.
+    assert saves(yielding) == before + 1
     wait_for(lambda: not login.cluster.processes(), named="that no process is left on any node")
     # What the page calls GPU-hours.
     assert worker.stop() == 0

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import textwrap
 import time
 from pathlib import Path
 
@@ -111,9 +112,23 @@ def test_every_node_runs_the_command_with_its_own_values(nodes: NodesSite) -> No
     assert (nodes.output(longer), nodes.output(longer, 1)) == ("hello\n", "last\n")
 
 
+# The last words of torchrun.
+RANK_DIED = """
+Root Cause (first observed failure):
+[0]:
+  time      : 2030-01-31_13:32:44
+  host      : localhost
+  rank      : 3 (local_rank: 1)
+  exitcode  : -9 (pid: 29766)  (SIGKILL)
+  error_file: <N/A>
+"""
+
+
 def test_failure_cancel_and_time_limit_stop_every_node(nodes: NodesSite) -> None:
+    (nodes.site.directory / "died").write_text(RANK_DIED)
     limited, cancelled = nodes.submit(SLEEP, time_limit=5.0), nodes.submit(SLEEP)
-    failing = [nodes.submit(only_on(rank, f"{nodes.site.until('go')}; exit 3")) for rank in (0, 1)]
+    first = nodes.submit(only_on(0, f"{nodes.site.until('go')}; exit 3"))
+    failing = [first, nodes.submit(only_on(1, f"{nodes.site.until('go')}; cat died; exit 3"))]
     nodes.work()
     for rank, job in enumerate(failing):
         nodes.wait_for_output(job, "begun on", 1 - rank)
@@ -123,7 +138,8 @@ def test_failure_cancel_and_time_limit_stop_every_node(nodes: NodesSite) -> None
     for rank, job in enumerate(failing):
         nodes.site.wait_until(job, "failed")
         last = nodes.site.last_attempt(job)
-        assert (last.exit_code, last.reason) == (3, f"the command on node{rank + 1} ended with code 3")
+        who = "; rank 3 failed first, by SIGKILL" if rank else ""
+        assert (last.exit_code, last.reason) == (3, f"the command on node{rank + 1} ended with code 3{who}")
         assert "got TERM" in nodes.output(job, 1 - rank)
     assert nodes.site.wait_until(cancelled, "cancelled", "failed").state == "cancelled"
     outcome, code, reason = nodes.end(limited)
@@ -216,6 +232,71 @@ def test_dead_rank_of_one_node_is_a_stall_of_the_whole_job(nodes: NodesSite) -> 
         part = report.partition(f"## Stacks of {node}\n")[2].partition("\n## ")[0]
         assert "> all_reduce (" in part, f"the stacks of {node}"
     wait_for(done.exists, named="the action")
+
+
+# With PyTorch, where that is installed: all ranks of both nodes meet, and add up their numbers in each step.
+TORCH = """
+    import os
+    import signal
+    import sys
+    import time
+
+    import torch.distributed
+    from stoker.gpus.sim import SimulatedProcess
+    from stoker.gpus.sim.load import spin
+
+    how, steps = sys.argv[1], 40 if sys.argv[1] == "trains" else 100_000
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    gpu = SimulatedProcess.attach(int(os.environ["LOCAL_RANK"]))
+    gpu.hold(2 * 2**30)
+    gpu.work(0.93)
+    for step in range(1, steps + 1):
+        value = torch.tensor([rank + 1.0])
+        torch.distributed.all_reduce(value)
+        if rank == 0:
+            print(f"step {step}/{steps} sum={value.item():g}", flush=True)
+        time.sleep(0.04)
+        if step == 80 and how == "hangs":
+            gpu.play((spin(),))
+            while rank == 3:
+                pass
+        if step == 20 and how == "dies" and rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+    torch.distributed.destroy_process_group()
+"""
+TORCHRUN = (
+    *("torchrun", "--nnodes", "{nodes}", "--node-rank", "{node_rank}", "--nproc-per-node", "{gpus}"),
+    *("--master-addr", "{master_addr}", "--master-port", "{master_port}", "train.py"),
+)
+
+
+@pytest.mark.timeout(400)  # it takes PyTorch seconds to be imported, in six processes of each job
+def test_torchrun_over_two_nodes_trains_and_a_rank_that_dies_or_hangs_ends_all(nodes: NodesSite) -> None:
+    how_to = Path(__file__).parents[2] / "docs" / "how-to" / "slurm.md"
+    assert f"stoker submit --nodes 2 --gpus 2 -- {' '.join(TORCHRUN)}\n" in how_to.read_text()
+    pytest.importorskip("torch")
+    (nodes.site.directory / "train.py").write_text(textwrap.dedent(TORCH))
+    rule = (*RULE, "--unused-for", "60s")  # until the ranks have met
+    trains, dies, hangs = (
+        nodes.submit_as_typed("--retries", "0", *rule, "--", *TORCHRUN, how) for how in ("trains", "dies", "hangs")
+    )
+    nodes.work()
+    # Four ranks, which are 1, 2, 3 and 4 to the sum.
+    assert nodes.site.wait_until(trains, "succeeded", "failed").state == "succeeded", nodes.output(trains)
+    assert nodes.output(trains).endswith("step 40/40 sum=10\n")
+    nodes.site.wait_until(dies, "failed")
+    last = nodes.site.last_attempt(dies)
+    assert last.exit_code == 1
+    assert re.fullmatch(r"the command on node[12] ended with code 1; rank 3 failed first, by SIGKILL", last.reason)
+    outcome, code, reason = nodes.end(hangs)
+    assert (outcome, code) == ("failed", 124)
+    assert "GPU 1 of node2 have been fully used without doing work" in reason
+    report = nodes.record(hangs).report.read_text()
+    assert "Rank 3 (GPU 1 of node2)" in report
+    assert "all_reduce" in report
+    assert f"- command: `{' '.join(TORCHRUN)} hangs`".replace("{gpus}", "2") in report
 
 
 def test_idle_node_is_judged_as_the_rule_requires(nodes: NodesSite) -> None:

@@ -12,6 +12,7 @@ from stoker.gpus.model import DeviceHealth, JobProgress, Look, Unknown, Utilizat
 from stoker.rules.rule import Verdict
 from stoker.runs.postmortem.facts import NodeFacts, RunFacts
 from stoker.runs.postmortem.hints import hints
+from stoker.runs.postmortem.outputs import first_failed_rank
 from stoker.runs.postmortem.processes import RankNumber, read_processes
 from stoker.runs.postmortem.ranks import Comparison, Rank, collective_of, compare, compare_ranks, ranks_of
 from stoker.runs.postmortem.report import brief, render
@@ -410,3 +411,45 @@ class TestReport:
 
     def test_verdict_without_evidence_has_no_such_section(self) -> None:
         assert "Why this" not in render(some_facts())
+
+
+FAILURE = """
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : {time}
+  host      : gpu17
+  rank      : 9 (local_rank: 1)
+  exitcode  : -15 (pid: 4)  (SIGTERM)
+  error_file: <N/A>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : {time}
+  host      : gpu17
+  rank      : {rank} (local_rank: 0)
+  exitcode  : {code} (pid: 3)  (SIGKILL)
+  error_file: <N/A>
+============================================================
+"""
+
+
+def said_by_torchrun(rank: int, code: int, time: str = "2030-01-31_13:32:44") -> str:
+    return FAILURE.format(rank=rank, code=code, time=time)
+
+
+def test_rank_that_failed_first_is_named_by_what_torchrun_printed() -> None:
+    assert first_failed_rank(["Traceback: ", ""]) == ""
+    assert first_failed_rank(["", said_by_torchrun(3, -9)]) == "rank 3 failed first, by SIGKILL"
+    # Its peers see that their connection is gone, and end within the same second.
+    both = [said_by_torchrun(0, 1), said_by_torchrun(3, -9)]
+    assert first_failed_rank(both) == first_failed_rank(both[::-1]) == "rank 3 failed first, by SIGKILL"
+    aborted = said_by_torchrun(0, -6)
+    assert first_failed_rank([aborted, said_by_torchrun(2, 7)]) == "rank 2 failed first, with code 7"
+    earlier = said_by_torchrun(1, 1, "2030-01-31_13:32:43")
+    assert first_failed_rank([said_by_torchrun(3, -9), earlier]) == "rank 1 failed first, with code 1"
+    # A job that was started again has the words of its earlier run above.
+    assert first_failed_rank([earlier + said_by_torchrun(3, -9)]) == "rank 3 failed first, by SIGKILL"

@@ -3,10 +3,12 @@
 import time
 from pathlib import Path
 
+from stoker.engines.attempt import CANCELLED, AttemptResult, result_of
 from stoker.engines.slurm.answers import SlurmJob
 from stoker.engines.slurm.attempts import SlurmAttempt
 from stoker.engines.slurm.record import VOID, Owner, SlurmAttemptRecord, SlurmAttemptSpec
 from stoker.runs.plan import Plan
+from stoker.runs.record import Status
 
 
 def attempt(directory: Path, number: int) -> SlurmAttempt:
@@ -55,3 +57,26 @@ def test_next_worker_knows_that_slurm_had_launched_a_job_that_it_took_back(tmp_p
     waited.hear(slurm_job(8, "PENDING"))
     waited.hear(slurm_job(8, "CANCELLED"))
     assert not waited._evidence().had_node
+
+
+def test_job_that_lived_between_two_answers_of_slurm_has_its_node_and_its_start(tmp_path: Path) -> None:
+    short = attempt(tmp_path, 1)
+    short.hear(slurm_job(7, "PENDING"))
+    short.look()
+    assert (short.pending, short.where) == (True, "Slurm job 7")
+    short.record.take(Owner(7, host="node2"))
+    short.record.write_status(Status(state="ended", ending="exited", exit_code=0))
+    short.record.write_result(AttemptResult("succeeded", 0, ""))
+    short.look()
+    assert (short.pending, short.where) == (False, "Slurm job 7 on node2")
+    assert short.began is not None
+
+
+def test_reason_of_a_cancelled_attempt_does_not_repeat_its_outcome(tmp_path: Path) -> None:
+    waits, given_up = attempt(tmp_path, 1), attempt(tmp_path, 2)
+    waits.stop("cancelled", CANCELLED)
+    assert waits.result == AttemptResult("cancelled", None, "")
+    given_up.stop("lease", "The queue had given the job up.")
+    assert given_up.result == AttemptResult("lost", None, "The queue had given the job up.")
+    ended = Status(state="ended", ending="cancelled", reason=CANCELLED)
+    assert result_of(ended) == AttemptResult("cancelled", None, "")

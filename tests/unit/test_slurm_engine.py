@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from stoker.engines.slurm.answers import SlurmJob
-from stoker.engines.slurm.engine import SlurmEngine
+from stoker.engines.slurm.cluster import Cluster
+from stoker.engines.slurm.engine import SlurmEngine, _on_nodes
 
 LEASE = 600.0
 
@@ -56,6 +57,33 @@ def test_job_whose_end_slurm_does_not_notice_is_ended_after_a_lease(monkeypatch:
         found._cancel_strays()
         seen.append(set(found._to_cancel))
     assert seen == [set(), set(), {9}]
+
+
+def test_nodes_are_asked_for_soon_after_a_job_began_or_ended_and_rarely_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[float] = []
+    now = 0.0
+    never = SimpleNamespace(has_ended=lambda: False, fileno=lambda: -1, due=lambda: 0.0)
+
+    def nodes() -> Any:
+        asked.append(now)
+        return never
+
+    monkeypatch.setattr("stoker.engines.slurm.cluster.client.nodes", nodes)
+    monkeypatch.setattr("stoker.engines.slurm.cluster.time.monotonic", lambda: now)
+    cluster: Any = object.__new__(Cluster)
+    cluster.nodes, cluster.config, cluster._asking = (), SimpleNamespace(), {}
+    cluster._ask_at = cluster._asked_at = 0.0
+    for second in range(120):
+        now = float(second)
+        if second in {31, 50, 51, 52}:
+            cluster.ask_soon()
+        cluster.step()
+        cluster._asking = {}
+    assert asked == [0.0, 30.0, 38.0, 50.0, 58.0, 88.0, 118.0]
+    waits, runs = {"a": slurm_job(1, "PENDING")}, {"a": slurm_job(1), "b": slurm_job(2, "PENDING")}
+    assert _on_nodes({}) == _on_nodes(waits) != _on_nodes(runs)
 
 
 def test_job_of_another_attempt_with_the_same_id_is_never_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """The arguments of `sbatch` for a job."""
 
 import shlex
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from stoker.engines.slurm.submission import (
     comment_of,
     partition_of,
     script,
+    shim_command,
 )
 from stoker.errors import InvalidFieldsError
 from stoker.queue import Job, JobSpec
@@ -80,8 +83,22 @@ def test_script_becomes_the_shim() -> None:
     first, command = script("/opt/my python", "/a b/c").splitlines()
     assert first == "#!/bin/sh"
     called, python, *options, program, directory = shlex.split(command)
-    assert (called, python, options, directory) == ("exec", "/opt/my python", ["-P", "-c"], "/a b/c")
+    assert (called, python, options, directory) == ("exec", "/opt/my python", ["-S", "-P", "-c"], "/a b/c")
     assert "stoker.engines.slurm.shim" in program
+
+
+def test_shim_starts_without_what_only_some_jobs_need() -> None:
+    """Each job pays for it on its node."""
+    python, *options, program, directory = shim_command(sys.executable, "/nowhere")
+    loaded = program.replace("main()", "print(*sys.modules)")
+    done = subprocess.run([python, *options, loaded, directory], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.split())
+    assert "stoker.runs.supervisor" in modules
+    rare = ("site", "typing_extensions", "subprocess", "shutil", "hashlib", "stoker.queue.driver", "stoker.masking")
+    assert not modules.intersection(rare)
+    # What a report, an action or a driver needs is found all the same.
+    rest = program.replace("main()", "import typing_extensions, subprocess, pynvml, stoker.runs.postmortem.report")
+    subprocess.run([python, *options, rest, directory], check=True)
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,15 @@ def lease_clock() -> float:
     return boot_clock()
 
 
+CANCELLED: Final = "It was cancelled."
+"""Why a job is stopped that somebody has cancelled."""
+
+
+def why_stopped(reason: str) -> str:
+    """The reason of an outcome, which is not repeated in it."""
+    return "" if reason.rstrip(".") == CANCELLED.rstrip(".") else reason
+
+
 def result_of(status: Status) -> AttemptResult:
     """The result of an attempt, from the last status that its supervisor wrote."""
     reason = status.reason.rstrip(".")
@@ -182,7 +191,7 @@ def result_of(status: Status) -> AttemptResult:
         case "rule" | "time limit" | "could not start":
             return AttemptResult("failed", status.exit_code, reason)
         case "cancelled":
-            return AttemptResult("cancelled", None, reason)
+            return AttemptResult("cancelled", None, why_stopped(reason))
         case "preempted":
             return AttemptResult("preempted", None, reason)
         case "not started":

@@ -8,23 +8,25 @@ import contextlib
 import math
 import os
 import select
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Final, NoReturn
+from typing import IO, TYPE_CHECKING, Final, NoReturn
 
 import msgspec
 
 from stoker.backoff import Backoff
 from stoker.engines.attempt import ARCHIVE
 from stoker.errors import QueueAwayError, StokerError
-from stoker.paths import private_directory, private_file
+from stoker.paths import private_directory, private_file, remove_tree
 from stoker.procfs import close_inherited_descriptors
-from stoker.queue import Store, open_queue
+from stoker.queue import open_queue
 from stoker.queue.code.archive import CodeSnapshot, Unpacker, unpack
+
+if TYPE_CHECKING:
+    from stoker.queue.store import Store
 
 # Of the archives that a machine keeps: those of as many experiments are in the queue at a time.
 _MOST_KEPT: Final = 16
@@ -66,7 +68,7 @@ def unpack_code(code: CodeSnapshot, queue: str | None, attempt: Path, to: Path, 
     try:
         _beside(work, check)
     except BaseException:
-        shutil.rmtree(to, ignore_errors=True)
+        remove_tree(to, ignore_errors=True)
         raise
     return str(to / code.directory)
 
@@ -97,7 +99,7 @@ def fetch(queue: str, home: Path, digest: str, gives_up_at: float = math.inf) ->
             time.sleep(backoff.next())
 
 
-def _brought(store: Store, digest: str, kept: Path) -> IO[bytes]:
+def _brought(store: "Store", digest: str, kept: Path) -> IO[bytes]:
     """Writes it beside its place and checks it there: other processes may bring the same."""
     partial = kept.with_name(f".{digest}-{os.getpid()}")
     try:

@@ -7,9 +7,7 @@ import abc
 import contextlib
 import os
 import select
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,13 +15,13 @@ from typing import Final
 
 import msgspec
 
-from stoker.actions.action import facts_of
-from stoker.actions.perform import perform_detached
 from stoker.engines.attempt import AttemptRecord, AttemptResult, AttemptSpec, BatchSizeFit, result_of
 from stoker.engines.code import unpack_code, with_code
 from stoker.engines.fitting import FittedRun
 from stoker.errors import StokerError
 from stoker.gpus.prober import Prober
+from stoker.logs.reader import read_tail
+from stoker.paths import remove_tree
 from stoker.queue.code.archive import CodeSnapshot
 from stoker.queue.commands import Command
 from stoker.rules.rule import Verdict
@@ -45,6 +43,9 @@ ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _SAME_MOMENT: Final = 0.5
 # The output is complete at once, unless the reaper is held up or a process of the job cannot be killed.
 _OUTPUT_COMPLETE_WITHIN: Final = 10.0
+# torchrun says which rank failed, as its last words.
+_LAUNCHER_SAYS: Final = "first observed failure"
+_LAUNCHER_WITHIN: Final = 8 * 1024
 
 
 class _StoppedBeforeStartError(Exception):
@@ -108,6 +109,10 @@ class Execution(abc.ABC):
     def on_signal(self, received: Received) -> StopRequest | None:
         """What a signal to this process means; None: it is for the job."""
 
+    def has_signalled_job(self, signum: int) -> bool:  # noqa: ARG002 - for those who override it
+        """Whether who asked this process to end has sent this signal to every process of the job, too."""
+        return False
+
     @abc.abstractmethod
     def max_grace(self) -> float:
         """Seconds until another machine may run the job: it must be gone by then."""
@@ -146,6 +151,10 @@ class Execution(abc.ABC):
     def remark(self) -> str:
         """What to add to the reason of the result."""
         return ""
+
+    def shown_plan(self) -> Plan:
+        """What the record says that the job runs."""
+        return self._attempt_spec.plan
 
     def helpers(self) -> tuple[int, ...]:
         """Children of this process that are not the job's."""
@@ -201,7 +210,7 @@ class Execution(abc.ABC):
         try:
             yield directory
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            remove_tree(place, ignore_errors=True)
 
     def _fit_and_run(self, fit: BatchSizeFit, plan: Plan) -> None:
         self.on_started()
@@ -242,6 +251,11 @@ class Execution(abc.ABC):
         """Starts the actions that the job asked for, once the queue knows that a rule stopped it."""
         if self._stopped_by is None or not plan.then:
             return
+        import subprocess
+
+        from stoker.actions.action import facts_of
+        from stoker.actions.perform import perform_detached
+
         facts = facts_of(self._stopped_by, plan.policies, time.monotonic(), self._host)
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             perform_detached(plan.then, facts)
@@ -255,7 +269,7 @@ class Execution(abc.ABC):
         self._started = True
         self.on_first_start()
         with contextlib.suppress(StokerError, OSError):
-            self._record.write_spec(spec_of(self._attempt_spec.plan, self._record))
+            self._record.write_spec(spec_of(self.shown_plan(), self._record))
 
     def on_exit(self, code: int) -> StopRequest | None:
         """Slurm, and a machine that shuts down, send a signal to every process, and the job may die of it first.
@@ -277,10 +291,20 @@ class Execution(abc.ABC):
                 return
         result = result_of(status)
         fit = "" if self._fitted_run is None else self._fitted_run.description
-        reason = "; ".join(filter(None, [result.reason, self.remark(), fit]))
+        ranks = self._failed_rank() if status.ending == "exited" and status.exit_code else ""
+        reason = "; ".join(filter(None, [result.reason, self.remark(), ranks, fit]))
         result = AttemptResult(result.outcome, result.exit_code, reason)
         self._result = result
         self.announce(result)
+
+    def _failed_rank(self) -> str:
+        """Which process of the job failed first, where its launcher says that."""
+        texts = [read_tail(output, _LAUNCHER_WITHIN) for output in self.outputs()]
+        if not any(_LAUNCHER_SAYS in text for text in texts):
+            return ""
+        from stoker.runs.postmortem.outputs import first_failed_rank
+
+        return first_failed_rank(texts)
 
     # The result
 

@@ -52,6 +52,8 @@ def _later(name: str) -> str:
 ONE_MACHINE: Final = Rendezvous()
 KNOWN_LATER: Final = Rendezvous(*map(_later, Rendezvous._fields))
 """Of an attempt whose machines a cluster manager has not chosen yet."""
+AS_TYPED: Final = Rendezvous(*(f"{{{name}}}" for name in Rendezvous._fields))
+"""For people: each machine has other values."""
 
 
 def rendezvous_port(attempt: str) -> int:

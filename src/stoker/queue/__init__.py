@@ -1,26 +1,31 @@
 """Jobs that wait: the model, and the store in SQLite or PostgreSQL through one code path."""
 
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
 from stoker.errors import QueueAwayError, StokerError
-from stoker.queue.driver import VERSION, Address, ChangeListener, queue_address
-from stoker.queue.fields import JobSpec, State
-from stoker.queue.jobs import Cancellation, new_id
-from stoker.queue.model import (
-    HEARD_WITHIN,
-    Attempt,
-    AttemptDetails,
-    GpuUse,
-    Job,
-    Outcome,
-    Place,
-    Requests,
-    Side,
-    Snoozed,
-    Usage,
-    View,
-    Worker,
-    WorkerGpu,
-)
-from stoker.queue.store import Store
+
+if TYPE_CHECKING:
+    from stoker.queue.driver import Address, ChangeListener, queue_address
+    from stoker.queue.fields import JobSpec, State
+    from stoker.queue.jobs import Cancellation, new_id
+    from stoker.queue.model import (
+        HEARD_WITHIN,
+        Attempt,
+        AttemptDetails,
+        GpuUse,
+        Job,
+        Outcome,
+        Place,
+        Requests,
+        Side,
+        Snoozed,
+        Usage,
+        View,
+        Worker,
+        WorkerGpu,
+    )
+    from stoker.queue.store import Store
 
 __all__ = [
     "HEARD_WITHIN",
@@ -52,30 +57,58 @@ __all__ = [
     "warm_up",
 ]
 
+# Imported when they are used: the supervisor of a job needs a few of this package's modules, and no database.
+_PLACES: Final = {
+    "driver": ("Address", "ChangeListener", "queue_address"),
+    "fields": ("JobSpec", "State"),
+    "jobs": ("Cancellation", "new_id"),
+    "store": ("Store",),
+}
+_PLACE_OF: Final = {name: place for place, names in _PLACES.items() for name in names}
 
-def open_queue(url: str | None = None, timeout: float | None = None) -> Store:
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_PLACE_OF.get(name, 'model')}"), name)
+    globals()[name] = value
+    return value
+
+
+def open_queue(url: str | None = None, timeout: float | None = None) -> "Store":
     """The queue that is there. After `timeout` seconds without an answer a database counts as away."""
-    address = queue_address(url)
-    return _opened(address, timeout, create=False)
+    from stoker.queue.driver import queue_address
+
+    return _opened(queue_address(url), timeout, create=False)
 
 
-def init_queue(url: str | None = None) -> Store:
+def init_queue(url: str | None = None) -> "Store":
     """The queue there, created when there is none."""
+    from stoker.queue.driver import queue_address
+
     return _opened(queue_address(url), None, create=True)
 
 
-def open_or_create(url: str | None = None) -> Store:
+def open_or_create(url: str | None = None) -> "Store":
     """For what submits: a file is created when it is not there, a database must have been prepared."""
+    from stoker.queue.driver import queue_address
+
     address = queue_address(url)
     return _opened(address, None, create=address.database.is_file)
 
 
 def warm_up(url: str | None) -> None:
     """Loads all that opening this queue takes, so that it can be opened after Stoker's files were replaced."""
+    from stoker.queue import store  # noqa: F401 - it is used when the queue is opened
+    from stoker.queue.driver import queue_address
+
     queue_address(url).connect().close()
 
 
-def _opened(address: Address, timeout: float | None, *, create: bool) -> Store:
+def _opened(address: "Address", timeout: float | None, *, create: bool) -> "Store":
+    from stoker.queue.driver import VERSION
+    from stoker.queue.store import Store
+
     driver = address.connect(timeout)
     try:
         version = driver.version()

@@ -1,14 +1,12 @@
 """Where a job was submitted: by whom, in which directory, at which commit, with which Python environment."""
 
 import contextlib
-import getpass
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from stoker.errors import BadInputError
-from stoker.program import NOT_RUN, run_program
 
 if TYPE_CHECKING:
     from stoker.queue.code.packing import PackedCode
@@ -32,6 +30,8 @@ class Checkout(NamedTuple):
 def login_name() -> str:
     """The login name; empty for a user without one, as in some containers."""
     try:
+        import getpass
+
         return getpass.getuser()
     except (KeyError, OSError):
         return ""
@@ -39,6 +39,8 @@ def login_name() -> str:
 
 def checkout_of(directory: str, *, to_pin: bool = False) -> Checkout:
     """Asks git without taking its locks or starting its file monitor: somebody may be committing now."""
+    from stoker.program import NOT_RUN, run_program
+
     question = ("-c", "core.fsmonitor=false", "status", "--porcelain=v2", "--branch", "--untracked-files=no")
     seconds = GIT_SECONDS_TO_PIN if to_pin else GIT_SECONDS
     done = run_program(("git", "--no-optional-locks", "-C", directory, *question), os.environ, seconds)

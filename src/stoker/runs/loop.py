@@ -112,11 +112,14 @@ class CommandLoop(Generic[T]):
             result = self._sample(self._sampler)
         return result
 
-    def stop(self, signum: int, grace: float) -> TerminationOutcome:
-        """Stops the command and everything it started, and waits for that. A Ctrl-C meanwhile ends the grace."""
+    def stop(self, signum: int, grace: float, *, has_signal: bool = False) -> TerminationOutcome:
+        """Stops the command and everything it started, and waits for that. A Ctrl-C meanwhile ends the grace.
+
+        `has_signal`: somebody else has sent the signal to the command already.
+        """
         self._reaper.cancel_start()
         first = self._reaper.job if self._reaper.status is None else None
-        return stop(self._reaper, signum, grace, first=first, hurry=self._signals)
+        return stop(self._reaper, signum, grace, first=first, has_signal=has_signal, hurry=self._signals)
 
     def _wait(self) -> None:
         poll = select.poll()

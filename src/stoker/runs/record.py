@@ -12,7 +12,6 @@ One directory per run, below `runs/` in the state directory:
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ import msgspec
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import Look, Trust
 from stoker.gpus.recording import RecordingReader, RecordingWriter
-from stoker.paths import private_directory, write_atomically
+from stoker.paths import private_directory, remove_tree, write_atomically
 from stoker.procfs import Identity, boot_id, is_gone
 from stoker.rules.registry import Stored
 from stoker.rules.rule import RuleWarning
@@ -262,7 +261,7 @@ class Records:
                 except FileExistsError:
                     if name is None:
                         continue
-                    shutil.rmtree(directory)  # of another queue, or of one that was created again
+                    remove_tree(directory)  # of another queue, or of one that was created again
                     directory.mkdir(mode=0o700)
                 return Record(directory)
         except OSError as error:
@@ -297,7 +296,7 @@ class Records:
             with contextlib.suppress(OSError, StokerError):
                 spec = record.spec()
                 if (place >= MOST_RECORDS or spec.started < too_old) and not record.is_alive(spec):
-                    shutil.rmtree(record.directory)
+                    remove_tree(record.directory)
 
 
 class Journal:

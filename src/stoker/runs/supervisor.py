@@ -83,6 +83,9 @@ class Controller(Protocol):
     def on_started(self) -> None:
         """Called when the job was started. Never raises."""
 
+    def has_signalled_job(self, signum: int) -> bool:
+        """Whether who asked this process to end has sent this signal to every process of the job, too."""
+
     def max_grace(self) -> float:
         """Seconds until another machine may run the job: it must be gone by then."""
 
@@ -452,9 +455,11 @@ class Supervisor(CommandHandler[int]):
             log(f"the report is incomplete: {_message(error)}")
 
     def _terminate(self, grace: float) -> TerminationOutcome:
+        signum, has_signal = self._plan.signal_number, False
         if self._controller is not None:
             grace = min(grace, self._controller.max_grace())
-        return self._loop.stop(self._plan.signal_number, grace)
+            has_signal = self._controller.has_signalled_job(signum)
+        return self._loop.stop(signum, grace, has_signal=has_signal)
 
     def _gpus_still_held(self) -> tuple[str, ...]:
         """Waits until the driver has freed the memory, and names the processes that still hold some after a while."""

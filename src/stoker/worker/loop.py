@@ -16,7 +16,7 @@ import msgspec
 
 from stoker.backoff import Backoff
 from stoker.engines import engine_module
-from stoker.engines.attempt import lease_clock
+from stoker.engines.attempt import CANCELLED, lease_clock
 from stoker.engines.delivery import write_details
 from stoker.engines.engine import CannotTellError, Engine, Log, RunningAttempt, WorkerOptions
 from stoker.engines.identity import WorkerIdentity
@@ -362,7 +362,7 @@ class WorkerLoop:
             attempt = self._engine.attempts.get(name)
             if attempt is not None and not attempt.stopping:
                 self._log(f"{attempt.job}: cancelled")
-                attempt.stop("cancelled", "It was cancelled.")
+                attempt.stop("cancelled", CANCELLED)
 
     def _snooze(self, snoozes: Mapping[str, Snoozed]) -> None:
         for name, snooze in snoozes.items():

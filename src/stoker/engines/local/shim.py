@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from stoker.backoff import Backoff
-from stoker.engines.attempt import AttemptResult, lease_clock, result_of
+from stoker.engines.attempt import CANCELLED, AttemptResult, lease_clock, result_of
 from stoker.engines.delivery import DetachedDelivery
 from stoker.engines.execution import ENDING, STOPPED, Execution, redirect_stderr
 from stoker.engines.local.record import (
@@ -290,7 +290,7 @@ class LocalExecution(Execution):
             self._hold_until(-math.inf)
             return StopRequest("lease", "The queue had given the job up, and another worker may run it.", STOPPED)
         self._hold_until(max(self._until, delivery.begun + self._attempt_spec.lease))
-        return StopRequest("cancelled", "It was cancelled.", STOPPED) if answer.cancel else None
+        return StopRequest("cancelled", CANCELLED, STOPPED) if answer.cancel else None
 
     # The worker
 

@@ -37,7 +37,10 @@ _LEAVE: Final = b"l"
 _KILLED: Final = "the process that starts jobs was killed: start `stoker work` again"
 # Besides what the shim imports at its top: how jobs are started, stopped and explained, and results delivered.
 _NEEDED: Final = (
+    "hashlib",
+    "shutil",
     "subprocess",
+    "stoker.actions.perform",
     "stoker.fit.oom",
     "stoker.logs.steps",
     "stoker.runs.postmortem.report",

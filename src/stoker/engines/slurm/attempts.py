@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection
 from typing import Final
 
-from stoker.engines.attempt import AttemptResult, StopCause
+from stoker.engines.attempt import AttemptResult, StopCause, why_stopped
 from stoker.engines.engine import Found, RunningAttempt
 from stoker.engines.identity import WorkerIdentity
 from stoker.engines.slurm.answers import SlurmJob
@@ -16,7 +16,6 @@ from stoker.engines.slurm.execution import heartbeat_of
 from stoker.engines.slurm.record import VOID, Owner, SlurmAttemptRecord, SlurmAttemptSpec, StopOrder
 from stoker.logs.reader import read_tail
 from stoker.queue import queue_address
-from stoker.queue.model import Outcome
 from stoker.runs.record import Status
 
 # Longer than a shim needs to see an order and to stop the job, beyond the grace.
@@ -99,8 +98,8 @@ class SlurmAttempt(RunningAttempt):
         self._note_change()
         self._order = StopOrder(cause, reason)
         self._give_order()
-        outcome: Outcome = "cancelled" if cause == "cancelled" else "lost"
-        if not self.has_begun and self._void(AttemptResult(outcome, None, reason)):
+        result = AttemptResult("cancelled" if cause == "cancelled" else "lost", None, why_stopped(reason))
+        if not self.has_begun and self._void(result):
             self.cancel_at = -math.inf
             return
         self.cancel_at = time.monotonic() + self.spec.plan.grace + _ORDER_SEEN_WITHIN
@@ -250,7 +249,8 @@ class SlurmAttempt(RunningAttempt):
 
     def _describe(self) -> None:
         """Where it is, for people."""
-        self.pending = not self.has_begun or self.state in WAITING
+        # Slurm's last answer may be older than the whole life of a short job.
+        self.pending = not self.has_begun or (self.state in WAITING and self.result is None)
         if self.has_begun and self._owner is not None and not self.pending:
             self.where = f"Slurm job {self._owner.slurm_job} on {self._owner.host}"
             if self.began is None:

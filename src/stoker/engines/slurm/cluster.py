@@ -17,6 +17,8 @@ from stoker.queue.model import ClusterNode
 
 # Nodes and partitions change rarely, and each question costs the controller something.
 _EVERY: Final = 30.0
+# After a job of this queue began or ended, and at most this often.
+_SOON: Final = 8.0
 _AGAIN: Final = 15.0
 _KILL_WAIT: Final = 30.0
 
@@ -33,7 +35,7 @@ class Cluster:
         self.partitions: tuple[SlurmPartition, ...] = ()
         self.config: SlurmConfig | None = None
         self._asking: dict[str, Running] = {}
-        self._ask_at = -math.inf
+        self._ask_at = self._asked_at = -math.inf
 
     @property
     def kill_wait(self) -> float:
@@ -48,7 +50,12 @@ class Cluster:
         self.config = answers.parse_config(client.config().result())
         self.partitions = tuple(answers.parse_partitions(client.partitions().result()))
         self.nodes = tuple(answers.parse_nodes(client.nodes().result()))
-        self._ask_at = time.monotonic() + _EVERY
+        self._asked_at = time.monotonic()
+        self._ask_at = self._asked_at + _EVERY
+
+    def ask_soon(self) -> None:
+        """What the nodes have in use has changed."""
+        self._ask_at = min(self._ask_at, max(time.monotonic(), self._asked_at + _SOON))
 
     def check_partition(self, name: str | None) -> None:
         """Raises BadInputError when the cluster is known and has no such partition."""
@@ -92,7 +99,8 @@ class Cluster:
     def step(self) -> bool:
         """Whether something has changed that decides what can start."""
         if not self._asking and time.monotonic() >= self._ask_at:
-            self._ask_at = time.monotonic() + _EVERY
+            self._asked_at = time.monotonic()
+            self._ask_at = self._asked_at + _EVERY
             self._asking = {"nodes": client.nodes()}
             if self.config is None:
                 self._asking |= {"partitions": client.partitions(), "config": client.config()}

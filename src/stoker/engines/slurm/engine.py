@@ -27,7 +27,7 @@ from stoker.engines.slurm.answers import SlurmFull, SlurmJob, SlurmProblem, Slur
 from stoker.engines.slurm.attempts import SlurmAttempt, find_attempts
 from stoker.engines.slurm.client import Running
 from stoker.engines.slurm.cluster import Cluster
-from stoker.engines.slurm.evidence import ACTIVE
+from stoker.engines.slurm.evidence import ACTIVE, WAITING
 from stoker.engines.slurm.reasons import why_pending
 from stoker.engines.slurm.record import SlurmAttemptRecord, SlurmAttemptSpec
 from stoker.engines.slurm.submission import (
@@ -413,6 +413,8 @@ class SlurmEngine:
         self._to_cancel |= {self._jobs[name].id: name for name in self._to_end if name in self._jobs}
         self._to_end.clear()
         self._cancel_strays()
+        if _on_nodes(before) != _on_nodes(self._jobs):
+            self._cluster.ask_soon()
         changed = _gist(before) != _gist(self._jobs) or any(one.is_in_doubt for one in self._attempts.values())
         self._pause = _OFTEN if changed else min(_RARELY, self._pause * _SLOWER)
         self._ask_at = time.monotonic() + (self._pause if self._attempts else _RARELY)
@@ -529,6 +531,11 @@ class SlurmEngine:
 
 def _gist(jobs: Mapping[str, SlurmJob]) -> dict[str, str]:
     return {name: job.state for name, job in jobs.items()}
+
+
+def _on_nodes(jobs: Mapping[str, SlurmJob]) -> set[str]:
+    """The attempts whose jobs hold something of a node."""
+    return {name for name, job in jobs.items() if job.state in ACTIVE - WAITING}
 
 
 def _without_slurm(environment: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ import re
 from typing import Final, NamedTuple
 
 from stoker.engines.attempt import AttemptResult, result_of
-from stoker.engines.slurm.record import Owner
+from stoker.engines.slurm.record import INTERRUPTED, Owner
 from stoker.runs.plan import IDLE_EXIT_CODE
 from stoker.runs.record import Status
 
@@ -26,8 +26,6 @@ ACTIVE: Final = WAITING | {
 _HELD_BY_SLURM: Final = ("launch failed requeued held", "retrieval failed requeued held", "JobHoldMaxRequeue")
 # The controller has lost the node: what ran there may still run.
 _CUT_OFF: Final = frozenset({"NODE_FAIL", "BOOT_FAIL"})
-# How a run ends that Slurm, or somebody else, interrupted: whether it is started again only Slurm knows.
-INTERRUPTED: Final = frozenset({"machine", "supervisor killed", "lease"})
 # A network file system shows changes this late.
 LAG: Final = 10.0
 # Answers of Slurm in a row without a job that it should know: a single one proves nothing.

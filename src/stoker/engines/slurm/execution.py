@@ -17,6 +17,7 @@ from stoker.engines.execution import ENDING, STOPPED, Execution
 from stoker.engines.slurm.record import Owner, SlurmAttemptRecord, SlurmAttemptSpec
 from stoker.gpus.prober import Prober
 from stoker.gpus.visible import visible_gpus
+from stoker.procfs import has_pending
 from stoker.runs.loop import is_from_job
 from stoker.runs.plan import IDLE_EXIT_CODE
 from stoker.runs.processes.reaper import Reaper
@@ -29,6 +30,8 @@ POLL: Final = 1.0
 _LONGEST_HEARTBEAT: Final = 10.0
 # Before Slurm's SIGKILL everything must be gone and written.
 _BEFORE_KILL: Final = 3.0
+# From the first to the last process that gets a signal of Slurm, on a busy node.
+_SAME_SIGNAL: Final = 0.1
 # A directory that cannot be read may be late; a disk that is full may be cleared.
 PATIENCE: Final = 120.0
 RETRY: Final = 0.5
@@ -139,6 +142,18 @@ class SlurmExecution(Execution):
             return None
         self._killed_at = lease_clock() + self._attempt_spec.kill_wait
         return self._ordered() or StopRequest("machine", "Slurm asked it to end.", STOPPED)
+
+    def has_signalled_job(self, signum: int) -> bool:
+        """Slurm sends its SIGTERM to all processes of a job, unless somebody wanted only the batch script to get it.
+
+        The reaper handles no signals: one that it got is pending there.
+        """
+        if self._killed_at is None:
+            return False
+        ends = time.monotonic() + _SAME_SIGNAL
+        while not (found := has_pending(self._reaper.pid, signum)) and time.monotonic() < ends:
+            time.sleep(_SAME_SIGNAL / 10)
+        return found
 
     def max_grace(self) -> float:
         grace = self._stop_at() + self._attempt_spec.plan.grace - lease_clock()

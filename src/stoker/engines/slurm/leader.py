@@ -23,7 +23,7 @@ import msgspec
 
 from stoker.engines.attempt import lease_clock
 from stoker.engines.execution import ENDING, STOPPED
-from stoker.engines.preparation import on_one_machine, rendezvous_port
+from stoker.engines.preparation import AS_TYPED, on_one_machine, rendezvous_port
 from stoker.engines.slurm.execution import FOLLOWER, RETRY, SlurmExecution, slurm_identity, slurm_variables
 from stoker.engines.slurm.record import (
     LeaderOrder,
@@ -161,6 +161,10 @@ class LeaderExecution(SlurmExecution):
 
     def remark(self) -> str:
         return "" if self._nodes is None else self._nodes.failure
+
+    def shown_plan(self) -> Plan:
+        plan = super().shown_plan()
+        return msgspec.structs.replace(plan, command=tuple(map(AS_TYPED.fill, plan.command)))
 
     def helpers(self) -> tuple[int, ...]:
         step = () if self._nodes is None or self._nodes.step is None else (self._nodes.step.pid,)

@@ -21,7 +21,6 @@ and a directory `node1`, `node2`, … of each other node: a run's record with th
 import contextlib
 import errno
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +30,7 @@ import msgspec
 
 from stoker.engines.attempt import UNDELIVERED, AttemptRecord, AttemptResult, AttemptSpec, StopCause
 from stoker.engines.preparation import Rendezvous
-from stoker.paths import write_atomically
+from stoker.paths import remove_tree, write_atomically
 from stoker.runs.record import Ending, Snooze
 
 _SUBMITTED: Final = "slurm.json"
@@ -41,6 +40,8 @@ _STOP: Final = "stop.json"
 _ALIVE: Final = "alive"
 _NODES: Final = "nodes.json"
 _LEADER: Final = "leader.json"
+# How a run ends that Slurm, or somebody else, interrupted: whether it is started again only Slurm knows.
+INTERRUPTED: Final = frozenset({"machine", "supervisor killed", "lease"})
 
 
 class SlurmAttemptSpec(AttemptSpec, frozen=True, kw_only=True):
@@ -274,7 +275,7 @@ class SlurmAttemptRecord(AttemptRecord):
             (self.directory / "status.json").replace(self.directory / f"status.{restart}.json")
         (self.directory / _RESULT).unlink(missing_ok=True)
         for code in self.directory.glob("code-*"):
-            shutil.rmtree(code, ignore_errors=True)
+            remove_tree(code, ignore_errors=True)
 
 
 class NodeRecord(SlurmAttemptRecord):

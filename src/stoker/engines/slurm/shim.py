@@ -7,7 +7,6 @@ The first supervises the attempt inside its allocation, see `execution.py`. If t
 import contextlib
 import gc
 import os
-import secrets
 import socket
 import sys
 import time
@@ -17,7 +16,6 @@ from typing import Final, TypeVar
 
 from stoker.engines.attempt import lease_clock
 from stoker.engines.execution import redirect_stderr
-from stoker.engines.slurm.evidence import INTERRUPTED
 from stoker.engines.slurm.execution import (
     FOLLOWER,
     NOT_RUN,
@@ -28,7 +26,7 @@ from stoker.engines.slurm.execution import (
     slurm_identity,
     slurm_variables,
 )
-from stoker.engines.slurm.record import NodeGroup, NodeRecord, Owner, SlurmAttemptRecord, SlurmAttemptSpec
+from stoker.engines.slurm.record import INTERRUPTED, NodeGroup, NodeRecord, Owner, SlurmAttemptRecord, SlurmAttemptSpec
 from stoker.gpus.prober import Prober
 from stoker.gpus.spawn import forked
 from stoker.logs.writer import LogWriter
@@ -166,7 +164,7 @@ def _own(record: SlurmAttemptRecord, attempt_spec: SlurmAttemptSpec, names: tupl
     """
     slurm_job, restart = slurm_identity()
     shown = names if len(names) <= _MOST_NAMES else (*names[: _MOST_NAMES - 1], f"{len(names) - _MOST_NAMES + 1} more")
-    mine = Owner(slurm_job, restart, list_all(list(shown)), secrets.token_hex(8))
+    mine = Owner(slurm_job, restart, list_all(list(shown)), os.urandom(8).hex())
     if record.stop_order() is not None:
         return None
     found = _retried(lambda: record.take(mine))

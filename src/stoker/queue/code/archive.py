@@ -3,11 +3,9 @@
 Its name is the SHA-256 of the tar, so that another version of zlib makes no other name of it.
 """
 
-import hashlib
 import os
 import stat
 import sys
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -82,6 +80,9 @@ class Packer:
     """Compresses what is written to it."""
 
     def __init__(self) -> None:
+        import hashlib
+        import tempfile
+
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - whoever takes the blob closes it
         self._hash = hashlib.sha256()
         self._compress = zlib.compressobj(_LEVEL)
@@ -107,6 +108,8 @@ class Unpacker:
     """Reads what a `Packer` has written, and checks it. Raises StokerError when it is damaged."""
 
     def __init__(self, digest: str, compressed: Iterable[bytes]) -> None:
+        import hashlib
+
         self._digest = digest
         self._compressed = iter(compressed)
         self._decompress = zlib.decompressobj()

@@ -1,8 +1,10 @@
 """The end of what a run wrote, as a terminal would show it, without control sequences."""
 
 import os
+import re
+import signal
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,6 +21,14 @@ MOST_BYTES: Final = 64 * 1024
 MOST_COLUMNS: Final = 400
 # Standard output and standard error of a program and of what it pipes into; ranks may have a file each.
 MOST_PLACES: Final = 4
+
+# What torchrun prints last, about the rank whose end it saw first on its machine.
+_FIRST_FAILURE: Final = re.compile(
+    r"first observed failure\):\s+\[0\]:\s+time +: (\S+).*?\s+rank +: (\d+) \(local_rank: \d+\)\s+exitcode +: (-?\d+)",
+    re.DOTALL,
+)
+# How a rank ends that another one has left alone: an exception, or its library gives up.
+_OF_OTHERS: Final = (1, -signal.SIGABRT, -signal.SIGTERM)
 
 _NAMES: Final = {1: "standard output", 2: "standard error"}
 
@@ -41,6 +51,25 @@ class _Place(NamedTuple):
     path: str
     file: str
     """Its path, if it is a file; empty otherwise."""
+
+
+def first_failed_rank(texts: Iterable[str]) -> str:
+    """Which rank failed first and how, by what torchrun printed on each machine; empty when it printed nothing.
+
+    It tells whole seconds: among failures of one second, those that a dead peer does not explain come first.
+    """
+    found = [match for text in texts for match in list(_FIRST_FAILURE.finditer(text))[-1:]]
+    if not found:
+        return ""
+    first = min(found, key=lambda match: (match[1], int(match[3]) in _OF_OTHERS))
+    return f"rank {first[2]} failed first, {_how(int(first[3]))}"
+
+
+def _how(code: int) -> str:
+    try:
+        return f"by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"with code {code}"
 
 
 def last_outputs(pids: Sequence[int], captured: Path | None = None) -> list[Output]:

@@ -77,12 +77,14 @@ class Termination:
         signum: int = signal.SIGTERM,
         grace: float,
         first: Identity | None = None,
+        has_signal: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Signals `first` alone, and the others when it has ended or half of the grace is over.
 
         A training that writes a checkpoint on SIGTERM still needs its data loaders. A shell that forwards nothing ends
         at once, and then the rest gets the signal. Without `first`, all processes get it at once.
+        `has_signal`: somebody else has sent it to the job, and `first` gets it only once.
         """
         self.phase: Literal["first signalled", "signalled", "killing", "over"] = "signalled"
         self._tree = tree
@@ -98,7 +100,7 @@ class Termination:
         self._rest_from = self._began
         if signum == signal.SIGKILL:
             self._until = self._began
-        elif first is not None and grace > 0 and self._signal([first]):
+        elif first is not None and grace > 0 and self._signal([first], has_signal=has_signal):
             self.phase = "first signalled"
             self._rest_from = self._began + grace * _FIRST_SHARE
         else:
@@ -142,11 +144,11 @@ class Termination:
         left = tuple(description for survivor in self._survivors if (description := describe(survivor)))
         return TerminationOutcome(self._asked, len(self._killed), left, self._clock() - self._began, self._signum)
 
-    def _signal(self, processes: list[Identity]) -> int:
+    def _signal(self, processes: list[Identity], *, has_signal: bool = False) -> int:
         """Signals these; returns how many could be."""
         asked = 0
         for process in processes:
-            asked += send(process, self._signum)
+            asked += is_alive(process) if has_signal else send(process, self._signum)
             # A stopped process handles the signal only when it is continued.
             send(process, signal.SIGCONT)
         self._asked += asked
@@ -198,10 +200,16 @@ class WatchedTree(Tree, Protocol):
 
 
 def stop(
-    tree: WatchedTree, signum: int, grace: float, *, first: Identity | None = None, hurry: SignalStream | None = None
+    tree: WatchedTree,
+    signum: int,
+    grace: float,
+    *,
+    first: Identity | None = None,
+    has_signal: bool = False,
+    hurry: SignalStream | None = None,
 ) -> TerminationOutcome:
     """Stops the tree and waits for it. A Ctrl-C in `hurry` meanwhile ends the grace."""
-    termination = Termination(tree, signum=signum, grace=grace, first=first, clock=boot_clock)
+    termination = Termination(tree, signum=signum, grace=grace, first=first, has_signal=has_signal, clock=boot_clock)
     poll = select.poll()
     poll.register(tree.fileno(), select.POLLIN)
     if hurry is not None:
