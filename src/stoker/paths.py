@@ -74,14 +74,17 @@ def write_atomically(path: str | Path, content: bytes, *, private: bool = True, 
         os.unlink(fresh)  # noqa: PTH108 - left by a process with this pid that was killed
         descriptor = os.open(fresh, flags, mode)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        try:
             if private:
-                os.fchmod(file.fileno(), mode)
-            file.write(content)
-            file.flush()
+                os.fchmod(descriptor, mode)
+            left = memoryview(content)
+            while left:
+                left = left[os.write(descriptor, left) :]
             if sync:
-                os.fsync(file.fileno())
-            written = os.fstat(file.fileno())
+                os.fsync(descriptor)
+            written = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
         os.replace(fresh, path)  # noqa: PTH105 - between two jobs, where Path takes its time
     except OSError:
         with contextlib.suppress(OSError):

@@ -5,6 +5,7 @@ A pid alone is a number that the kernel reuses; with the start time it names one
 
 import contextlib
 import errno
+import functools
 import os
 import pwd
 import time
@@ -172,9 +173,14 @@ def retry_shortage(act: Callable[[], T]) -> T:
 def boot_id() -> str:
     """Monotonic times and pids are valid only within one boot. Empty when it cannot be read."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return _boot_id()
     except OSError:
         return ""
+
+
+@functools.cache
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def inside_pid_namespace(root: Path = Path("/")) -> bool:

@@ -127,6 +127,16 @@ def test_rule_stops_have_the_number_of_freed_gpus(queue: Store) -> None:
     assert between <= ended <= queue.clock()
 
 
+def test_ends_of_several_logs_are_written_at_once(queue: Store) -> None:
+    first, second = attempts(queue, 2)
+    queue.logs.write(first, "half of it")
+    for attempt in (first, second):
+        queue.attempts.finish(attempt, "succeeded", 0)
+    queue.logs.write_last({first: "all of it", "gone": "of a job that was cleaned", second: ""})
+    assert (queue.logs.read(first), queue.logs.read(second)) == ("all of it", "")
+    assert not any(map(queue.logs.is_late, (first, second)))
+
+
 def test_tails_of_several_logs_are_read_in_one_query(queue: Store) -> None:
     first, second, third = attempts(queue, 3)
     queue.logs.write(first, "an epoch\r100%|█████| 🔥🔥")

@@ -121,7 +121,7 @@ def test_shim_that_cannot_read_its_attempt_reports_it_to_this_worker_and_the_nex
     job = site.submit(("true",), on_loss="hold")
     work(
         site,
-        "failing('stoker.engines.local.record.LocalAttemptRecord.attempt_spec', errno.EMFILE, caller='run_attempts')",
+        "failing('stoker.engines.local.record.StartAttempt.attempt_spec', errno.EMFILE, caller='run_attempts')",
     )
     wait_for(lambda: outcomes(site, job)[:1] == ["requeued"], named="that it is given back")
     end_trouble(site)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import cast
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -13,7 +14,8 @@ from stoker.engines.local.record import LocalAttemptRecord, LocalAttemptSpec
 from stoker.errors import StokerError
 from stoker.fit.model import Fitted, ProbeOutcome
 from stoker.queue import QueueAwayError, Store
-from stoker.queue.driver import CollisionError
+from stoker.queue.driver import CollisionError, Driver, NotifyThrottle
+from stoker.queue.logs import Logs
 from stoker.queue.model import LONGEST_REPORT, AttemptDetails, Snoozed
 from stoker.runs.record import Ending, Snooze, Status
 
@@ -124,7 +126,23 @@ def test_job_cleaned_during_delivery_is_not_an_error(record: LocalAttemptRecord)
     record.output.write_text("trains\n")
     queue = cast(Store, Queue(CollisionError("violates a foreign key")))
     write_details(queue, record, "attempt")
-    LogTail(record, cast(LocalAttemptSpec, _Assigned())).deliver_last(queue)
+    LogTail(record, cast(LocalAttemptSpec, _Assigned())).deliver(queue)
+
+
+def test_logs_that_end_together_are_written_although_one_job_is_cleaned() -> None:
+    written: list[str] = []
+    driver = Mock(spec=Driver)
+    driver.transaction.side_effect = CollisionError("violates a foreign key")
+
+    def fetch(_statement: str, row: dict[str, str]) -> list[tuple[str]]:
+        if row["attempt"] == "cleaned":
+            raise CollisionError("violates a foreign key")
+        written.append(row["attempt"])
+        return [(row["attempt"],)]
+
+    driver.fetch.side_effect = fetch
+    Logs(driver, NotifyThrottle()).write_last({"first": "", "cleaned": "", "last": "the end\n"})
+    assert written == ["first", "last"]
 
 
 def test_non_text_file_counts_as_missing(record: LocalAttemptRecord) -> None:

@@ -1,6 +1,8 @@
 """The local engine with mocks of its processes: what it reports, and what it waits for."""
 
+import math
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock, patch
@@ -10,13 +12,15 @@ import pytest
 from stoker.engines.engine import WorkerOptions
 from stoker.engines.identity import WorkerIdentity
 from stoker.engines.local import engine as module
+from stoker.engines.local.attempts import LocalAttempt
 from stoker.engines.local.engine import LocalEngine, LocalOptions
-from stoker.engines.local.record import ShimChannel
+from stoker.engines.local.record import AttemptProcesses, ShimChannel, ShimReady
 from stoker.engines.local.shims import SPARE, ForkServer, ShimPool
 from stoker.errors import StokerError
 from stoker.gpus.model import Look
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
+from stoker.procfs import Identity
 from stoker.queue import View
 from tests.support.looks import a_gpu, a_look
 
@@ -100,3 +104,50 @@ def test_shims_of_jobs_that_are_about_to_start_are_ordered_ahead() -> None:
     fork_server.expected = 0  # they came
     shims.prepare(0)
     assert fork_server.expected == SPARE
+
+
+def test_no_shim_is_forked_while_others_are_about_to_be_free() -> None:
+    """A fork costs as much processor time as several short jobs."""
+    fork_server = Mock(spec=ForkServer, expected=0)
+    shims = ShimPool(fork_server)
+    for name in range(SPARE):
+        shims.attempts[str(name)] = Mock(spec=LocalAttempt, result=Mock(), channel=Mock(), ended_at=time.monotonic())
+    shims.replenish()
+    assert not fork_server.order.called
+    for attempt in shims.attempts.values():
+        attempt.ended_at -= 3600.0  # it has code to remove
+    shims.replenish()
+    assert fork_server.order.call_count == SPARE
+
+
+def test_shim_that_is_free_again_is_taken_instead_of_a_new_one() -> None:
+    fork_server = Mock(spec=ForkServer, expected=0)
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    arrivals, sign = socket.socketpair()
+    fork_server.fileno.return_value = arrivals.fileno()
+    shims, channel = ShimPool(fork_server), ShimChannel(mine)
+    attempt = Mock(spec=LocalAttempt, result=Mock(), channel=channel, ended_at=time.monotonic(), recorded=True)
+    shims.attempts["1"] = attempt
+    processes = AttemptProcesses(Identity(1, 1), Identity(2, 2))
+    with arrivals, sign, its:
+        assert ShimChannel(its).send(ShimReady(processes))
+        assert shims.take() == (channel, processes)
+        assert attempt.channel is None
+        channel.close()
+
+
+def test_shims_that_are_too_many_are_closed_some_time_after_the_last_start() -> None:
+    fork_server = Mock(spec=ForkServer, expected=0)
+    shims = ShimPool(fork_server)
+    idle = [Mock(spec=ShimChannel, open=True) for _ in range(SPARE * 2 + 3)]
+    for channel in idle:
+        channel.receive.return_value = None
+        shims._idle[channel] = AttemptProcesses(Identity(1, 1), Identity(2, 2))
+    shims.take()
+    shims.replenish()
+    assert len(shims._idle) == len(idle) - 1
+    assert shims.due() < math.inf, "the worker wakes up for it"
+    shims._taken_at -= 3600.0
+    shims.replenish()
+    assert len(shims._idle) == SPARE * 2
+    assert shims.due() == math.inf

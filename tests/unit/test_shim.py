@@ -1,6 +1,7 @@
 """The shim and its lease, with a mock of the processes of the job."""
 
 import contextlib
+import os
 import select
 import signal
 import socket
@@ -69,7 +70,7 @@ class Harness:
         self._timer = BootTimer()
         record = LocalAttemptRecord(directory)
         self.execution = shim.LocalExecution(
-            record, attempt_spec, ShimChannel(its), self._signals, self.reaper, self._timer
+            record, attempt_spec, ShimChannel(its), self._signals, self.reaper, self._timer, os.environ
         )
 
     def close(self) -> None:

@@ -118,9 +118,12 @@ class AttemptRecord(Record):
     def output(self) -> Path:
         return self.directory / "output"
 
-    def write_attempt(self, attempt_spec: AttemptSpec) -> None:
+    def write_attempt(self, attempt_spec: AttemptSpec) -> bytes:
+        """Returns what is written. Raises OSError."""
+        content = msgspec.json.encode(attempt_spec)
         # Private: the address of the queue may hold a password.
-        self._replace(UNDELIVERED, attempt_spec)
+        write_atomically(f"{self.directory}/{UNDELIVERED}", content)
+        return content
 
     def has_attempt(self) -> bool:
         """Whether there is an attempt whose outcome was not delivered, readable or not."""

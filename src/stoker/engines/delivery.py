@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,7 +45,7 @@ class LogTail:
     def __init__(self, record: AttemptRecord, attempt_spec: AttemptSpec) -> None:
         self._record = record
         self._output = record.output
-        self._attempt = attempt_spec.attempt
+        self.attempt = attempt_spec.attempt
         self._limit = attempt_spec.log_limit
         self._awaits_fit = attempt_spec.fitting is not None
         self._links = Links()
@@ -58,7 +59,7 @@ class LogTail:
     def deliver(self, store: Store) -> None:
         """Writes what is new since the last time."""
         if self._awaits_fit:
-            self._awaits_fit = not write_fit(store, self._record, self._attempt)
+            self._awaits_fit = not write_fit(store, self._record, self.attempt)
         try:
             found = self._output.stat()
         except OSError:
@@ -73,17 +74,24 @@ class LogTail:
         self._seen, self._end = seen, end
 
     def deliver_last(self, store: Store) -> None:
-        self._deliver(store, TAIL, is_last=True)
+        deliver_last_logs(store, [self])
 
-    def _deliver(self, store: Store, most: int, *, is_last: bool = False) -> None:
-        text = read_tail(self._output, min(most, self._limit))
-        if text or is_last:
+    def _deliver(self, store: Store, most: int) -> None:
+        if text := self.read(most):
             # The job may be removed by `stoker clean` at the same moment.
             with contextlib.suppress(CollisionError):
-                store.logs.write(self._attempt, text, is_last=is_last)
+                store.logs.write(self.attempt, text)
+        self.write_link(store)
+
+    def read(self, most: int) -> str:
+        """At most so many bytes of the end."""
+        return read_tail(self._output, min(most, self._limit))
+
+    def write_link(self, store: Store) -> None:
+        """Once there is one."""
         self._find_link()
         if self._link is not None and not self._link_written:
-            store.jobs.set_link(self._attempt, self._link)
+            store.jobs.set_link(self.attempt, self._link)
             self._link_written = True
 
     def _find_link(self) -> None:
@@ -95,6 +103,13 @@ class LogTail:
                 return
             self._searched += len(block)
             self._link = self._links.feed(block.decode(errors="replace"))
+
+
+def deliver_last_logs(store: Store, tails: Sequence[LogTail]) -> None:
+    """Writes the ends of the logs of attempts that are over, in one transaction."""
+    store.logs.write_last({tail.attempt: tail.read(TAIL) for tail in tails})
+    for tail in tails:
+        tail.write_link(store)
 
 
 def details_of(record: AttemptRecord) -> AttemptDetails | None:

@@ -4,8 +4,9 @@ A reader requests the whole log again and again. The worker of the machine that 
 the chunks are deleted when nobody requests the log any more.
 """
 
+import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from stoker.logs.reader import LogChunk
@@ -26,13 +27,27 @@ _LONGEST_PIECE: Final = 2**20
 _MOST_FORGOTTEN: Final = 16
 
 
+def _tail_parameters(attempt: str, text: str, is_last: bool) -> Parameters:
+    return {"attempt": attempt, "tail": tail_of(text), "is_last": int(is_last)}
+
+
 class Logs(Table):
     """The logs of attempts."""
 
     def write(self, attempt: str, text: str, *, is_last: bool = False) -> bool:
         """Stores the end of an attempt's log; `is_last`: nothing more will come."""
-        parameters: Parameters = {"attempt": attempt, "tail": tail_of(text), "is_last": int(is_last)}
-        return bool(self._driver.fetch("write log", parameters))
+        return bool(self._driver.fetch("write log", _tail_parameters(attempt, text, is_last)))
+
+    def write_last(self, tails: Mapping[str, str]) -> None:
+        """Stores the ends of logs to which nothing more will come, by the ids of the attempts."""
+        rows = [_tail_parameters(attempt, text, True) for attempt, text in tails.items()]
+        try:
+            self._driver.transaction(lambda: self._driver.many("write log", rows))
+        except CollisionError:
+            # One of the jobs is removed by `stoker clean` at the same moment.
+            for row in rows:
+                with contextlib.suppress(CollisionError):
+                    self._driver.fetch("write log", row)
 
     def is_late(self, attempt: str) -> bool:
         """Whether the end of a log is still to come: it arrives shortly after the outcome, if the worker is there."""

@@ -17,7 +17,7 @@ import msgspec
 from stoker.backoff import Backoff
 from stoker.engines import engine_module
 from stoker.engines.attempt import CANCELLED, lease_clock
-from stoker.engines.delivery import write_details
+from stoker.engines.delivery import deliver_last_logs, write_details
 from stoker.engines.engine import CannotTellError, Engine, Log, RunningAttempt, WorkerOptions
 from stoker.engines.identity import WorkerIdentity
 from stoker.errors import StokerError
@@ -40,6 +40,8 @@ _CHANGES: Final = 1.0
 # Usage is written soon after the end of each minute; nothing waits for it.
 _USAGE_EVERY: Final = 5.0
 _LOG_TAILS_EVERY: Final = 3.0
+# After the outcome: nobody notices this delay.
+_LAST_LOGS_WITHIN: Final = 0.02
 # Between two tries to reach a queue that is away.
 _FIRST_PAUSE: Final = 0.5
 _LAST_PAUSE: Final = 10.0
@@ -99,6 +101,7 @@ class WorkerLoop:
         self._sent_gist: tuple[object, ...] | None = None
         self._sent_at = -math.inf
         self._log_tails_at = 0.0
+        self._last_logs_at = math.inf
         self._usage_at = 0.0
         self._tidy_at = 0.0
         self._trouble_logged = -math.inf
@@ -160,6 +163,7 @@ class WorkerLoop:
             self._renew_at if has_attempts else math.inf,
             self._heartbeat_at,
             self._log_tails_at if has_attempts else math.inf,
+            self._last_logs_at,
             self._log_streaming.due(),
             time.monotonic() + owed if owed is not None else math.inf,
         )
@@ -335,12 +339,21 @@ class WorkerLoop:
                 self._log(f"{attempt.job}: {result.outcome}{lasted}{how}{late}")
 
     def _deliver_last_logs(self, store: Store) -> None:
-        for attempt in list(self._engine.attempts.values()):
-            if attempt.recorded and attempt.is_settled:
-                attempt.log_tail.deliver_last(store)
-                write_details(store, attempt.record, attempt.id)
-                attempt.record.delivered()
-                self._engine.forget(attempt.id)
+        """Those of many short jobs in one transaction, and none while the next job starts."""
+        settled = [one for one in self._engine.attempts.values() if one.recorded and one.is_settled]
+        if not settled:
+            return
+        moment = time.monotonic()
+        if self._last_logs_at == math.inf:
+            self._last_logs_at = moment + _LAST_LOGS_WITHIN
+        if moment < self._last_logs_at:
+            return
+        self._last_logs_at = math.inf
+        deliver_last_logs(store, [attempt.log_tail for attempt in settled])
+        for attempt in settled:
+            write_details(store, attempt.record, attempt.id)
+            attempt.record.delivered()
+            self._engine.forget(attempt.id)
 
     def _deliver_log_tails(self, store: Store) -> None:
         if time.monotonic() < self._log_tails_at:

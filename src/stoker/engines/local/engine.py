@@ -205,14 +205,13 @@ class LocalEngine:
             started=time.time(),
         )
         try:
-            record.write_attempt(attempt_spec)
-            running = LocalAttempt(record, attempt_spec, channel)
-            if not channel.send(StartAttempt(str(record.directory))):
+            if not channel.send(StartAttempt.of(record, record.write_attempt(attempt_spec))):
                 raise StokerError("the process that was to run it was killed")
         except (StokerError, OSError):
             # Nothing was started: no worker may find it and take it for something that runs.
             shutil.rmtree(record.directory, ignore_errors=True)
             raise
+        running = LocalAttempt(record, attempt_spec, channel)
         self._shims.attempts[attempt.id] = running
         indices = sorted(tracker.known[uuid].index for uuid in attempt.gpus)
         if indices:

@@ -15,8 +15,9 @@ from stoker.procfs import Identity
 
 # The name of a shim's process.
 SHIM_NAME: Final = "stoker-shim"
-# Far more than any message needs; the attempt spec goes through a file.
 _LONGEST: Final = 65536
+# Far more than any other message needs. A longer attempt spec is read from its file.
+_LONGEST_SPEC: Final = _LONGEST // 2
 
 
 class AttemptProcesses(msgspec.Struct, frozen=True):
@@ -134,6 +135,21 @@ class StartAttempt(msgspec.Struct, frozen=True, tag="start"):
     """From the worker: run the attempt of this directory."""
 
     directory: str
+    spec: bytes = b""
+    """The content of `attempt.json`; empty when that is long."""
+
+    @classmethod
+    def of(cls, record: LocalAttemptRecord, spec: bytes) -> "StartAttempt":
+        return cls(str(record.directory), spec if len(spec) <= _LONGEST_SPEC else b"")
+
+    def attempt_spec(self) -> LocalAttemptSpec | None:
+        """None when it cannot be understood. Raises OSError."""
+        if not self.spec:
+            return LocalAttemptRecord(Path(self.directory)).attempt_spec()
+        try:
+            return _SPEC_DECODER.decode(self.spec)
+        except ValueError:
+            return None
 
 
 class LeaseRenewed(msgspec.Struct, frozen=True, tag="renewed"):

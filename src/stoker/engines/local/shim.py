@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -81,12 +82,14 @@ def run_attempts(connection: socket.socket) -> None:
     processes = _processes(reaper)
     timer = BootTimer()
     redirect_stderr(reaper)
-    while channel is not None and (directory := _next_directory(channel, signals, processes)) is not None:
-        record = LocalAttemptRecord(Path(directory))
+    # As one dictionary: every lookup in `os.environ` decodes again.
+    environment = dict(os.environ)
+    while channel is not None and (start := _next_attempt(channel, signals, processes)) is not None:
+        record = LocalAttemptRecord(Path(start.directory))
         try:
-            if (attempt_spec := record.attempt_spec()) is None:
+            if (attempt_spec := start.attempt_spec()) is None:
                 raise OSError(errno.EIO, "its attempt spec cannot be read")
-            execution = LocalExecution(record, attempt_spec, channel, signals, reaper, timer)
+            execution = LocalExecution(record, attempt_spec, channel, signals, reaper, timer, environment)
         except OSError as error:
             _report_not_started(record, channel, error)
             break
@@ -105,7 +108,7 @@ def _report_not_started(record: LocalAttemptRecord, channel: ShimChannel, error:
     channel.send(result_of(status))
 
 
-def _next_directory(channel: ShimChannel, signals: SignalStream, processes: AttemptProcesses) -> str | None:
+def _next_attempt(channel: ShimChannel, signals: SignalStream, processes: AttemptProcesses) -> StartAttempt | None:
     """Reports that this shim is ready, and waits for an attempt; None when none will come."""
     if not channel.send(ShimReady(processes)):
         return None
@@ -118,7 +121,7 @@ def _next_directory(channel: ShimChannel, signals: SignalStream, processes: Atte
             return None
         message = channel.receive()
         if isinstance(message, StartAttempt):
-            return message.directory
+            return message
     return None
 
 
@@ -142,11 +145,15 @@ class LocalExecution(Execution):
         signals: SignalStream,
         reaper: Reaper,
         timer: BootTimer,
+        environment: Mapping[str, str],
     ) -> None:
+        """`environment`: the worker's own."""
         prober = Prober(attempt_spec.plan.source, deadline=attempt_spec.plan.deadline, start=forked, sharing="start")
-        environment = {name: value for name, value in os.environ.items() if name not in attempt_spec.without}
-        environment |= attempt_spec.environment
-        super().__init__(record, attempt_spec, signals, reaper, prober, attempt_spec.host, environment)
+        of_job = dict(environment)
+        for name in attempt_spec.without:
+            of_job.pop(name, None)
+        of_job |= attempt_spec.environment
+        super().__init__(record, attempt_spec, signals, reaper, prober, attempt_spec.host, of_job)
         if reaper.cgroup is not None:
             # Also of a job that asks for nothing: the one before it may have had limits.
             reaper.cgroup.limit(attempt_spec.request.cpus, attempt_spec.request.ram)
@@ -163,7 +170,8 @@ class LocalExecution(Execution):
         self._epoll.register(channel.fileno(), select.EPOLLIN)
         self._timer = timer
         self._epoll.register(timer.fileno(), select.EPOLLIN | select.EPOLLET)
-        self._hold_until(attempt_spec.lease_until)
+        is_next = attempt_spec.fitting is None and attempt_spec.commit is None and attempt_spec.code is None
+        self._hold_until(attempt_spec.lease_until, with_start=is_next)
         self._directory = -1
         with contextlib.suppress(OSError):
             self._directory = record.hold_open()
@@ -243,12 +251,15 @@ class LocalExecution(Execution):
     def _delivery_at(self) -> float:
         return max(self._until - self._attempt_spec.lease * _RENEW_ALONE_AT, self._next_delivery)
 
-    def _hold_until(self, moment: float) -> None:
-        """Sets the end of the lease: -inf when the queue has given the job up."""
+    def _hold_until(self, moment: float, *, with_start: bool = False) -> None:
+        """Sets the end of the lease: -inf when the queue has given the job up.
+
+        `with_start`: the reaper learns it when the job starts, which is the next that it learns.
+        """
         self._until = moment
         self._timer.ring_at(self._stop_at())
         # In case this process is suspended, or hangs, while there is no worker.
-        self._reaper.set_deadline(moment - self._attempt_spec.margin / 2)
+        self._reaper.set_deadline(moment - self._attempt_spec.margin / 2, with_start=with_start)
 
     def _send_delivery(self) -> None:
         try:

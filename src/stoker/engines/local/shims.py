@@ -250,6 +250,10 @@ _PATIENCE: Final = 10.0
 _POLL: Final = 0.2
 # Between a shim that could not get ready and the next order.
 _AFTER_FAILURE: Final = 1.0
+# A shim whose result is known is free for the next job within this, unless it has code to remove.
+_RETURNS_WITHIN: Final = 0.5
+# Shims that are too many stay this long after the last start: while short jobs come and go, none is forked.
+_EXCESS_KEPT: Final = 5.0
 
 
 class ShimPool:
@@ -261,6 +265,7 @@ class ShimPool:
         self._no_orders_until = -math.inf
         self._wanted = 0
         """How many jobs are about to start."""
+        self._taken_at = -math.inf
         self._new: set[ShimChannel] = set()
         """Shims that have not sent yet that they are ready."""
         self.attempts: dict[str, LocalAttempt] = {}
@@ -282,7 +287,8 @@ class ShimPool:
 
     def due(self) -> float:
         """When `receive` is to be called at the latest, in monotonic seconds."""
-        return min((one.retry_at for one in self.attempts.values()), default=math.inf)
+        excess = self._taken_at + _EXCESS_KEPT if len(self._idle) > self._most_idle() else math.inf
+        return min((excess, *(one.retry_at for one in self.attempts.values())))
 
     def prepare(self, jobs: int) -> None:
         """Has shims forked for jobs that are about to start, while the first of them are claimed."""
@@ -290,24 +296,39 @@ class ShimPool:
         with contextlib.suppress(StokerError):  # the next call of `replenish` raises it again
             self.replenish()
 
-    def replenish(self) -> None:
-        """Orders shims for the next jobs, and closes those that are too many. Raises StokerError."""
-        if time.monotonic() >= self._no_orders_until:
-            missing = (
-                max(SPARE, min(self._wanted, _MOST_AHEAD))
-                - len(self._idle)
-                - len(self._new)
-                - self._fork_server.expected
-            )
+    def replenish(self, *, besides_returning: bool = False) -> None:
+        """Orders shims for the next jobs, and closes those that are too many. Raises StokerError.
+
+        `besides_returning`: although some are about to be free.
+        """
+        moment = time.monotonic()
+        if moment >= self._no_orders_until:
+            coming = len(self._new) + self._fork_server.expected
+            if not besides_returning:
+                coming += len(self._returning(moment))
+            missing = max(SPARE, min(self._wanted, _MOST_AHEAD)) - len(self._idle) - coming
             for _ in range(missing):
                 self._fork_server.order()
-        for channel in list(self._idle)[max(SPARE * 2, self._wanted) :]:
-            del self._idle[channel]
-            channel.close()
+        if moment >= self._taken_at + _EXCESS_KEPT:
+            for channel in list(self._idle)[self._most_idle() :]:
+                del self._idle[channel]
+                channel.close()
+
+    def _most_idle(self) -> int:
+        return max(SPARE * 2, self._wanted)
+
+    def _returning(self, moment: float) -> list[LocalAttempt]:
+        """Attempts whose shims are about to be free."""
+        return [
+            one
+            for one in self.attempts.values()
+            if one.result is not None and one.channel is not None and moment < one.ended_at + _RETURNS_WITHIN
+        ]
 
     def take(self) -> tuple[ShimChannel, AttemptProcesses]:
         """A shim that is ready, waiting for one if necessary. Raises StokerError when none comes."""
-        ends = time.monotonic() + _PATIENCE
+        self._taken_at = time.monotonic()
+        ends = self._taken_at + _PATIENCE
         if self._wanted > len(self._idle):
             self.replenish()
         while True:
@@ -335,16 +356,7 @@ class ShimPool:
         for attempt in list(self.attempts.values()):
             connection, before = attempt.channel, attempt.result
             if connection is not None and connection.fileno() in readable:
-                while (message := connection.receive()) is not None:
-                    if isinstance(message, AttemptResult):
-                        attempt.result = message
-                    elif isinstance(message, ShimReady):
-                        # The attempt is complete on disk.
-                        self._idle[connection] = message.processes
-                        attempt.channel = None
-                        break
-                if not connection.open:
-                    attempt.lose_shim()
+                self._receive_from(attempt, connection)
             elif attempt.reaper_exit in readable:
                 attempt.conclude()
             elif attempt.retry_at <= time.monotonic():
@@ -353,6 +365,18 @@ class ShimPool:
                 ended.append(attempt)
         return ended
 
+    def _receive_from(self, attempt: LocalAttempt, connection: ShimChannel) -> None:
+        while (message := connection.receive()) is not None:
+            if isinstance(message, AttemptResult):
+                attempt.result = message
+            elif isinstance(message, ShimReady):
+                # The attempt is complete on disk.
+                self._idle[connection] = message.processes
+                attempt.channel = None
+                break
+        if not connection.open:
+            attempt.lose_shim()
+
     def close(self) -> None:
         """Shims without an attempt leave; the others go on."""
         for channel in (*self._idle, *self._new):
@@ -360,12 +384,22 @@ class ShimPool:
         self._fork_server.close()
 
     def _await_one(self) -> None:
-        """Waits a moment for a shim to come, or to get ready."""
-        self.replenish()
+        """Waits a moment for a shim to come, to get ready, or to be free again."""
+        returning = {
+            one.channel: one
+            for one in self._returning(time.monotonic())
+            if one.channel is not None and one.recorded  # the others are not acknowledged yet
+        }
+        # One that cannot leave its last attempt must not be waited for alone.
+        self.replenish(besides_returning=not returning)
         poll = select.poll()
-        for descriptor in (self._fork_server.fileno(), *(channel.fileno() for channel in self._new)):
-            poll.register(descriptor, select.POLLIN)
+        poll.register(self._fork_server.fileno(), select.POLLIN)
+        for channel in (*self._new, *returning):
+            poll.register(channel.fileno(), select.POLLIN)
         readable = {descriptor for descriptor, _ in poll.poll(_POLL * 1000)}
+        for channel, attempt in returning.items():
+            if channel.fileno() in readable:
+                self._receive_from(attempt, channel)
         if self._fork_server.fileno() in readable:
             self._receive_new()
         for channel in [one for one in self._new if one.fileno() in readable]:

@@ -232,6 +232,8 @@ class Reaper:
         self.output = output
         """Both ends of the pipe that the jobs write to, if the reaper keeps their output."""
         self._request: LaunchRequest | None = None
+        self._deadline: float | None = None
+        """One that the reaper learns with the next start."""
         self._tree = ProcessTree(pid, cgroup)
         self._adopted: dict[int, Identity] | None = None
         """After the reaper was killed: the processes that are watched, by pidfd."""
@@ -267,6 +269,8 @@ class Reaper:
         self.job, self.status, self.empty = None, None, False
         self._early_signals.clear()
         self._request = request
+        if self._deadline is not None:
+            request, self._deadline = request._replace(deadline=self._deadline), None
         try:
             _write_all(self._requests, request.to_bytes())
         except BrokenPipeError:
@@ -279,8 +283,15 @@ class Reaper:
         if self._epoll.poll(_START_PATIENCE):
             self._read_events()
 
-    def set_deadline(self, deadline: float) -> None:
-        """The reaper stops the job at this time of the boot clock if its supervisor has not done so."""
+    def set_deadline(self, deadline: float, *, with_start: bool = False) -> None:
+        """The reaper stops the job at this time of the boot clock if its supervisor has not done so.
+
+        `with_start`: it learns that with the next start, and wakes up once for both.
+        """
+        if with_start:
+            self._deadline = deadline
+            return
+        self._deadline = None
         writable = select.poll()
         writable.register(self._requests, select.POLLOUT)
         # Never waits for a reaper that is stopped and has not read thousands of these.

@@ -70,6 +70,8 @@ class LaunchRequest(NamedTuple):
     log: str | None = None
     """The file for its output, if the reaper keeps output."""
     log_limit: int = 0
+    deadline: float | None = None
+    """As after DEADLINE; None: the last one still holds."""
 
     def to_bytes(self) -> bytes:
         """The bytes for the pipe. Both ends are forks of one process, so they agree on the format."""
@@ -145,6 +147,8 @@ class ReaperProcess:
     def _start_job(self, request: LaunchRequest) -> None:
         self._request, self._status, self.empty = request, None, False
         program = request.program
+        if request.deadline is not None:
+            self._deadline = request.deadline
         if boot_clock() >= self._deadline:
             # The request arrived so late that another machine may run the job by now.
             self.empty, self._request = True, None
