@@ -21,6 +21,7 @@ from stoker.queue.groups import Group
 from stoker.queue.jobs import Cancellation
 from stoker.queue.model import ENDED, Job, Order
 from stoker.queue.provenance import submitted_from, working_directory
+from stoker.queue.search import parse_query, parse_sort
 from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb
 from stoker.queue.store import Store
 from stoker.queue.sweep import job_specs
@@ -174,6 +175,13 @@ class Queue:
         """From now on at most this many jobs of the group are started; None: no limit. Those that run go on."""
         self._store.groups.cap(group, at_most)
         return self._store.groups.get(group)
+
+    def search(self, query: str = "", *, sort: str = "submitted", limit: int = 100) -> list[Job]:
+        """The jobs that match, like `name:resnet state:failed since:2d lr=1e-3`, newest first.
+
+        `sort` is a column of `stoker list --sort`; with `-` in front, the other way round.
+        """
+        return self._store.jobs.search(parse_query(query), parse_sort(sort), limit=max(0, limit)).jobs
 
     def counts(self) -> dict[State, int]:
         """How many jobs are in each state; states without jobs are left out."""

@@ -159,6 +159,20 @@ def test_invalid_input_is_refused_in_one_sentence(queue: Store) -> None:
         assert (done.code, len(done.err.splitlines())) == (2, 1)
 
 
+def test_search_lists_what_matches(queue: Store) -> None:
+    a, b, c = submit(queue, "lr=1e-3", "lr=1e-2", "bert")
+    queue.jobs.edit(a, {"tags": ("night",)})
+    run(queue, b, "failed", 1)
+    assert listed("lr=", "state:failed,queued", "since:2d") == [b, a]
+    assert listed("lr=0.001", "--tag", "night") == [a]
+    assert listed("--sort", "-submitted") == [a, b, c]
+    assert "more match: --all shows them" in stoker("list", "since:1d", "--limit", "2").out
+    assert stoker("list", "nothing").out == "no jobs match\n"
+    for bad in (["colour:red"], ['"open'], ["--sort", "colour"], ["state:failed", "--state", "held"]):
+        done = stoker("list", *bad)
+        assert (done.code, len(done.err.splitlines())) == (2, 1), bad
+
+
 def test_missing_queue_explains_how_to_create_one() -> None:
     done = stoker("list")
     assert (done.code, done.out) == (1, "")

@@ -84,6 +84,21 @@ def test_job_waiting_for_its_retry_starts_at_once(queue: Store) -> None:
     assert [ready.id for ready in queue.attempts.heads().jobs] == [job]
 
 
+def test_search_selects_jobs(queue: Store) -> None:
+    a, b, c = submit(queue, "resnet-a", "resnet-b", "bert", tags=("night",))
+    for job in (a, c):
+        end(queue, job)
+    done = stoker("retry", "--match", "name:resnet since:1h", "--dry-run")
+    assert (done.code, done.out) == (0, f"resnet-a ({a}): would be queued again\n")
+    assert stoker("retry", "--match", "since:1h", "--state", "failed", "--tag", "night").code == 0
+    assert states(queue, a, b, c) == ["queued", "queued", "queued"]
+    done = stoker("retry", "--match", "resnet")
+    assert (done.code, done.err) == (1, "stoker: no job matches 'resnet'\n")
+    for bad in (["--match", " "], ["--match", "x", "--all"], ["--match", "x", a], ["--match", "colour:red"]):
+        done = stoker("retry", *bad)
+        assert (done.code, len(done.err.splitlines())) == (2, 1), bad
+
+
 def test_dry_run_queues_nothing(queue: Store) -> None:
     (job,) = submit(queue, "a")
     end(queue, job)

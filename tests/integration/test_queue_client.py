@@ -116,6 +116,9 @@ def test_batch_is_accepted_entirely_or_not_at_all(queue: stoker.Queue) -> None:
     assert queue.counts() == {"queued": 3}
     assert [job.id for job in queue.jobs(["queued"], "t", order="queue", limit=2)] == [job.id for job in jobs[:2]]
     assert queue.jobs(tag="other") == []
+    assert [job.id for job in queue.search("tag:t state:queued", sort="-submitted", limit=2)] == [
+        job.id for job in jobs[:2]
+    ]
 
 
 def test_jobs_are_found_by_id_prefix_name_and_object(queue: stoker.Queue) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from stoker.errors import BadInputError
 from stoker.queue import State, Store
+from stoker.queue.search import EVERY_JOB
 from tests.support.either_queue import queue, url
 from tests.support.queue_jobs import end, moment, start, states, submit
 
@@ -11,14 +12,14 @@ __all__ = ["queue", "url"]
 
 
 def pages(queue: Store, size: int, states: tuple[State, ...] = (), tag: str | None = None) -> list[list[str]]:
-    """The names of the jobs on each page, until one is not full."""
-    found: list[list[str]] = []
-    before = None
-    while not found or len(found[-1]) == size:
+    """The names of the jobs on each page."""
+    query = EVERY_JOB.narrowed(states, tag)
+    page = queue.jobs.search(query, limit=size)
+    found = [[job.name for job in page.jobs]]
+    while page.next is not None:
         assert len(found) < 10, "the pages have no end"
-        page = queue.jobs.page(states, tag, before, size)
-        found.append([job.name for job in page])
-        before = (page[-1].submitted, page[-1].position) if page else None
+        page = queue.jobs.search(query, after=page.next, limit=size)
+        found.append([job.name for job in page.jobs])
     return found
 
 
@@ -31,15 +32,15 @@ def test_pages_hold_every_job_once_newest_first(queue: Store) -> None:
     for names in ("ab", "cde"):
         submit(queue, *names)
     assert pages(queue, 2) == [["e", "d"], ["c", "b"], ["a"]]
-    assert pages(queue, 5) == [["e", "d", "c", "b", "a"], []]
+    assert pages(queue, 5) == [["e", "d", "c", "b", "a"]]
 
 
 def test_new_job_does_not_shift_the_next_page(queue: Store) -> None:
     submit(queue, *"abcd")
-    first = queue.jobs.page(limit=2)
+    first = queue.jobs.search(limit=2)
     submit(queue, "new")
-    then = queue.jobs.page(before=(first[-1].submitted, first[-1].position), limit=2)
-    assert [job.name for job in (*first, *then)] == ["d", "c", "b", "a"]
+    then = queue.jobs.search(after=first.next, limit=2)
+    assert [job.name for job in (*first.jobs, *then.jobs)] == ["d", "c", "b", "a"]
 
 
 def test_pages_are_filtered_by_state_or_tag(queue: Store) -> None:
@@ -49,12 +50,12 @@ def test_pages_are_filtered_by_state_or_tag(queue: Store) -> None:
         end(queue, job)
     end(queue, jobs[1], "succeeded")
     assert pages(queue, 2, ("failed", "succeeded")) == [["c", "b"], ["a"]]
-    assert pages(queue, 2, ("failed",)) == [["c", "a"], []]
+    assert pages(queue, 2, ("failed",)) == [["c", "a"]]
     assert pages(queue, 4, tag="night") == [["f", "e", "d", "c"], ["b", "a"]]
     assert pages(queue, 2, ("queued", "failed"), "night") == [["f", "e"], ["d", "c"], ["a"]]
     assert pages(queue, 2, tag="nothing") == [[]]
     with pytest.raises(BadInputError, match="is not a state"):
-        queue.jobs.page(("' OR 1",))  # type: ignore[arg-type]  # what is refused here
+        queue.jobs.search(EVERY_JOB.narrowed(("' OR 1",)))  # type: ignore[arg-type]  # what is refused here
 
 
 def test_recently_ended_jobs_are_listed_last_end_first(queue: Store) -> None:
@@ -157,7 +158,7 @@ def test_jobs_ahead_are_counted_up_to_a_limit(queue: Store) -> None:
 def test_search_text_invalid_in_databases_matches_nothing(queue: Store) -> None:
     odd = "\0\ud800"
     assert queue.usage.read(0, odd, odd) == []
-    assert queue.jobs.find(tag=odd) == queue.jobs.page(tag=odd) == []
+    assert queue.jobs.find(tag=odd) == queue.jobs.search(EVERY_JOB.narrowed(tag=odd)).jobs == []
     assert not queue.workers.pause(odd)
     assert not queue.notices.forget_note(odd)
     with pytest.raises(BadInputError, match="there is no job"):

@@ -16,10 +16,11 @@ from stoker.queue import JobSpec, State, Store, init_queue
 from stoker.queue.attempts import MOST_OF_SHAPE, ClaimRequest
 from stoker.queue.driver import Parameters, Row, script
 from stoker.queue.fields import shape_of
+from stoker.queue.search import EVERY_JOB, parse_query
 from stoker.queue.sqlite import SqliteDriver
 from tests.support.deep import DEEP
 from tests.support.postgres import PostgresServer
-from tests.support.queue_history import write_history, write_waiting
+from tests.support.queue_history import write_history, write_texts, write_waiting
 
 HISTORY = 100_000
 WAITING = 1_000
@@ -71,6 +72,7 @@ PARAMETERS: dict[str, str | int | float | None] = {
     "fit": "{}",
     "submitted": 1.0e9,
     "position": 1.0,
+    "tie": 1.0,
     "limit": 50,
     "offset": 0,
     "edition": "aa",
@@ -207,11 +209,11 @@ def asked_of(
 
 
 @pytest.mark.parametrize("states", [(), ("failed",), ("failed", "cancelled", "held")])
-@pytest.mark.parametrize("before", [None, (1.0e9, 1.0)])
+@pytest.mark.parametrize("after", [None, (1.0e9, 1.0)])
 def test_every_page_of_jobs_uses_an_index(
-    queue: Store, monkeypatch: pytest.MonkeyPatch, states: tuple[State, ...], before: tuple[float, float] | None
+    queue: Store, monkeypatch: pytest.MonkeyPatch, states: tuple[State, ...], after: tuple[float, float] | None
 ) -> None:
-    sql = asked_of(queue, monkeypatch, lambda store: store.jobs.page(states, before=before))
+    sql = asked_of(queue, monkeypatch, lambda store: store.jobs.search(EVERY_JOB.narrowed(states), after=after))
     for plan in plans_of(queue, sql):
         assert_reads_little(plan)
         assert "stoker_jobs_state" in plan if states else "stoker_jobs_submitted" in plan
@@ -308,6 +310,101 @@ def test_frequent_statements_do_not_scan_the_history(queue: Store, statement: st
 def test_log_stream_statements_read_only_their_own_rows(queue: Store, statement: str) -> None:
     for plan in plans(queue, statement):
         assert_reads_little(plan)
+
+
+# Searches
+
+NEWEST_TEXTS = "stoker_texts_pkey|SCAN t|SEARCH t USING INTEGER PRIMARY KEY"
+TRIGRAMS = "stoker_texts_grams|VIRTUAL TABLE INDEX"
+
+
+@pytest.fixture(scope="module")
+def searchable(new_url: Callable[[], str]) -> Iterator[Store]:
+    """Many jobs that have ended, with what they are searched by."""
+    with init_queue(new_url()) as opened:
+        write_history(opened, 20_000)
+        write_texts(opened)
+        yield opened
+
+
+def searches(
+    queue: Store, monkeypatch: pytest.MonkeyPatch, text: str, after: tuple[float, float] | None = None
+) -> list[tuple[str, Parameters]]:
+    """The statements of a search that finds little, in their order."""
+    asked: list[tuple[str, Parameters]] = []
+
+    def record(sql: str, parameters: Parameters) -> list[Row]:
+        asked.append((sql, parameters))
+        return []
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queue._driver, "fetch_text", record)
+        queue.jobs.search(parse_query(text), after=after)
+    return asked
+
+
+@pytest.mark.parametrize("after", [None, (1.0e9, 1.0e6)])
+@pytest.mark.parametrize(
+    ("text", "first", "then"),
+    [
+        ("19876", NEWEST_TEXTS, TRIGRAMS),
+        ("name:19876 state:failed", "stoker_jobs_state", TRIGRAMS),
+        ("seed=19876 since:1h", NEWEST_TEXTS, TRIGRAMS),
+        ("state:failed since:1h", "stoker_jobs_state", "stoker_jobs_ended"),
+        ("machine:gpu1", "stoker_jobs_submitted", "stoker_attempts_worker"),
+        ("sweep state:held,running", "stoker_jobs_state", None),
+    ],
+)  # fmt: skip
+def test_searches_look_at_the_newest_jobs_and_then_use_an_index(
+    searchable: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    first: str,
+    then: str | None,
+    after: tuple[float, float] | None,
+) -> None:
+    is_file = Path(searchable.place).exists()
+    explain = "EXPLAIN QUERY PLAN " if is_file else "EXPLAIN "
+    asked = searches(searchable, monkeypatch, text, after)
+    plans = [
+        "\n".join(str(row[-1]) for row in searchable._driver.fetch_text(explain + sql, parameters))
+        for sql, parameters in asked
+        if "stoker_jobs" in sql
+    ]
+    assert len(plans) == (1 if then is None else 2)
+    for plan, index in zip(plans, (first, then), strict=False):
+        assert re.search(str(index), plan), plan
+        assert not re.search(r"Seq Scan on stoker_(jobs|attempts|texts)", plan), plan
+    if is_file and then is not None:
+        assert not re.search(r"SCAN [jta]\b(?! USING| VIRTUAL)", plans[1]), plans[1]
+
+
+def test_rare_and_frequent_words_read_few_rows(searchable: Store) -> None:
+    """Counted by SQLite in steps, of which a look at every job takes more than a hundred thousand."""
+    driver = searchable._driver
+    if not isinstance(driver, SqliteDriver):
+        return
+    for text in (
+        "python",
+        "19876",
+        "seed=19876",
+        "python state:failed",
+        "nowhere",
+        "lr=0.001 19876 sweep",
+        "state:held x",
+    ):
+        steps = 0
+
+        def count() -> int:
+            nonlocal steps
+            steps += 100
+            return 0
+
+        connection = driver._connected()
+        connection.set_progress_handler(count, 100)
+        searchable.jobs.search(parse_query(text))
+        connection.set_progress_handler(None, 0)
+        assert steps < 60_000, (text, steps)
 
 
 # What is read, however long the queue and its history are

@@ -269,6 +269,12 @@ def test_jobs_are_found_by_state_and_tag(site: ApiSite, client: Client) -> None:
     assert ids(tag="x") == [two, one]
     assert ids(tag="x", state="queued") == [one]
     assert ids(tag="y") == []
+    assert ids(q="state:queued,failed since:1h") == [three, one]
+    assert ids(q="name:o", tag="x", sort="name") == [one]
+    assert ids(sort="-name") == [two, three, one]
+    first = told(client.get(f"{V1}/jobs", params={"sort": "name", "limit": 2}))
+    assert ids(sort="name", cursor=first["next"]) == [two]
+    assert mistakes(client.get(f"{V1}/jobs", params={"cursor": first["next"]}))
 
 
 @pytest.mark.parametrize(
@@ -283,6 +289,9 @@ def test_jobs_are_found_by_state_and_tag(site: ApiSite, client: Client) -> None:
         "cursor=%00",
         "cursor=WzFlOTk5LDFd",
         "cursor=é",
+        "q=colour:red",
+        "q=state:done",
+        "sort=colour",
     ],
 )
 def test_a_question_that_cannot_be_meant_says_which_part_of_it(client: Client, query: str) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from stoker.queue import JobSpec, Store
 from stoker.queue.fields import shape_of
+from stoker.queue.search import numbered, trigrams
 
 NUMBERS = {
     "sqlite": "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < :count)",
@@ -23,7 +24,7 @@ FROM numbers
 ATTEMPTS = """
 INSERT INTO stoker_attempts (id, job_id, worker_id, number, gpus, started, lease_expires, ended, outcome)
 {numbers}
-SELECT 'a' || n, {id}, 'w', 1, '[]', 1001.0 + n, 1061.0 + n, 1002.0 + n, 'succeeded' FROM numbers
+SELECT 'a' || n, {id}, 'w' || (n {modulo} 1000), 1, '[]', 1001.0 + n, 1061.0 + n, 1002.0 + n, 'succeeded' FROM numbers
 """
 FINDINGS = """
 INSERT INTO stoker_attempt_details (attempt_id, cause, rule, report, fit, written)
@@ -36,6 +37,39 @@ INSERT INTO stoker_usage (host, gpu, minute, job, background, somebody, free, un
 {numbers}
 SELECT 'h' || (n {modulo} 4), 'g', n, 60, 0, 0, 0, 0 FROM numbers WHERE n <= 20000
 """
+
+
+WORDS = ("  run  ", "  python  train.py  --lr  1e-3  ", "  sweep  #sweep  lr=0.001  ", "  alice  ")
+TEXTS = """
+INSERT INTO stoker_texts (job_id, name, command, marks, owner{grams_column})
+SELECT id, '{name}' || {number} || '  ', '{command}', '{marks}' || id || '  seed=' || {number} || '  ', '{owner}'{grams}
+FROM stoker_jobs ORDER BY submitted, position
+"""
+NUMBER = "CAST(CAST(position AS INTEGER) AS TEXT)"
+# The numbers of `stoker.queue.search.numbered`.
+NUMBERED = """
+CREATE FUNCTION pg_temp.numbered(word TEXT) RETURNS INTEGER[] LANGUAGE sql IMMUTABLE AS $$
+  SELECT array_agg(CAST((CAST(ascii(substr(word, n, 1)) AS BIGINT) * 1000003 + ascii(substr(word, n + 1, 1)) * 1009
+    + ascii(substr(word, n + 2, 1))) %% 2147483647 AS INTEGER)) FROM generate_series(1, length(word) - 2) n $$
+"""
+
+
+def write_texts(queue: Store) -> None:
+    """What all jobs of this queue are searched by: words that all have, and the number and the id of each."""
+    driver, is_file = queue._driver, Path(queue.place).exists()
+    name, command, marks, owner = WORDS
+    pieces = {"name": name, "command": command, "marks": marks, "owner": owner, "number": NUMBER}
+    if is_file:
+        driver.fetch_text(TEXTS.format(**pieces, grams_column="", grams=""), {})
+        return
+    grams = f", CAST(%(grams)s AS INTEGER[]) || pg_temp.numbered('  ' || {NUMBER} || '  ') || pg_temp.numbered(id)"
+    index = "CREATE INDEX stoker_texts_grams ON stoker_texts USING gin (grams)"
+    for sql in (NUMBERED, "DROP INDEX stoker_texts_grams"):
+        driver.fetch_text(sql, {})
+    text = TEXTS.format(**pieces, grams_column=", grams", grams=grams)
+    driver.fetch_text(text, {"grams": numbered(trigrams(*WORDS, "seed="))})
+    for sql in (index, "VACUUM ANALYZE stoker_texts"):
+        driver.fetch_text(sql, {})
 
 
 def write_history(queue: Store, count: int) -> None:

@@ -18,6 +18,7 @@ from stoker.queue.fields import FIELDS, JobSpec, State, check, editable, shape_o
 from stoker.queue.groups import in_new_group, join_groups, set_cap
 from stoker.queue.listing import JobReader, forgettable, seen
 from stoker.queue.model import ENDED, HEARD_WITHIN, Failure, Job, Place, Side
+from stoker.queue.search import text_row
 from stoker.queue.table import clean_text, columns, dependencies, job_of, json_text
 
 T = TypeVar("T")
@@ -112,6 +113,7 @@ class Jobs(JobReader):
             if asked.at_most is None and asked.group == job.group:
                 set_cap(self._driver, job.group, None)
         self._driver.many("edit", edited_rows)
+        self._driver.many("change text", [text_row(job.id, asked) for job, asked in edits])
         return [job.id for job in found]
 
     def _depend(self, name: str, asked: JobSpec) -> None:
@@ -260,6 +262,7 @@ def insert(driver: Driver, jobs: Sequence[JobSpec], blobs: Sequence[Blob] = ()) 
     driver.many("insert job", rows)
     driver.many("insert dependency", needs)
     driver.many("insert tag", tags)
+    driver.many("insert text", [text_row(name, job) for name, job in added])
     refer_to_blobs(driver, added)
     return answer
 

@@ -1,7 +1,7 @@
 """Looking jobs up and listing them. No statement gets slower with the number of ended jobs."""
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from stoker.errors import BadInputError
 from stoker.queue.driver import Parameters, Row
@@ -9,10 +9,21 @@ from stoker.queue.explanation import Needs
 from stoker.queue.field_kinds import ID
 from stoker.queue.fields import State
 from stoker.queue.model import ENDED, Failure, Job, NoSuchJobError, Order
+from stoker.queue.search import EVERY_JOB, MOST_SORTED, NEWEST_FIRST, Mark, Query, SearchStatements, Sort
 from stoker.queue.table import Table, clean_text, job_of, json_text, literal
 
 GROUP_PREFIX: Final = "group:"
 """Before a name that means a group, whatever jobs are called."""
+
+
+class Matches(NamedTuple):
+    """One page of the jobs that match a query."""
+
+    jobs: list[Job]
+    next: Mark | None = None
+    """Where the next page begins; None on the last one."""
+    cut: bool = False
+    """Whether more match than are sorted: only the newest of them are in the list."""
 
 
 class JobReader(Table):
@@ -91,32 +102,58 @@ class JobReader(Table):
         sql += " " + self._driver.sql(newest if order == "newest" else "in order")
         return [job_of(row) for row in self._driver.fetch_text(sql, parameters)]
 
-    def page(
-        self,
-        states: Sequence[State] = (),
-        tag: str | None = None,
-        before: tuple[float, float] | None = None,
-        limit: int = 50,
-    ) -> list[Job]:
-        """The newest first; `before` is the `submitted` and `position` of the last job of the page before."""
-        parameters = dict[str, str | int | float | None]()
-        conditions = []
-        if before is not None:
-            parameters |= {"submitted": float(before[0]), "position": float(before[1])}
-            conditions.append(self._driver.sql("older_than_last"))
-        if tag is not None:
-            parameters["tag"] = clean_text(tag)
-        chosen = self._driver.sql("all jobs" if tag is None else "tagged jobs")
-        newest = f"{self._driver.sql('newest')} {_limit(limit)}"
-        # Each state by itself, because the index finds the newest of one state, not of several.
-        parts = [
-            _part(chosen, [f"j.state = {literal(state)}", *conditions], newest) for state in dict.fromkeys(states)
-        ] or [_part(chosen, conditions, newest)]
-        if len(parts) == 1:
-            return [job_of(row) for row in self._driver.fetch_text(parts[0], parameters)]
-        each = [f"SELECT * FROM ({part}) AS one" for part in parts]  # noqa: S608  # put together from our own pieces
-        sql = f"SELECT * FROM ({' UNION ALL '.join(each)}) AS j {newest}"  # noqa: S608  # the same
-        return [job_of(row) for row in self._driver.fetch_text(sql, parameters)]
+    def search(
+        self, query: Query = EVERY_JOB, sort: Sort = NEWEST_FIRST, after: Mark | None = None, limit: int = 50
+    ) -> "Matches":
+        """One page of the jobs that match; `after` is the mark of the page before."""
+        if sort.by != "submitted":
+            return self._sorted(query, sort, after, limit)
+        search = SearchStatements(
+            query=query, sql=self._driver.sql, descending=sort.descending, is_next=after is not None, limit=limit + 1
+        )
+        rows = self._found(search, after)
+        jobs = [job_of(row[:-1]) for row in rows[:limit]]
+        return Matches(jobs, (jobs[-1].submitted, float(rows[limit - 1][-1])) if len(rows) > limit else None)
+
+    def matching(self, query: Query) -> list[Job]:
+        """All jobs that match, the newest first."""
+        return [job_of(row[:-1]) for row in self._found(SearchStatements(query=query, sql=self._driver.sql))]
+
+    def _found(self, search: SearchStatements, after: Mark | None = None, columns: str = "job") -> list[Row]:
+        parameters = search.parameters()
+        for name, text in search.machines().items():
+            hosts = self._driver.fetch("hosts", {})
+            parameters[name] = json_text([worker for worker, host in hosts if text in host.lower()])
+        if after is not None:
+            if not all(isinstance(one, float) for one in after):
+                raise BadInputError("the mark belongs to a list in another order")
+            parameters |= {"submitted": after[0], "tie": after[1]}
+        rows: list[Row] = []
+        for sql in search.statements(self._driver.sql(columns)):
+            rows = self._driver.fetch_text(sql, parameters)
+            if search.limit is not None and len(rows) >= search.limit:
+                break
+        return rows
+
+    def _sorted(self, query: Query, sort: Sort, after: Mark | None, limit: int) -> "Matches":
+        newest = SearchStatements(query=query, sql=self._driver.sql, limit=MOST_SORTED + 1)
+        found = [row[0] for row in self._found(newest, columns="id of job")]
+        parameters: dict[str, str | int | float | bytes | None] = {"ids": json_text(found[:MOST_SORTED])}
+        key, way, beyond = self._driver.sql(f"sort by {sort.by}"), *(("DESC", "<") if sort.descending else ("ASC", ">"))
+        conditions = [self._driver.sql("chosen jobs")]
+        if after is not None:
+            if not isinstance(after[1], str) or isinstance(after[0], str) != (sort.by == "name"):
+                raise BadInputError("the mark belongs to a list in another order")
+            parameters |= {"sorted": after[0], "id": after[1]}
+            conditions.append(
+                f"({key}, j.id) {beyond} ({self._driver.sql('last sorted')}, {self._driver.sql('last id')})"
+            )
+        sql = f"SELECT {self._driver.sql('job')}, {key} FROM stoker_jobs j WHERE {' AND '.join(conditions)}"  # noqa: S608  # our own pieces
+        rows = self._driver.fetch_text(f"{sql} ORDER BY {key} {way}, j.id {way} {_limit(limit + 1)}", parameters)
+        jobs = [job_of(row[:-1]) for row in rows[:limit]]
+        value = rows[limit - 1][-1] if len(rows) > limit else ""
+        mark = (value if isinstance(value, str) else float(value), jobs[-1].id) if len(rows) > limit else None
+        return Matches(jobs, mark, len(found) > MOST_SORTED)
 
     def ended_since(self, at: float, limit: int = 20) -> list[Job]:
         """Jobs that ended at this time or later, the newest end first."""
@@ -187,11 +224,6 @@ def _jobs(number: int) -> str:
 def _limit(rows: int) -> str:
     """Written into the statement: PostgreSQL plans for a tenth of the table when the limit is a parameter."""
     return f"LIMIT {max(0, rows):d}"
-
-
-def _part(chosen: str, conditions: Sequence[str], newest: str) -> str:
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    return f"{chosen}{where} {newest}"
 
 
 def _failures(kind: Failure, at: float) -> Parameters:

@@ -3,7 +3,7 @@
 import base64
 import binascii
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -15,48 +15,73 @@ from starlette.responses import Response
 from stoker.errors import BadInputError
 from stoker.masking import masked
 from stoker.queue.field_kinds import ID
+from stoker.queue.fields import State
 from stoker.queue.model import Attempt, Job
+from stoker.queue.search import Mark, Query, Sort, parse_query, parse_sort
 from stoker.queue.store import Store
 from stoker.web.app_state import app_state_of, user_of
 from stoker.web.problems import NotFoundError, ParameterError
 
-# Two encoded numbers are shorter.
-_MAX_CURSOR: Final = 200
+# A name of 200 letters and an id are shorter.
+_MAX_CURSOR: Final = 2000
 _INVALID_CURSOR: Final = "invalid cursor: use the `next` of a page unchanged"
 # As many as a job may ask for.
 MOST_NODES: Final = 1024
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """Some jobs, newest first. `next` is the `cursor` of the next page; null on the last one."""
+    """Some jobs. `next` is the `cursor` of the next page; null on the last one. `cut`: more than 10,000 jobs match, and
+    the newest 10,000 of them are sorted."""
 
     items: list[Job]
     next: str | None = None
+    cut: bool = False
 
 
-def cursor_of(job: Job) -> str:
-    """The cursor for the jobs after this one."""
-    return base64.urlsafe_b64encode(msgspec.json.encode((job.submitted, job.position))).decode().rstrip("=")
+def cursor_of(mark: Mark) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(mark)).decode().rstrip("=")
 
 
-def place_of(cursor: str) -> tuple[float, float]:
-    """The argument `before` of `Store.jobs.page`."""
+def place_of(cursor: str) -> Mark:
+    """The argument `after` of `Store.jobs.search`."""
     try:
         if len(cursor) > _MAX_CURSOR or not cursor.isascii():
             raise ValueError(cursor)
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        submitted, position = msgspec.json.decode(text, type=tuple[float, float])
+        first, second = msgspec.json.decode(text, type=tuple[float | str, float | str])
     except (ValueError, binascii.Error):
         raise ParameterError("cursor", _INVALID_CURSOR) from None
-    if not (math.isfinite(submitted) and math.isfinite(position)):
+    if not all(isinstance(one, str) or math.isfinite(one) for one in (first, second)):
         raise ParameterError("cursor", _INVALID_CURSOR)
-    return submitted, position
+    return first, second
 
 
-def page_of(found: list[Job], limit: int) -> Page:
-    """`found` has one job more than the page if there is a next page."""
-    items = found[:limit]
-    return Page(items=items, next=cursor_of(items[-1]) if len(found) > limit else None)
+def searched(q: str, states: Sequence[State] = (), tag: str | None = None, sort: str = "") -> tuple[Query, Sort]:
+    """The query and the order of a list, from the parameters of an address."""
+    try:
+        query = parse_query(q)
+    except BadInputError as error:
+        raise ParameterError("q", str(error)) from None
+    try:
+        order = parse_sort(sort)
+    except BadInputError as error:
+        raise ParameterError("sort", str(error)) from None
+    try:
+        return query.narrowed(states, tag), order
+    except BadInputError as error:
+        raise ParameterError("state", str(error)) from None
+
+
+def read_page(store: Store, which: tuple[Query, Sort], after: Mark | None, limit: int) -> Page:
+    query, sort = which
+    try:
+        found = store.jobs.search(query, sort, after, limit)
+    except BadInputError:
+        raise ParameterError("cursor", _INVALID_CURSOR) from None
+    mark = (
+        None if found.next is None else base64.urlsafe_b64encode(msgspec.json.encode(found.next)).decode().rstrip("=")
+    )
+    return Page(items=found.jobs, next=mark, cut=found.cut)
 
 
 class Undo(msgspec.Struct, frozen=True, kw_only=True):

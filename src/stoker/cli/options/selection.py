@@ -5,13 +5,14 @@ import importlib
 import os
 import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
 from stoker.errors import BadInputError
+from stoker.queue.search import parse_query
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -34,10 +35,12 @@ class Selection(msgspec.Struct, frozen=True):
     states: tuple["State", ...] = ()
     everything: bool = False
     tag_option: str = "--tag"
+    match: str | None = None
+    """A search."""
 
     @property
     def by_rule(self) -> bool:
-        return self.everything or self.tag is not None or bool(self.states)
+        return self.everything or self.tag is not None or bool(self.states) or self.match is not None
 
     def jobs(self, store: "Store", among: tuple["State", ...]) -> list["Job"]:
         """The selected jobs, each once; a condition without a state selects the states `among`.
@@ -47,12 +50,17 @@ class Selection(msgspec.Struct, frozen=True):
         self._check()
         if not self.by_rule:
             found = [job for word in self.words for job in _named(store, word, among)]
+        elif self.match is not None:
+            query = parse_query(self.match).narrowed(self.states, self.tag)
+            found = store.jobs.matching(query if query.states else query.narrowed(among))
         else:
             found = list(_pages(store, self.states or among, self.tag))
         return list({job.id: job for job in found}.values())
 
     def nothing(self, among: tuple["State", ...]) -> str:
         """The message for a selection without jobs."""
+        if self.match is not None:
+            return f"no job matches {self.match!r}"
         states = self.states or among
         tagged = f" with the tag {self.tag!r}" if self.tag is not None else ""
         return f"there is no {_any_of(states)} job{tagged}"
@@ -60,12 +68,18 @@ class Selection(msgspec.Struct, frozen=True):
     def _check(self) -> None:
         if not self.words and not self.by_rule:
             raise BadInputError(
-                f"which jobs? Write their ids or names, or choose by {self.tag_option}, --state or --all"
+                f"which jobs? Write their ids or names, or choose by {self.tag_option}, --state, --match or --all"
             )
         if self.words and self.by_rule:
-            raise BadInputError(f"name the jobs, or choose them by {self.tag_option}, --state or --all, not both")
-        if self.everything and (self.tag is not None or self.states):
-            raise BadInputError(f"--all means every job: leave it out to choose by {self.tag_option} or --state")
+            raise BadInputError(
+                f"name the jobs, or choose them by {self.tag_option}, --state, --match or --all, not both"
+            )
+        if self.everything and (self.tag is not None or self.states or self.match is not None):
+            raise BadInputError(
+                f"--all means every job: leave it out to choose by {self.tag_option}, --state or --match"
+            )
+        if self.match is not None and not self.match.strip():
+            raise BadInputError("--match has no search in it: --all means every job")
 
 
 def _named(store: "Store", word: str, among: tuple["State", ...]) -> list["Job"]:
@@ -88,6 +102,11 @@ def _pages(store: "Store", states: tuple["State", ...], tag: str | None) -> Iter
         yield from page
         if len(page) < PAGE:
             return
+
+
+def words_of_query(words: Iterable[str]) -> str:
+    """Words of a command line as one search: what the shell took as one word stays one."""
+    return " ".join(f'"{word}"' if " " in word and '"' not in word and ":" not in word else word for word in words)
 
 
 class _Completed(click.ParamType[str]):

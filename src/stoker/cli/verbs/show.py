@@ -10,8 +10,8 @@ import click
 from msgspec import to_builtins
 
 from stoker.cli.options.queue import opened, queue_option
-from stoker.cli.options.selection import JobName, TagName
-from stoker.cli.output import json_option, note, print_json, print_json_list
+from stoker.cli.options.selection import JobName, TagName, words_of_query
+from stoker.cli.output import count_of, json_option, note, print_json, print_json_list
 from stoker.cli.tables.jobs import job_json, print_jobs, print_runs, rows_of, run_text, show_json, show_text, summed_up
 from stoker.errors import BadInputError, StokerError
 from stoker.paths import state_home
@@ -19,6 +19,7 @@ from stoker.queue.explanation import Surroundings, Why, explain, look_around, wh
 from stoker.queue.fields import State
 from stoker.queue.listing import GROUP_PREFIX
 from stoker.queue.model import ENDED, Job, Order
+from stoker.queue.search import MOST_SORTED, SORTS, Query, Sort, parse_query, parse_sort
 from stoker.status.job_columns import JobRow, columns_of
 from stoker.status.job_text import job_title
 
@@ -31,6 +32,7 @@ _NO_RUNS: Final = "no runs yet: `stoker run -- COMMAND` makes one\n"
 # A screenful: running jobs, the next ones, and the last to end.
 _MOST_WAITING: Final = 20
 _MOST_ENDED: Final = 5
+_MOST_FOUND: Final = 50
 _ALL: Final = 2**31 - 1
 # By how a line of a diff begins.
 _OF_LINE: Final = {b"+": "\x1b[32m", b"-": "\x1b[31m", b"@": "\x1b[36m"}
@@ -38,7 +40,7 @@ _PLAIN: Final = "\x1b[0m"
 
 
 class _Wanted(NamedTuple):
-    """The options of `list`."""
+    """The options of `list` without a search."""
 
     states: frozenset[State]
     tag: str | None
@@ -52,23 +54,30 @@ class _Wanted(NamedTuple):
 
 
 @click.command("list")
+@click.argument("query", nargs=-1, metavar="[SEARCH]...")
 @click.option(
     "--state", "states", multiple=True, type=click.Choice(get_args(State)), help="Only jobs in this state (repeatable)."
 )
 @click.option("--tag", type=TagName(), metavar="TAG", help="Only jobs with this tag.")
 @click.option("--group", metavar="NAME", default="", help="Only jobs of this group, each by itself.")
 @click.option("--unfold", is_flag=True, help="Each job by itself, not one row for a group.")
+@click.option("--sort", metavar="COLUMN", help=f"Sort by {', '.join(SORTS)}; with - in front, the other way round.")
 @click.option("--all", "everything", is_flag=True, help="All jobs.")
 @click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help="At most N of each kind (running, queued, ended …)."
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="At most N of each kind (running, queued, ended …); with a search or --sort, N in all.",
 )
 @json_option("Print a JSON list.")
 @queue_option
 def list_command(
+    query: tuple[str, ...],
     states: tuple[State, ...],
     tag: str | None,
     group: str,
     unfold: bool,
+    sort: str | None,
     everything: bool,
     limit: int | None,
     as_json: bool,
@@ -77,9 +86,16 @@ def list_command(
     """List the jobs of the queue: running, waiting in the order of their start, and the last to end.
 
     Jobs of a group are one row, unless --state, --tag, --group or --unfold is given.
+
+    SEARCH lists the jobs that match, newest first: `stoker list resnet state:failed since:2d lr=1e-3`. Words are
+    searched in name, command, tags and id; name:, command:, id:, tag:, group:, user:, machine:, state:, since: and
+    before: search one field, and KEY=VALUE a parameter.
     """
     # A hundred thousand rows hold no cycles, and looking for them takes half of the time.
     gc.disable()
+    if query or sort is not None:
+        found = parse_query(words_of_query(query)).narrowed(states, tag, group)
+        return _list_matches(found, parse_sort(sort or ""), _ALL if everything else limit, as_json, queue_url)
     # Jobs of a given state are the question, so more than the last few are shown.
     ended = _MOST_WAITING if states else _MOST_ENDED
     most = (_ALL, _ALL) if everything else (limit, limit) if limit else (_MOST_WAITING, ended)
@@ -93,6 +109,27 @@ def list_command(
             _print_json(rows_of(jobs, reasons, around))
         else:
             _print(store, wanted, jobs, reasons, around)
+    return 0
+
+
+def _list_matches(query: Query, sort: Sort, limit: int | None, as_json: bool, queue_url: str | None) -> int:
+    """The jobs that match a search; all of them when they are sorted by submission."""
+    with opened(queue_url) as store:
+        around = look_around(store)
+        most = min(limit or _MOST_FOUND, _ALL)
+        found = store.jobs.search(query, sort, limit=most)
+        jobs, more = found.jobs, found.next is not None
+        rows = rows_of(jobs, _reasons(store, jobs, around), around)
+    if as_json:
+        _print_json(rows)
+        return 0
+    if jobs:
+        print_jobs(rows)
+        sys.stdout.write(f"\n{count_of(len(jobs), 'job')}{'; more match: --all shows them' if more else ''}\n")
+    else:
+        sys.stdout.write("no jobs match\n")
+    if found.cut:
+        note(f"more than {MOST_SORTED:,} jobs match: the newest {MOST_SORTED:,} of them were sorted")
     return 0
 
 

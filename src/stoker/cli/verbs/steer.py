@@ -50,6 +50,9 @@ def request_options(*among: State, tag_option: str = "--tag") -> Callable[[Funct
             multiple=True,
             help="All jobs in this state (repeatable).",
         ),
+        click.option(
+            "--match", metavar="SEARCH", help="All jobs that match a search, like 'name:resnet since:2d lr=1e-3'."
+        ),
         click.option("--all", "everything", is_flag=True, help="All jobs to which it applies."),
         dry_run_option(),
         json_option(CHANGES_AS_JSON),
@@ -60,7 +63,7 @@ def request_options(*among: State, tag_option: str = "--tag") -> Callable[[Funct
         @functools.wraps(function)
         def command(**given: Any) -> Any:
             words, tag, states = given.pop("jobs"), given.pop("chosen_tag"), given.pop("states")
-            selection = Selection(words, tag, states, given.pop("everything"), tag_option)
+            selection = Selection(words, tag, states, given.pop("everything"), tag_option, given.pop("match"))
             common = {name: given.pop(name) for name in ("dry_run", "as_json", "queue_url")}
             return function(request=Request(selection, **common), **given)
 

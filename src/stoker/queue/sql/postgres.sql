@@ -104,3 +104,32 @@ SELECT count(*) FROM pg_catalog.pg_class WHERE oid = to_regclass('stoker_queue')
 
 -- alone --
 SELECT pg_advisory_xact_lock(7528433)
+
+-- insert text --
+INSERT INTO stoker_texts (job_id, name, command, marks, owner, grams)
+VALUES (:job, :name, :command, :marks, :owner, CAST(:grams AS INTEGER[]))
+
+-- change text --
+UPDATE stoker_texts SET name = :name, command = :command, marks = :marks, owner = :owner, grams = CAST(:grams AS INTEGER[])
+WHERE job_id = :job
+
+-- place_in --
+strpos
+
+-- seq --
+t.seq
+
+-- job_of_text --
+CROSS JOIN LATERAL (SELECT * FROM stoker_jobs WHERE id = t.job_id OFFSET 0) j
+
+-- text_of_job --
+CROSS JOIN LATERAL (SELECT * FROM stoker_texts WHERE job_id = j.id OFFSET 0) t
+
+-- found by text --
+(SELECT * FROM stoker_texts WHERE grams @> CAST(:grams AS INTEGER[]) OFFSET 0) t {job_of_text}
+
+-- sort by name --
+CASE WHEN j.name = '' THEN '~~~' ELSE lower(j.name) END COLLATE "C"
+
+-- sort by gpus --
+CAST(CAST(j.spec AS JSON) ->> 'gpus' AS INTEGER) * CAST(CAST(j.spec AS JSON) ->> 'nodes' AS INTEGER)

@@ -402,11 +402,100 @@ ORDER BY CASE WHEN j.started IS NULL THEN 1 ELSE 0 END, j.submitted DESC, j.posi
 -- in order --
 {in_order} LIMIT :limit OFFSET :offset
 
--- older_than_last --
-(j.submitted, j.position) < (:submitted, :position)
+-- last submitted --
+:submitted
 
--- newest --
-ORDER BY j.submitted DESC, j.position DESC
+-- last position --
+:tie
+
+-- last seq --
+CAST(:tie AS BIGINT)
+
+-- last sorted --
+:sorted
+
+-- last id --
+:id
+
+-- with any --
+({place_in}(t.name, :term) > 0 OR {place_in}(t.command, :term) > 0 OR {place_in}(t.marks, :term) > 0)
+
+-- with name --
+{place_in}(t.name, :term) > 0
+
+-- with command --
+{place_in}(t.command, :term) > 0
+
+-- with tag --
+{place_in}(t.marks, :term) > 0
+
+-- with group --
+{place_in}(t.marks, :term) > 0
+
+-- with parameter --
+{place_in}(t.marks, :term) > 0
+
+-- with user --
+{place_in}(t.owner, :term) > 0
+
+-- with machine --
+EXISTS (SELECT 1 FROM stoker_attempts a WHERE a.id = j.attempt AND a.worker_id {among term})
+
+-- ran on machine --
+SELECT DISTINCT a.job_id AS id FROM stoker_attempts a WHERE a.worker_id {among term}
+
+-- hosts --
+SELECT id, host FROM stoker_workers
+
+-- id begins --
+substr(j.id, 1, length(CAST(:term AS TEXT))) = :term
+
+-- came --
+CASE WHEN j.ended IS NOT NULL THEN j.ended WHEN j.state = 'running' THEN coalesce(j.started, j.submitted) ELSE j.submitted END
+
+-- since ago --
+{came} >= {now} - :term
+
+-- since at --
+{came} >= :term
+
+-- before ago --
+{came} < {now} - :term
+
+-- before at --
+{came} < :term
+
+-- changed since ago --
+SELECT c.id FROM stoker_jobs c WHERE c.ended >= {now} - :term
+UNION ALL
+SELECT c.id FROM stoker_jobs c WHERE c.state IN ('queued', 'held') AND c.submitted >= {now} - :term
+UNION ALL
+SELECT c.id FROM stoker_jobs c WHERE c.state = 'running'
+
+-- changed since at --
+SELECT c.id FROM stoker_jobs c WHERE c.ended >= :term
+UNION ALL
+SELECT c.id FROM stoker_jobs c WHERE c.state IN ('queued', 'held') AND c.submitted >= :term
+UNION ALL
+SELECT c.id FROM stoker_jobs c WHERE c.state = 'running'
+
+-- sort by state --
+CASE j.state WHEN 'running' THEN 1 WHEN 'queued' THEN 2 WHEN 'held' THEN 3 WHEN 'failed' THEN 4 WHEN 'cancelled' THEN 5 ELSE 6 END
+
+-- sort by when --
+{came}
+
+-- sort by priority --
+j.priority
+
+-- sort by lasted --
+CASE WHEN j.started IS NULL OR j.state IN ('queued', 'held') THEN -1 ELSE coalesce(j.ended, {now}) - j.started END
+
+-- id of job --
+j.id
+
+-- chosen jobs --
+j.id {among ids}
 
 -- ended since --
 SELECT {job} FROM stoker_jobs j WHERE j.ended >= :at ORDER BY j.ended DESC

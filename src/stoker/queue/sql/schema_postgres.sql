@@ -72,6 +72,18 @@ CREATE TABLE stoker_tags (
 );
 CREATE INDEX stoker_tags_job ON stoker_tags (job_id);
 
+-- What jobs are searched by, and the numbers of its trigrams.
+CREATE TABLE stoker_texts (
+  seq BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  job_id TEXT COLLATE "C" NOT NULL UNIQUE REFERENCES stoker_jobs (id) ON DELETE CASCADE,
+  name TEXT NOT NULL,
+  command TEXT NOT NULL,
+  marks TEXT NOT NULL,
+  owner TEXT NOT NULL,
+  grams INTEGER[] NOT NULL
+);
+CREATE INDEX stoker_texts_grams ON stoker_texts USING gin (grams);
+
 CREATE TABLE stoker_attempts (
   id TEXT NOT NULL PRIMARY KEY,
   job_id TEXT COLLATE "C" NOT NULL REFERENCES stoker_jobs (id) ON DELETE CASCADE,
@@ -90,6 +102,7 @@ CREATE TABLE stoker_attempts (
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX stoker_attempts_running ON stoker_attempts (lease_expires)
   WHERE (CASE WHEN outcome IS NULL THEN TRUE ELSE FALSE END);
+CREATE INDEX stoker_attempts_worker ON stoker_attempts (worker_id);
 CREATE UNIQUE INDEX stoker_attempts_one ON stoker_attempts (job_id) WHERE outcome IS NULL;
 
 CREATE TABLE stoker_logs (

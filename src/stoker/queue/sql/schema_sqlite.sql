@@ -70,6 +70,37 @@ CREATE TABLE stoker_tags (
 ) WITHOUT ROWID;
 CREATE INDEX stoker_tags_job ON stoker_tags (job_id);
 
+-- What jobs are searched by, and the index of its trigrams, which is told of every change.
+CREATE TABLE stoker_texts (
+  seq INTEGER PRIMARY KEY,
+  job_id TEXT NOT NULL UNIQUE REFERENCES stoker_jobs (id) ON DELETE CASCADE,
+  name TEXT NOT NULL,
+  command TEXT NOT NULL,
+  marks TEXT NOT NULL,
+  owner TEXT NOT NULL
+);
+CREATE VIRTUAL TABLE stoker_trigrams USING fts5 (
+  name, command, marks, owner,
+  content = 'stoker_texts', content_rowid = 'seq', tokenize = 'trigram', detail = none, columnsize = 0
+);
+CREATE TRIGGER stoker_texts_new AFTER INSERT ON stoker_texts
+  BEGIN
+    INSERT INTO stoker_trigrams (rowid, name, command, marks, owner)
+    VALUES (NEW.seq, NEW.name, NEW.command, NEW.marks, NEW.owner);
+  END;
+CREATE TRIGGER stoker_texts_less AFTER DELETE ON stoker_texts
+  BEGIN
+    INSERT INTO stoker_trigrams (stoker_trigrams, rowid, name, command, marks, owner)
+    VALUES ('delete', OLD.seq, OLD.name, OLD.command, OLD.marks, OLD.owner);
+  END;
+CREATE TRIGGER stoker_texts_changed AFTER UPDATE ON stoker_texts
+  BEGIN
+    INSERT INTO stoker_trigrams (stoker_trigrams, rowid, name, command, marks, owner)
+    VALUES ('delete', OLD.seq, OLD.name, OLD.command, OLD.marks, OLD.owner);
+    INSERT INTO stoker_trigrams (rowid, name, command, marks, owner)
+    VALUES (NEW.seq, NEW.name, NEW.command, NEW.marks, NEW.owner);
+  END;
+
 CREATE TABLE stoker_attempts (
   id TEXT NOT NULL PRIMARY KEY,
   job_id TEXT NOT NULL REFERENCES stoker_jobs (id) ON DELETE CASCADE,
@@ -87,6 +118,7 @@ CREATE TABLE stoker_attempts (
   UNIQUE (job_id, number)
 );
 CREATE INDEX stoker_attempts_running ON stoker_attempts (lease_expires) WHERE outcome IS NULL;
+CREATE INDEX stoker_attempts_worker ON stoker_attempts (worker_id);
 CREATE UNIQUE INDEX stoker_attempts_one ON stoker_attempts (job_id) WHERE outcome IS NULL;
 
 CREATE TABLE stoker_logs (

@@ -102,3 +102,30 @@ UPDATE stoker_queue SET position = position + :count
 -- is there a queue --
 SELECT count(CASE WHEN type = 'table' AND name = 'stoker_queue' THEN 1 END), count(*)
 FROM sqlite_master
+
+-- insert text --
+INSERT INTO stoker_texts (job_id, name, command, marks, owner) VALUES (:job, :name, :command, :marks, :owner)
+
+-- change text --
+UPDATE stoker_texts SET name = :name, command = :command, marks = :marks, owner = :owner WHERE job_id = :job
+
+-- place_in --
+instr
+
+-- seq --
+g.rowid
+
+-- job_of_text --
+CROSS JOIN stoker_jobs j
+
+-- text_of_job --
+CROSS JOIN stoker_texts t
+
+-- found by text --
+stoker_trigrams(:words) g CROSS JOIN stoker_texts t ON t.seq = g.rowid CROSS JOIN stoker_jobs j ON j.id = t.job_id
+
+-- sort by name --
+CASE WHEN j.name = '' THEN '~~~' ELSE lower(j.name) END
+
+-- sort by gpus --
+json_extract(j.spec, '$.gpus') * json_extract(j.spec, '$.nodes')

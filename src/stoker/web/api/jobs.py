@@ -12,8 +12,9 @@ from stoker.queue.code.comparison import read_changes
 from stoker.queue.explanation import Why, why
 from stoker.queue.fields import JobSpec, State
 from stoker.queue.model import Job
+from stoker.queue.search import FIELDS_TO_SEARCH, LONGEST_QUERY, MOST_SORTED, SORTS
 from stoker.queue.store import Store
-from stoker.web.answers import Page, answer, answer_with_jobs, found, page_of, place_of
+from stoker.web.answers import Page, answer, answer_with_jobs, found, place_of, read_page, searched
 from stoker.web.api.bodies import SubmitBody, body_of
 from stoker.web.api.openapi import operation
 from stoker.web.app_state import app_state_of, user_of
@@ -42,19 +43,38 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     why: Why
 
 
+SearchText = Annotated[
+    str,
+    Query(
+        max_length=LONGEST_QUERY,
+        description="A search like `name:resnet state:failed since:2d lr=1e-3`. Words are searched in name, command, "
+        f"tags and id; the fields are {', '.join(FIELDS_TO_SEARCH)}.",
+    ),
+]
+
+
 @operation(router, "GET", "/jobs", Page)
 async def list_jobs(
     request: Request,
+    q: SearchText = "",
     state: Annotated[list[State] | None, Query(description="Only in these states (repeatable).")] = None,
     tag: Annotated[str | None, Query(max_length=200, description="Only with this tag.")] = None,
+    sort: Annotated[
+        str,
+        Query(
+            max_length=20,
+            description=f"The order: {', '.join(SORTS)}; with `-` in front, the other way round. Of more than "
+            f"{MOST_SORTED:,} matches, the newest {MOST_SORTED:,} are sorted.",
+        ),
+    ] = "submitted",
     limit: Annotated[int, Query(ge=1, le=200, description="The number of jobs on a page.")] = 50,
-    cursor: Annotated[str | None, Query(max_length=200, description="The `next` of the previous page.")] = None,
+    cursor: Annotated[str | None, Query(max_length=2000, description="The `next` of the previous page.")] = None,
 ) -> Response:
-    """List jobs, newest first. Jobs that are submitted meanwhile do not shift the pages."""
-    before = None if cursor is None else place_of(cursor)
-    states = tuple(dict.fromkeys(state or ()))
-    some = await app_state_of(request).pool.run(lambda store: store.jobs.page(states, tag, before, limit + 1))
-    return answer_with_jobs(request, page_of(some, limit))
+    """List or search jobs, newest first. Jobs that are submitted meanwhile do not shift the pages."""
+    after = None if cursor is None else place_of(cursor)
+    which = searched(q, tuple(dict.fromkeys(state or ())), tag, sort)
+    found = await app_state_of(request).pool.run(lambda store: read_page(store, which, after, limit))
+    return answer_with_jobs(request, found)
 
 
 @operation(router, "POST", "/jobs", Submission, 409, 413, body=SubmitBody, statuses=(201, 200))

@@ -198,7 +198,7 @@ async def form(request: Request, again: str = "") -> Response:
         raise HTTPException(403, message)
 
     def look(store: Store) -> tuple[Form, list[str]]:
-        directories = recent_directories(store.jobs.page(limit=_RECENT_JOBS))
+        directories = recent_directories(store.jobs.search(limit=_RECENT_JOBS).jobs)
         if again:
             return like(store.jobs.get(again), key), directories
         return empty(directories[0], key), directories
@@ -234,7 +234,7 @@ def _submitted(store: Store, filled: Form, sender: str) -> list[Job]:
 
 
 async def _again(request: Request, app_state: AppState, filled: Form, mistakes: dict[str, str]) -> Response:
-    directories = await app_state.pool.run(lambda store: recent_directories(store.jobs.page(limit=_RECENT_JOBS)))
+    directories = await app_state.pool.run(lambda store: recent_directories(store.jobs.search(limit=_RECENT_JOBS).jobs))
     return _page(request, filled, directories, mistakes)
 
 

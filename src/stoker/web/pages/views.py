@@ -16,7 +16,7 @@ from stoker.queue.model import Failure
 from stoker.queue.store import Store
 from stoker.status import detail
 from stoker.status.health import RECENT
-from stoker.web.answers import Page, page_of, place_of
+from stoker.web.answers import Page, place_of, read_page, searched
 from stoker.web.app_state import AppState, app_state_of, user_of
 from stoker.web.auth.key_file import Role
 from stoker.web.pages.sections import OVERVIEW, for_page, render, render_job, render_list, trusted
@@ -144,8 +144,8 @@ class Listing(msgspec.Struct, frozen=True):
             failures = store.jobs.failures(cast("Failure", self.unseen), store.clock() - RECENT, _MOST_UNSEEN)
             return Page(items=failures)
         states = (cast("State", self.state),) if self.state else ()
-        before = place_of(self.cursor) if self.cursor else None
-        return page_of(store.jobs.page(states, self.tag or None, before, _ON_A_PAGE + 1), _ON_A_PAGE)
+        after = place_of(self.cursor) if self.cursor else None
+        return read_page(store, searched("", states, self.tag or None), after, _ON_A_PAGE)
 
     def sections(self, found: Page, role: Role) -> dict[str, str]:
         older = self.address(found.next) if found.next else None

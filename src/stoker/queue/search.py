@@ -1,0 +1,432 @@
+"""Searching jobs: one syntax for `list`, the verbs, the API and the page, and the text that each job is found by.
+
+A database finds parts of words by their trigrams: the words of a text are written with two spaces around each, so that
+a short word has one as well. SQLite has an index of them (FTS5), PostgreSQL one of arrays of numbers (GIN).
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from typing import Final, Literal, NamedTuple, get_args
+
+import msgspec
+
+from stoker.errors import BadInputError
+from stoker.masking import masked_command
+from stoker.queue.commands import shell_text
+from stoker.queue.fields import JobSpec, State
+from stoker.queue.table import literal
+from stoker.units import LONGEST_SECONDS, parse_duration
+
+Kind = Literal["any", "name", "command", "id", "tag", "group", "user", "machine", "since", "before", "parameter"]
+
+LONGEST_QUERY: Final = 500
+_MOST_TERMS: Final = 20
+# Of a command that is a script, the beginning; of its options, the first ones.
+_LONGEST_COMMAND: Final = 2000
+_MOST_PARAMETERS: Final = 100
+_LONGEST_PARAMETER: Final = 200
+
+FIELDS_TO_SEARCH: Final = ("name", "command", "id", "tag", "group", "user", "machine", "state", "since", "before")
+_WORD: Final = re.compile(r'(?:[^\s"]|"[^"]*")+')
+_FIELD: Final = re.compile(r"([A-Za-z_]+):(.*)", re.DOTALL)
+_PARAMETER: Final = re.compile(r"-{0,2}([A-Za-z_][A-Za-z0-9_.-]*)=(.*)", re.DOTALL)
+_OPTION: Final = re.compile(r"--?[A-Za-z_][A-Za-z0-9_.-]*")
+_NUMBER: Final = re.compile(r"[+-]?(?:[0-9]{1,30}\.?[0-9]{0,30}|\.[0-9]{1,30})(?:e[+-]?[0-9]{1,3})?")
+_AROUND: Final = "  "
+
+
+class Term(msgspec.Struct, frozen=True):
+    """One condition. Text is in the form in which `texts` writes it; times are seconds since the epoch, or ago."""
+
+    kind: Kind
+    text: str = ""
+    at: float = 0.0
+    ago: bool = False
+
+
+class Query(msgspec.Struct, frozen=True):
+    """All conditions hold. No state stands for every state."""
+
+    terms: tuple[Term, ...] = ()
+    states: tuple[State, ...] = ()
+
+    def narrowed(self, states: Sequence[State] = (), tag: str | None = None, group: str = "") -> "Query":
+        """Also in one of these states, with this tag, and of this group. Raises when no state is left."""
+        left = tuple(state for state in dict.fromkeys(states or self.states) if not self.states or state in self.states)
+        if states and not left:
+            raise BadInputError(f"no job is {' or '.join(self.states)} and {' or '.join(states)} at once")
+        tagged = () if tag is None else (Term("tag", _token("#", tag)),)
+        of_group = (Term("group", _token("@", group)),) if group else ()
+        return Query((*self.terms, *tagged, *of_group), left)
+
+
+EVERY_JOB: Final = Query()
+
+
+class SortKey(msgspec.Struct, frozen=True):
+    """A column that lists can be sorted by. The statement `sort by NAME` has its value, which is never NULL."""
+
+    name: str
+    title: str
+    descending: bool = False
+    """Which way people expect first."""
+
+
+SORTS: Final[dict[str, SortKey]] = {
+    key.name: key
+    for key in (
+        SortKey("submitted", "Newest", descending=True),
+        SortKey("when", "Last change", descending=True),
+        SortKey("name", "Name"),
+        SortKey("state", "State"),
+        SortKey("priority", "Priority", descending=True),
+        SortKey("gpus", "GPUs", descending=True),
+        SortKey("lasted", "Duration", descending=True),
+    )
+}
+# Of more matches the newest are sorted, so that a list of a million jobs is instant in every order.
+MOST_SORTED: Final = 10_000
+
+
+class Sort(msgspec.Struct, frozen=True):
+    """The order of a list."""
+
+    by: str = "submitted"
+    descending: bool = True
+
+    def __str__(self) -> str:
+        return self.by if self.descending == SORTS[self.by].descending else f"-{self.by}"
+
+
+NEWEST_FIRST: Final = Sort()
+
+
+def parse_sort(text: str) -> Sort:
+    """`name`; with a minus in front, the other way round. Empty: the newest first."""
+    name = text.strip().removeprefix("-") or "submitted"
+    if name not in SORTS:
+        raise BadInputError(
+            f"jobs cannot be sorted by {name[:40]!r}: choose {', '.join(SORTS)}, or one with - in front"
+        )
+    return Sort(name, SORTS[name].descending != text.strip().startswith("-"))
+
+
+# Parsing
+
+
+def parse_query(text: str) -> Query:
+    """`name:resnet state:failed since:2d lr=1e-3 "two words"`. Raises one sentence for what cannot be meant."""
+    if len(text) > LONGEST_QUERY:
+        raise BadInputError(f"the search has {len(text):,} characters: at most {LONGEST_QUERY} are allowed")
+    if text.count('"') % 2:
+        raise BadInputError(f'the search {text[:60]!r} has a quote that is not closed: write both, as in "two words"')
+    words = _WORD.findall(text.replace("\0", " "))
+    if len(words) > _MOST_TERMS:
+        raise BadInputError(f"the search has {len(words)} words: at most {_MOST_TERMS} are allowed")
+    terms: list[Term] = []
+    states: tuple[State, ...] | None = None
+    for word in words:
+        found = None if word.startswith('"') else _FIELD.fullmatch(word)
+        if found and found[1].lower() == "state":
+            if states is not None:
+                raise BadInputError("the search has several states: write them as state:failed,cancelled")
+            states = _states(found[2].replace('"', ""))
+        elif found:
+            terms.append(_of_field(found[1].lower(), found[2].replace('"', ""), word))
+        elif (pair := _PARAMETER.fullmatch(word)) and not word.startswith('"'):
+            terms.append(_parameter(pair[1], pair[2].replace('"', "")))
+        elif sought := _sought(word.replace('"', "")):
+            terms.append(Term("any", sought))
+    return Query(tuple(terms), states or ())
+
+
+def _of_field(field: str, value: str, word: str) -> Term:
+    if field not in FIELDS_TO_SEARCH:
+        raise BadInputError(
+            f"jobs cannot be searched by {field!r}: the fields are {', '.join(FIELDS_TO_SEARCH)} "
+            f'(quotes search for the text itself: "{word[:40]}")'
+        )
+    if not value.strip():
+        raise BadInputError(f"{field}: says nothing to search for: write it like {_EXAMPLES[field]}")
+    match field:
+        case "since" | "before":
+            at, ago = _time(field, value.strip())
+            return Term("since" if field == "since" else "before", at=at, ago=ago)
+        case "id":
+            return Term("id", _AROUND + _folded(value))
+        case "tag":
+            return Term("tag", _token("#", value))
+        case "group":
+            return Term("group", _token("@", value))
+        case "machine":
+            return Term("machine", value.strip().lower())
+        case "name" | "command" | "user" as kind:
+            return Term(kind, _sought(value))
+    raise AssertionError(field)
+
+
+_EXAMPLES: Final = {
+    "name": "name:resnet",
+    "command": "command:train.py",
+    "id": "id:3fa1",
+    "tag": "tag:night",
+    "group": "group:bert",
+    "user": "user:alice",
+    "machine": "machine:gpu1",
+    "since": "since:2d",
+    "before": "before:2026-01-31",
+}
+
+
+def _states(value: str) -> tuple[State, ...]:
+    words = [word.strip().lower() for word in value.split(",")]
+    if unknown := [word for word in words if word not in get_args(State)]:
+        raise BadInputError(f"{unknown[0][:40]!r} is not a state of a job: those are {', '.join(get_args(State))}")
+    return tuple(state for state in get_args(State) if state in words)
+
+
+def _time(field: str, value: str) -> tuple[float, bool]:
+    """A duration ago, or a date with or without a time, by the clock of this machine."""
+    try:
+        if (seconds := parse_duration(value)) <= LONGEST_SECONDS:
+            return seconds, True
+    except BadInputError:
+        try:
+            return datetime.fromisoformat(value).timestamp(), False
+        except (ValueError, OverflowError, OSError):
+            pass
+    raise BadInputError(
+        f"{field}:{value[:40]} is not a time: write how long ago, like {field}:2d or {field}:90m, "
+        f"or a date like {field}:2026-01-31 or {field}:2026-01-31T22:00"
+    )
+
+
+def _parameter(key: str, value: str) -> Term:
+    """A whole value; without one, any."""
+    token = f"{_AROUND}{_folded(key).replace('-', '_')}="
+    return Term("parameter", f"{token}{_value(value)}{_AROUND}" if value.strip() else token)
+
+
+def _sought(text: str) -> str:
+    """A part of a word, or of several. One or two characters begin a word, so that they have a trigram."""
+    folded = _folded(text)
+    return folded if len(folded) >= 3 or not folded else _AROUND + folded
+
+
+# The text of a job
+
+
+class Texts(NamedTuple):
+    """What a job is found by."""
+
+    name: str
+    command: str
+    marks: str
+    """Its id, tags, group and parameters."""
+    owner: str
+
+
+def texts(job: str, spec: JobSpec) -> Texts:
+    """Secrets in the command are masked: viewers may search, and must not find out what they are."""
+    command = masked_command(shell_text(spec.command))
+    tags = [_folded(tag) for tag in spec.tags]
+    parameters = [f"{key}={value}" for key, value in dict.fromkeys(_parameters(spec.name, command))]
+    whole = [*(_token("#", tag) for tag in spec.tags), *([_token("@", spec.group)] if spec.group else [])]
+    marks = [job, *tags, *(token.strip() for token in whole), *parameters[:_MOST_PARAMETERS]]
+    return Texts(
+        _whole(spec.name),
+        _whole(command[:_LONGEST_COMMAND]),
+        _AROUND + _AROUND.join(marks) + _AROUND,
+        _whole(spec.submitter),
+    )
+
+
+def _parameters(name: str, command: str) -> Iterator[tuple[str, str]]:
+    """`lr=1e-3`, `--lr=1e-3` and `--lr 1e-3`."""
+    try:
+        words = shlex.split(command[:_LONGEST_COMMAND], comments=False)
+    except ValueError:
+        words = command[:_LONGEST_COMMAND].split()
+    words = [*name.split(), *words]
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if pair := _PARAMETER.fullmatch(word):
+            key, value = pair[1], pair[2]
+        elif _OPTION.fullmatch(word) and (not following.startswith("-") or _NUMBER.fullmatch(following.lower())):
+            key, value = word.lstrip("-"), following
+        else:
+            continue
+        yield _folded(key).replace("-", "_"), _value(value)[:_LONGEST_PARAMETER]
+
+
+def _value(text: str) -> str:
+    """`1e-3` and `0.001` are the same number."""
+    folded = " ".join(_folded(text).split())
+    if not _NUMBER.fullmatch(folded):
+        return folded
+    try:
+        return str(int(folded))
+    except ValueError:
+        number = float(folded)
+        return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
+
+
+def _folded(text: str) -> str:
+    """Without differences of case, and with two spaces between words."""
+    return _AROUND.join(text.replace("\0", " ").encode(errors="replace").decode().casefold().split())
+
+
+def _token(kind: str, text: str) -> str:
+    """What is found as a whole: with one space between its words."""
+    return f"{_AROUND}{kind}{' '.join(_folded(text).split())}{_AROUND}"
+
+
+def _whole(text: str) -> str:
+    return f"{_AROUND}{_folded(text)}{_AROUND}"
+
+
+def trigrams(*parts: str) -> list[str]:
+    """Every three letters in a row, each once."""
+    return list(dict.fromkeys(part[at : at + 3] for part in parts for at in range(len(part) - 2)))
+
+
+def numbered(grams: Sequence[str]) -> str:
+    """As numbers, in PostgreSQL's form of an array. Two trigrams may have the same: the text itself decides."""
+    return (
+        "{"
+        + ",".join(str((ord(gram[0]) * 1_000_003 + ord(gram[1]) * 1009 + ord(gram[2])) % (2**31 - 1)) for gram in grams)
+        + "}"
+    )
+
+
+def text_row(job: str, spec: JobSpec) -> dict[str, str]:
+    """The parameters of the statements that write the text of a job."""
+    found = texts(job, spec)
+    return {"job": job, **found._asdict(), "grams": numbered(trigrams(*found))}
+
+
+# SQL
+
+# How many of the newest jobs are looked at before an index: it would first collect every match of a frequent word.
+_LOOKED_AT: Final = 1000
+_ALL: Final = 2**31 - 1
+# Of jobs in these states there are few: all are looked at.
+_FEW: Final[frozenset[State]] = frozenset({"held", "running"})
+
+Mark = tuple[float | str, float | str]
+"""Where a page of a list ends: when its last job was submitted, and what tells those of one moment apart; in
+another order the last value and id."""
+
+
+class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
+    """A query in the order of submission, as statements. The next is needed when one has found less than was asked for.
+
+    `sql` gives the named statements, and parts of them, in the dialect of a database.
+    """
+
+    query: Query
+    sql: Callable[[str], str]
+    descending: bool = True
+    is_next: bool = False
+    """Whether it begins after a mark: the parameters `submitted` and `tie`."""
+    limit: int | None = None
+    """None: all of them, by one statement."""
+
+    def statements(self, columns: str) -> Iterator[str]:
+        """`columns`: of `j`; one that tells jobs of one moment apart follows."""
+        filters, grams, narrow = self._conditions()
+        states = [f"j.state IN ({', '.join(map(literal, self.query.states))})"] if self.query.states else []
+        few = bool(self.query.states) and set(self.query.states) <= _FEW
+        if grams:
+            if few or self.limit is not None:
+                joined = [*filters, "t.job_id = j.id", *self._after_seq("t.seq")]
+                yield self._statement(
+                    f"{columns}, t.seq", self._first_texts(_ALL if few else _LOOKED_AT), joined, "t.seq"
+                )
+            if not few:
+                seq, source = self.sql("seq"), self.sql("found by text")
+                conditions = [*filters, *states, *self._after_seq(seq)]
+                yield self._statement(f"{columns}, t.seq", source, conditions, seq)
+            return
+        columns = f"{columns}, j.position"
+        order = ("j.submitted", "j.position")
+        if narrow and not few:
+            if self.limit is not None:
+                yield self._statement(columns, self._first_jobs(_LOOKED_AT, self._after_last()), filters, *order)
+            source = f"({narrow}) n CROSS JOIN stoker_jobs j"
+            yield self._statement(columns, source, ["j.id = n.id", *filters, *states, *self._after_last()], *order)
+        elif len(self.query.states) > 1:
+            yield self._statement(columns, self._first_jobs(self.limit, [*filters, *self._after_last()]), [], *order)
+        else:
+            yield self._statement(columns, "stoker_jobs j", [*states, *filters, *self._after_last()], *order)
+
+    def parameters(self) -> dict[str, str | int | float | bytes | None]:
+        values: dict[str, str | int | float | bytes | None] = {
+            f"term{number}": term.text.strip() if term.kind == "id" else term.text or term.at
+            for number, term in enumerate(self.query.terms)
+        }
+        grams = self._grams()
+        words = " AND ".join('"{}"'.format(gram.replace('"', '""')) for gram in grams)
+        return values | ({"words": words, "grams": numbered(grams)} if grams else {})
+
+    def machines(self) -> dict[str, str]:
+        """The parts of names of machines that it asks for, by the parameters that become the ids of their workers."""
+        return {f"term{number}": term.text for number, term in enumerate(self.query.terms) if term.kind == "machine"}
+
+    @property
+    def _beyond(self) -> str:
+        return "<" if self.descending else ">"
+
+    def _grams(self) -> list[str]:
+        """The trigrams that its text must have; none: it has no condition on the text."""
+        return trigrams(*(term.text for term in self.query.terms if term.kind not in {"since", "before", "machine"}))
+
+    def _conditions(self) -> tuple[list[str], list[str], str]:
+        """Conditions on the job `j` and its text `t`; trigrams; and without those, another index to find jobs by."""
+        filters, narrow = list[str](), list[str]()
+        for number, term in enumerate(self.query.terms):
+            time = " ago" if term.ago else " at"
+            name, source = {
+                "since": (f"since{time}", f"changed since{time}"),
+                "before": (f"before{time}", ""),
+                "machine": ("with machine", "ran on machine"),
+                "id": ("id begins", ""),
+            }.get(term.kind, (f"with {term.kind}", ""))
+            filters.append(self.sql(name).replace("term", f"term{number}"))
+            narrow += [self.sql(source).replace("term", f"term{number}")] if source else []
+        return filters, self._grams(), narrow[0] if narrow else ""
+
+    def _statement(self, columns: str, source: str, conditions: Sequence[str], *order: str) -> str:
+        return self._first(self.limit, columns, source, conditions, *order)
+
+    def _first(self, limit: int | None, columns: str, source: str, conditions: Sequence[str], *order: str) -> str:
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        way = "DESC" if self.descending else "ASC"
+        ordered = ", ".join(f"{one} {way}" for one in order)
+        most = "" if limit is None else f" LIMIT {limit:d}"
+        return f"SELECT {columns} FROM {source}{where} ORDER BY {ordered}{most}"  # noqa: S608  # our own pieces
+
+    def _after_last(self) -> list[str]:
+        last = f"({self.sql('last submitted')}, {self.sql('last position')})"
+        return [f"(j.submitted, j.position) {self._beyond} {last}"] if self.is_next else []
+
+    def _after_seq(self, seq: str) -> list[str]:
+        return [f"{seq} {self._beyond} {self.sql('last seq')}"] if self.is_next else []
+
+    def _first_jobs(self, limit: int | None, conditions: Sequence[str]) -> str:
+        """Of each state by itself, because the index finds the newest of one state, not of several."""
+        of_state = [[f"j.state = {literal(state)}"] for state in self.query.states] or [list[str]()]
+        parts = [
+            self._first(limit, "*", "stoker_jobs j", [*state, *conditions], "j.submitted", "j.position")
+            for state in of_state
+        ]
+        return "(" + " UNION ALL ".join(f"SELECT * FROM ({part}) AS one" for part in parts) + ") j"  # noqa: S608  # the same
+
+    def _first_texts(self, limit: int) -> str:
+        """With the jobs that they are of."""
+        if not self.query.states:
+            part = self._first(limit, "*", "stoker_texts t", self._after_seq("t.seq"), "t.seq")
+            return f"({part}) t {self.sql('job_of_text')}"
+        after = [f"j.submitted {self._beyond}= {self.sql('last submitted')}"] if self.is_next else []
+        return f"{self._first_jobs(limit, after)} {self.sql('text_of_job')}"
