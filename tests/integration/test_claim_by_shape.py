@@ -375,7 +375,7 @@ def test_many_workers_do_not_read_the_queue_all_at_once(queue: Store) -> None:
     schedulers = [scheduler_of(Machine(1, 1)) for _ in range(200)]
     for scheduler in schedulers:
         settle(scheduler, queue)
-        scheduler._workers = len(schedulers)
+        scheduler.workers = len(schedulers)
     few, many = (Changes(ready={shape_of(JobSpec(command="x")): Ready(0, number)}) for number in (1, 200))
     now = time.monotonic()
     for scheduler in schedulers:

@@ -1,5 +1,6 @@
 """A change by another process wakes a listener of the queue at once, and nothing else does."""
 
+import contextlib
 import select
 import subprocess
 import sys
@@ -10,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from stoker.queue import AttemptDetails, ChangeListener, JobSpec, Store, Usage, View, init_queue, open_queue
-from stoker.queue.driver import SECONDS_BETWEEN_NOTIFICATIONS, NotifyThrottle
+from stoker.queue.driver import (
+    EVERYTHING,
+    FOR_PEOPLE,
+    SECONDS_BETWEEN_NOTIFICATIONS,
+    SECONDS_BETWEEN_PEOPLES,
+    NotifyThrottle,
+)
+from stoker.queue.postgres import PostgresDriver
 from tests.support.either_queue import queue, url
 from tests.support.postgres import PostgresServer
 from tests.support.waiting import wait_for
@@ -59,6 +67,12 @@ def wait_until_due(store: Store) -> None:
     wait_for(store._throttle.may_send, named="the end of the pause after a ring")
 
 
+def let_people_rest(store: Store) -> None:
+    """As if nobody had notified people for long."""
+    if isinstance(store._driver, PostgresDriver):
+        store._driver.fetch_text("SELECT setval('stoker_notified', 1)", {})
+
+
 def test_change_by_another_process_wakes_the_listener_and_is_visible(
     changes: ChangeListener, queue: Store, other: Store
 ) -> None:
@@ -79,6 +93,7 @@ def test_change_by_another_process_wakes_the_listener_and_is_visible(
     other.attempts.snooze(attempt.id, 60.0, "alice")
     assert rings(changes)
     wait_until_due(other)
+    let_people_rest(other)
     other.attempts.finish(attempt.id, "succeeded", 0)
     assert rings(changes)
 
@@ -136,6 +151,7 @@ def test_first_outcome_notifies_at_once_and_later_ones_together(
     first, *soon_after = [other.attempts.claim([job], "w", [], 60.0) for job in jobs]
     assert first is not None
     assert other.flush_due() is None
+    let_people_rest(other)
     other.attempts.finish(first.id, "succeeded", 0)
     assert rings(changes)
     for attempt in soon_after:
@@ -149,11 +165,54 @@ def test_first_outcome_notifies_at_once_and_later_ones_together(
     assert not select.select([changes], [], [], 0.05)[0]
     now += SECONDS_BETWEEN_NOTIFICATIONS
     assert other.flush_due() == 0.0
+    let_people_rest(other)
     other.flush()
     assert rings(changes)
     assert other.flush_due() is None
     other.flush()
     assert is_quiet(changes)
+
+
+def test_outcomes_of_many_workers_notify_people_a_few_times_a_second(postgres_url: str) -> None:
+    """Each notification wakes every worker's process of the server, whatever it listens to."""
+    now = 0.0
+    with init_queue(postgres_url) as queue, open_queue(postgres_url) as one, open_queue(postgres_url) as another:
+        for store in (one, another):
+            store.attempts._throttle = store._throttle = NotifyThrottle(lambda: now)
+        jobs = queue.jobs.submit([JobSpec(command="x")] * 2)
+        attempts = [one.attempts.claim([job], "w", [], 60.0) for job in jobs]
+        let_people_rest(queue)
+        with contextlib.closing(listening(queue)) as changes:
+            assert attempts[0] is not None
+            assert attempts[1] is not None
+            one.attempts.finish(attempts[0].id, "succeeded", 0)
+            assert rings(changes)
+            another.attempts.finish(attempts[1].id, "succeeded", 0)
+            assert is_quiet(changes)
+            assert another.flush_due() == pytest.approx(SECONDS_BETWEEN_PEOPLES)
+            now += SECONDS_BETWEEN_PEOPLES
+            let_people_rest(queue)
+            another.flush()
+            assert rings(changes)
+            assert another.flush_due() is None
+
+
+def test_refused_notification_is_tried_again_unless_a_later_one_covers_it() -> None:
+    now = 0.0
+    throttle = NotifyThrottle(lambda: now)
+    throttle.defer(FOR_PEOPLE)
+    throttle.refused()
+    now += SECONDS_BETWEEN_PEOPLES
+    assert throttle.flush_due() == 0.0
+    throttle.defer(FOR_PEOPLE)
+    # Somebody has notified people since, maybe before this change.
+    throttle.refused()
+    assert throttle.flush_due() == pytest.approx(SECONDS_BETWEEN_PEOPLES)
+    throttle.defer(EVERYTHING)
+    assert throttle.flush_due() == 0.0
+    now += SECONDS_BETWEEN_PEOPLES
+    throttle.refused()
+    assert throttle.flush_due() is None
 
 
 def test_deferred_notification_is_sent_on_close(changes: ChangeListener, queue: Store, url: str) -> None:

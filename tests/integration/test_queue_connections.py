@@ -1,21 +1,31 @@
 """One connection to PostgreSQL for everything, also to listen; a server without free ones; a connection pooler."""
 
 import contextlib
+import random
 import select
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from stoker.engines.engine import WorkerOptions
+from stoker.engines.identity import WorkerIdentity
 from stoker.errors import QueueAwayError
 from stoker.queue import JobSpec, Store, init_queue, open_queue
 from stoker.queue import postgres as postgres_module
 from stoker.queue.driver import Changes, Ready
 from stoker.queue.fields import shape_of
 from stoker.queue.postgres import PostgresChanges
+from stoker.worker.loop import WorkerLoop
 from tests.support.command import stoker
 from tests.support.postgres import PostgresServer, running_pooler
 from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite
+
+if TYPE_CHECKING:
+    from stoker.engines.engine import Engine
 
 LONG = 600.0
 
@@ -110,8 +120,42 @@ def test_worker_has_one_connection(site: WorkSite, postgres_url: str) -> None:
         worker.stop()
 
 
-def test_full_server_is_named_in_one_sentence(
-    postgres_server: PostgresServer, queue: Store, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+def test_worker_that_lost_its_connection_does_not_come_back_at_once(queue: Store, postgres_url: str) -> None:
+    """All workers lose theirs at the same moment: each has a pause of its own before it connects."""
+    with open_queue(postgres_url) as worker, contextlib.closing(worker.listen(as_worker=True)) as changes:
+        with open_queue(postgres_url) as page, contextlib.closing(page.listen()) as seen:
+            queue._driver.fetch_text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()",
+                {},
+            )
+            for one in (changes, seen):
+                assert select.select([one], [], [], 60.0)[0]
+                wait_for(lambda one=one: (found := one.poll()) is not None and found.everything, named="the loss")  # type: ignore[misc]
+            with pytest.raises(QueueAwayError, match="went away"):
+                worker.jobs.counts()
+            assert page.jobs.counts() == {}
+        assert worker.jobs.counts() == {}
+
+
+def test_pause_before_workers_connect_again_grows_with_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = WorkerIdentity(tmp_path)
+    monkeypatch.setattr(random, "uniform", lambda _low, high: high)
+    pauses = []
+    for workers in (1, 100, 500, 5000):
+        loop = WorkerLoop(WorkerOptions(), identity, cast("Engine", None), lambda _text: None)
+        loop._scheduler.workers = workers
+        loop._lose_queue(QueueAwayError("away"))
+        pauses.append(round(loop._away_until - time.monotonic(), 1))
+        loop._signals.close()
+    identity.leave()
+    assert pauses == [0.7, 1.5, 7.5, 15.0]
+
+
+def test_full_server_is_named_in_one_sentence_and_workers_go_on_trying(
+    postgres_server: PostgresServer, queue: Store, postgres_url: str, site: WorkSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import psycopg
 
@@ -121,16 +165,26 @@ def test_full_server_is_named_in_one_sentence(
     # As the role of a user, who is not let in by a reserve.
     postgres_server.administer("CREATE ROLE plain LOGIN PASSWORD 'plain'")
     postgres_server.administer("ALTER ROLE plain CONNECTION LIMIT 1")
+    for what in ("TABLES", "SEQUENCES"):
+        queue._driver.fetch_text(f"GRANT ALL ON ALL {what} IN SCHEMA public TO plain", {})
     try:
         url = postgres_server.url(name, user="plain", password="plain")
         with psycopg.connect(url):
             with pytest.raises(QueueAwayError, match=r"has no connection left .*: raise max_connections"):
                 open_queue(url)
-            refused = stoker("list", "--queue", url)
-            assert refused.code == 1
-            assert refused.err.count("\n") == 1
-            assert "raise max_connections" in refused.err
+            for verb in (("list", "--queue", url), ("submit", "--queue", url, "--", "true")):
+                refused = stoker(*verb)
+                assert refused.code == 1
+                assert refused.err.count("\n") == 1
+                assert "raise max_connections of PostgreSQL, or connect through PgBouncer" in refused.err
+            worker = site.work("--queue", url)
+            worker.wait_until_it_says("has no connection left .*; jobs go on, trying again")
+        worker.wait_until_it_says("the queue is back")
+        (job,) = queue.jobs.submit([JobSpec(command="true", gpus=0)])
+        wait_for(lambda: queue.jobs.get(job).state == "succeeded", named="the job of the worker that was let in")
+        worker.stop()
     finally:
+        queue._driver.fetch_text("DROP OWNED BY plain", {})
         postgres_server.administer("DROP ROLE plain")
 
 
@@ -175,4 +229,8 @@ def test_queue_works_through_a_pooler(
                 assert attempt is not None
                 assert other.jobs.get(job).state == "running"
                 assert queue.attempts.finish(attempt.id, "succeeded", 0)
+            # Twice: what was counted may not have been committed at the first time.
+            wait_for(lambda: changes.poll() is None, named="a poll without news")
+            other.pause()
+            wait_for(changes.poll, named="the pause")
             assert queue.check() == []

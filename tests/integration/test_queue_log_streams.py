@@ -69,9 +69,9 @@ def rings_of(queue: Store, monkeypatch: pytest.MonkeyPatch) -> list[None]:
     rings: list[None] = []
     notify = queue._driver.notify
 
-    def counted(changes: Changes) -> None:
+    def counted(changes: Changes, *, limited: bool = False) -> bool:
         rings.append(None)
-        notify(changes)
+        return notify(changes, limited=limited)
 
     monkeypatch.setattr(queue._driver, "notify", counted)
     return rings

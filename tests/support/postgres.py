@@ -8,6 +8,7 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -257,7 +258,9 @@ class PgBouncer:
 
     PORT = 6432
 
-    def __init__(self, server: PostgresServer, mode: str, directory: Path, connections: int = 3) -> None:
+    def __init__(
+        self, server: PostgresServer, mode: str, directory: Path, connections: int = 3, clients: int = 100
+    ) -> None:
         self._directory = directory
         settings = directory / "pgbouncer.ini"
         settings.write_text(
@@ -270,6 +273,7 @@ unix_socket_dir = {directory}
 auth_type = any
 pool_mode = {mode}
 default_pool_size = {connections}
+max_client_conn = {clients}
 logfile = {directory / "log"}
 pidfile =
 """
@@ -277,14 +281,24 @@ pidfile =
         directory.chmod(0o777)
         self._process = subprocess.Popen([*_unprivileged("--pdeathsig", "QUIT"), PGBOUNCER, "-q", str(settings)])
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def url(self, database: str) -> str:
         """The address of a database of the server, through the pooler."""
         name = database.split("?", maxsplit=1)[0].rsplit("/", maxsplit=1)[1]
         return f"postgresql://stoker@/{name}?host={self._directory}&port={self.PORT}"
 
     def wait_until_there(self) -> None:
-        path = self._directory / f".s.PGSQL.{self.PORT}"
-        wait_for(path.exists, deadline=PATIENCE, named=f"PgBouncer's start (see {self._directory / 'log'})")
+        wait_for(self._listens, deadline=PATIENCE, named=f"PgBouncer's start (see {self._directory / 'log'})")
+
+    def _listens(self) -> bool:
+        # Its socket is there before it listens.
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(self._directory / f".s.PGSQL.{self.PORT}"))
+            return True
+        return False
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)

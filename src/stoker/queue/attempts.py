@@ -341,19 +341,13 @@ class Attempts(Table):
             ended = self._throttled_change(end, lambda ended: ready_of(ended[0]))
             return Finished(bool(ended), frees_jobs=any(ended))
         # In one round trip, without a look at the job: a success has the same consequence for all.
-        due = self._throttle.may_send() and self._throttle.flush_due() is None
-        parameters: Parameters = {"ended": attempt, "exit_code": exit_code, "reason": reason, "ring": int(due)}
+        parameters: Parameters = {"ended": attempt, "exit_code": exit_code, "reason": reason}
         if claim is not None:
             parameters = {**parameters, **_claim_parameters(claim)}
-            rows = self._claim_rows("succeed and claim", parameters)
-        else:
-            rows = self._driver.at_once("succeed", parameters)
+        what = "succeed" if claim is None else "succeed and claim"
+        rows = self._rung(lambda ring: self._claim_rows(what, {**parameters, "ring": ring}), 2)
         if not rows:
             return Finished(False)
-        if due:
-            self._throttle.sent()
-        else:
-            self._throttle.defer(FOR_PEOPLE)
         job, is_needed, *row = rows[0]
         if is_needed:
             self._throttle.defer(ready_of(self._driver.fetch("freed", {"job": job})))
@@ -385,9 +379,9 @@ class Attempts(Table):
     def of(self, job: str) -> list[Attempt]:
         return [attempt_of(row) for row in self._driver.fetch("attempts of job", {"job": job})]
 
-    def running(self) -> list[Attempt]:
-        """All attempts that have no outcome yet."""
-        return [attempt_of(row) for row in self._driver.fetch("running attempts", {})]
+    def running(self, worker: str = "") -> list[Attempt]:
+        """All attempts that have no outcome yet; `worker`: of workers whose ids begin like this."""
+        return [attempt_of(row) for row in self._driver.fetch("running attempts", {"worker": worker})]
 
     def requests(self, attempts: Iterable[str]) -> Requests:
         """What people want of these attempts, in one query.

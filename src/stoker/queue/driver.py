@@ -25,6 +25,8 @@ VERSION: Final = 13
 
 # Every NOTIFY takes a lock of the whole PostgreSQL server and wakes every listener. Nobody notices this delay.
 SECONDS_BETWEEN_NOTIFICATIONS: Final = 0.02
+# Of all workers together, when only people are concerned; as in `people_were_notified` of the SQL.
+SECONDS_BETWEEN_PEOPLES: Final = 0.2
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+]*):(//)?", re.IGNORECASE)
 _HEADER: Final = re.compile(r"^-- (.+) --$", re.MULTILINE)
@@ -120,6 +122,8 @@ class NotifyThrottle:
         self._clock = clock
         self._last = -math.inf
         self._deferred: Changes | None = None
+        self._deferred_at = -math.inf
+        self._refused_at: float | None = None
 
     def may_send(self) -> bool:
         """Whether a notification may be sent now."""
@@ -132,16 +136,30 @@ class NotifyThrottle:
     def sent(self) -> None:
         """Call it after sending: it covers everything that was deferred."""
         self._last = self._clock()
-        self._deferred = None
+        self._deferred = self._refused_at = None
 
     def defer(self, changes: Changes) -> None:
         self._deferred = self.with_deferred(changes)
+        self._deferred_at = self._clock()
+
+    def refused(self) -> None:
+        """What is deferred was not sent, because another process notified people a moment ago.
+
+        That was after the last change if that is long ago; if not, the notification is tried again.
+        """
+        if self._clock() - self._deferred_at >= SECONDS_BETWEEN_PEOPLES:
+            self.sent()
+        else:
+            self._refused_at = self._clock()
 
     def flush_due(self) -> float | None:
         """In how many seconds a deferred notification may be sent; None when there is none."""
         if self._deferred is None:
             return None
-        return max(0.0, self._last + SECONDS_BETWEEN_NOTIFICATIONS - self._clock())
+        due = self._last + SECONDS_BETWEEN_NOTIFICATIONS
+        if self._refused_at is not None and not self._deferred.concerns_workers:
+            due = self._refused_at + SECONDS_BETWEEN_PEOPLES
+        return max(0.0, due - self._clock())
 
 
 class Driver(Protocol):
@@ -166,7 +184,8 @@ class Driver(Protocol):
     def at_once(self, statement: str, parameters: Parameters) -> list[Row]:
         """Runs a named change of several tables in one transaction and as few round trips as possible.
 
-        It notifies listeners when `ring` among the parameters is 1 and something was changed.
+        It notifies people when `ring` among the parameters is 1 and something was changed; the column `rung` is then
+        NULL if others have done so a moment ago.
         """
 
     def many(self, statement: str, rows: Sequence[Parameters]) -> None: ...
@@ -177,8 +196,11 @@ class Driver(Protocol):
     def positions(self, count: int) -> list[float]:
         """This many positions after all that were ever assigned, in order."""
 
-    def notify(self, changes: Changes) -> None:
-        """Wakes listeners when the transaction is committed; workers only if it concerns them."""
+    def notify(self, changes: Changes, *, limited: bool = False) -> bool:
+        """Wakes listeners when the transaction is committed; workers only if it concerns them.
+
+        `limited`: people only if nobody has notified them a moment ago. False when that was so.
+        """
 
     def listen(self, *, as_worker: bool = False) -> ChangeListener:
         """`as_worker`: only to what concerns workers, where the database can tell."""

@@ -153,7 +153,7 @@ class Jobs(JobReader):
             "instead_of": instead_of or worker,
         }
         # A worker that does not know of it finds out when it reserves GPUs for the same job.
-        return self._throttled_change(lambda: self._driver.fetch("keep", parameters), FOR_PEOPLE) != []
+        return self._rung(lambda ring: self._driver.at_once("keep", {**parameters, "ring": ring}), 1) != []
 
     def keep_no_more(self, worker: str, but: Iterable[str] = ()) -> None:
         """Ends the reservations of this worker, except for these jobs."""

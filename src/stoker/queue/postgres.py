@@ -95,6 +95,7 @@ class PostgresDriver:
         self._listeners: list[PostgresChanges] = []
         self.pooled = False
         """Whether the last connection was to a pooler."""
+        self._lost_by_worker = False
 
     @property
     def place(self) -> str:
@@ -175,11 +176,18 @@ class PostgresDriver:
     def positions(self, count: int) -> list[float]:
         return sorted(place for (place,) in self.fetch("positions", {"count": count}))
 
-    def notify(self, changes: Changes) -> None:
-        self.fetch("notify", {"concerns_workers": int(changes.concerns_workers), "changes": changes.encode()})
+    def notify(self, changes: Changes, *, limited: bool = False) -> bool:
+        parameters: Parameters = {
+            "concerns_workers": int(changes.concerns_workers),
+            "changes": changes.encode(),
+            "limited": int(limited),
+        }
+        ((notified, _workers),) = self.fetch("notify", parameters)
+        return notified is not None
 
     def listen(self, *, as_worker: bool = False) -> ChangeListener:
-        listener = PostgresChanges(self, self._statements["listen as worker" if as_worker else "listen"].encode())
+        statement = self._statements["listen as worker" if as_worker else "listen"].encode()
+        listener = PostgresChanges(self, statement, as_worker=as_worker)
         self._listeners.append(listener)
         if self._connection is not None:
             with contextlib.suppress(self._psycopg.Error):
@@ -215,8 +223,17 @@ class PostgresDriver:
                     connection.notify_handler(one)
         except self._psycopg.Error:
             self.close()
+            # All workers lose their connections at the same moment: each comes back after a pause of its own.
+            self._lost_by_worker = any(listener.as_worker for listener in self._listeners)
             return False
         return True
+
+    def workers_changes(self) -> int | None:
+        """How often workers were notified so far; None when that cannot be read now."""
+        try:
+            return int(self.fetch("changes", {})[0][0])
+        except StokerError:
+            return None
 
     def reconnect(self) -> None:
         """Tries to connect again, and to listen, without waiting for long."""
@@ -263,6 +280,9 @@ class PostgresDriver:
             self._connection = None
 
     def _connected(self) -> "psycopg.Connection[Row]":
+        if self._lost_by_worker:
+            self._lost_by_worker = False
+            raise QueueAwayError(f"the queue {self._address} went away: the connection was closed")
         if self._connection is None:
             # A listener's loop tries again by itself.
             self._connection = self._connect() if self._listeners else self._patiently_connected()
@@ -359,8 +379,9 @@ class PostgresChanges:
     descriptor that is readable then too.
     """
 
-    def __init__(self, driver: PostgresDriver, statement: bytes) -> None:
+    def __init__(self, driver: PostgresDriver, statement: bytes, *, as_worker: bool) -> None:
         self.statement = statement
+        self.as_worker = as_worker
         self._driver = driver
         self._changes: Changes | None = None
         self._arrived = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -369,6 +390,8 @@ class PostgresChanges:
         self._socket = -1
         self._tried = time.monotonic()
         self._polled = time.monotonic()
+        self._count: int | None = None
+        self._is_recent = False
 
     def attach(self, socket: int) -> None:
         self.detach()
@@ -394,13 +417,24 @@ class PostgresChanges:
     def poll(self) -> Changes | None:
         if not self._driver.drain():
             # Changes may have been missed meanwhile.
-            self._reconnect()
+            if not self.as_worker:
+                self._reconnect()
             self._take()
             return EVERYTHING
         if self._driver.pooled and time.monotonic() >= self._polled + POLLS:
             self._polled = time.monotonic()
-            return EVERYTHING
+            return EVERYTHING if not self.as_worker or self._has_changed() else None
         return self._take()
+
+    def _has_changed(self) -> bool:
+        """Whether workers were notified since the last poll.
+
+        Or since the one before: the count may be ahead of the change, which is seen when it is committed.
+        """
+        before, was_recent = self._count, self._is_recent
+        self._count = self._driver.workers_changes()
+        self._is_recent = self._count is None or self._count != before
+        return self._is_recent or was_recent
 
     def _take(self) -> Changes | None:
         with contextlib.suppress(BlockingIOError):

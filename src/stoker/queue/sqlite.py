@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Transactions take milliseconds; a process that waits this long waits for one that is stuck.
 BUSY_SECONDS: Final = 30.0
 # Done in one statement by PostgreSQL, and in several by SQLite: how many of these must find something.
-SCRIPTS: Final = {"claim": 3, "claim head": 3, "succeed": 2, "succeed and claim": 2}
+SCRIPTS: Final = {"claim": 3, "claim head": 3, "keep": 1, "succeed": 2, "succeed and claim": 2}
 # The parameter with the clock of leases.
 LEASE_CLOCK: Final = "lease_now"
 
@@ -139,11 +139,12 @@ class SqliteDriver:
         self.fetch("positions taken", {"count": count})
         return places
 
-    def notify(self, changes: Changes) -> None:  # noqa: ARG002 - a file can only be touched
+    def notify(self, changes: Changes, *, limited: bool = False) -> bool:  # noqa: ARG002 - a file can only be touched
         if self._connected().in_transaction:
             self._notifies = True
         else:
             self._touch()
+        return True
 
     def _touch(self) -> None:
         # Listeners watch the file. If it cannot be touched, their slow poll finds the change.

@@ -66,7 +66,7 @@ class Store(Table):
 
     def close(self) -> None:
         if self._throttle.flush_due() is not None:
-            self._send_deferred()
+            self._send_deferred(limited=False)
         self._driver.close()
 
     @property
@@ -104,13 +104,15 @@ class Store(Table):
     def flush(self) -> None:
         """Sends a deferred notification, if it is due and the database is there."""
         if self._throttle.flush_due() == 0.0:
-            self._send_deferred()
+            self._send_deferred(limited=True)
 
-    def _send_deferred(self) -> None:
+    def _send_deferred(self, *, limited: bool) -> None:
         changes = self._throttle.with_deferred(FOR_PEOPLE)
-        self._throttle.sent()
         with contextlib.suppress(StokerError):
-            self._driver.notify(changes)
+            if not self._driver.notify(changes, limited=limited):
+                self._throttle.refused()
+                return
+        self._throttle.sent()
 
 
 class PeriodicTask:

@@ -6,7 +6,7 @@ from typing import Any, Final, TypeVar, get_args
 import msgspec
 
 from stoker.errors import BadInputError
-from stoker.queue.driver import EVERYTHING, Changes, Driver, NotifyThrottle, Row
+from stoker.queue.driver import EVERYTHING, FOR_PEOPLE, Changes, Driver, NotifyThrottle, Row
 from stoker.queue.fields import JobSpec, State, shape_of
 from stoker.queue.model import Attempt, Job, KeptGpus
 
@@ -108,7 +108,7 @@ class Table:
 
     def _throttled_change(self, work: Callable[[], T], changes: Changes | Callable[[T], Changes] = EVERYTHING) -> T:
         """A change that a worker makes many times a second; its loop calls `flush`."""
-        return self._change(work, changes, at_once=self._throttle.may_send())
+        return self._change(work, changes, at_once=self._throttle.may_send(), limited=True)
 
     def _change(
         self,
@@ -116,22 +116,39 @@ class Table:
         changes: Changes | Callable[[T], Changes] = EVERYTHING,
         *,
         at_once: bool = True,
+        limited: bool = False,
     ) -> T:
         """Does it in one transaction, and notifies listeners, now or with `flush`, when the answer is not empty."""
         of_answer = changes if callable(changes) else lambda _answer: changes
+        notified = False
 
         def changed() -> T:
+            nonlocal notified
             answer = work()
             if answer and at_once:
-                self._driver.notify(self._throttle.with_deferred(of_answer(answer)))
+                notified = self._driver.notify(self._throttle.with_deferred(of_answer(answer)), limited=limited)
             return answer
 
         answer = self._driver.transaction(changed)
-        if answer and at_once:
+        if answer and notified:
             self._throttle.sent()
         elif answer:
             self._throttle.defer(of_answer(answer))
+            if at_once:
+                self._throttle.refused()
         return answer
+
+    def _rung(self, change: Callable[[int], list[Row]], place: int) -> list[Row]:
+        """A change in one statement, which notifies people if `ring` says so; `place`: of the column that tells."""
+        due = self._throttle.may_send() and self._throttle.flush_due() is None
+        rows = change(int(due))
+        if rows and due and rows[0][place] is not None:
+            self._throttle.sent()
+        elif rows:
+            self._throttle.defer(FOR_PEOPLE)
+            if due:
+                self._throttle.refused()
+        return rows
 
     def _changed(self, work: Callable[[], list[Row]], changes: Changes = EVERYTHING) -> list[str]:
         """The same; the first column of the answer."""

@@ -33,8 +33,11 @@ from stoker.worker.scheduler import Scheduler
 
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Figures on other machines are at most five seconds old: one second passes between two chances to send, and one of them
-# may be missed. Any database takes that one row from hundreds of machines.
+# may be missed. All machines together send no more than this many in a second; what changes otherwise is sent at once.
 _HEARTBEATS: Final = 4.0
+_MOST_HEARTBEATS: Final = 100
+# However many they are, a machine that is silent for a minute counts as lost.
+_SLOWEST_HEARTBEATS: Final = 15.0
 # Changes are sent at once, but no more often than people notice.
 _CHANGES: Final = 1.0
 # Usage is written soon after the end of each minute; nothing waits for it.
@@ -42,9 +45,13 @@ _USAGE_EVERY: Final = 5.0
 _LOG_TAILS_EVERY: Final = 3.0
 # After the outcome: nobody notices this delay.
 _LAST_LOGS_WITHIN: Final = 0.02
+# Of all jobs that run, by the number of workers and the jobs of this one: each is some kilobytes in the database's log.
+_MOST_LOG_TAILS: Final = 200
 # Between two tries to reach a queue that is away.
 _FIRST_PAUSE: Final = 0.5
 _LAST_PAUSE: Final = 10.0
+# When a database comes back, workers connect about this far apart: a connection costs it some milliseconds.
+_APART: Final = 0.01
 _TIDY_EVERY: Final = 600.0
 # After a round that failed for want of descriptors, memory or processes. It is logged again after a minute without one.
 _TROUBLE_PAUSE: Final = 0.2
@@ -268,8 +275,8 @@ class WorkerLoop:
             self._log(f"{error}; jobs go on, trying again")
             self._absence_logged = True
         self._close_queue()
-        # When a database comes back, its workers do not come all at once.
-        self._away_until = time.monotonic() + self._backoff.next() * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
+        pause = max(self._backoff.next(), min(_LAST_PAUSE, self._scheduler.workers * _APART))
+        self._away_until = time.monotonic() + pause * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
 
     def _close_queue(self) -> None:
         with contextlib.suppress(StokerError):
@@ -303,8 +310,8 @@ class WorkerLoop:
     def _requeue_unstarted(self, store: Store) -> None:
         """Requeues claims of which nothing was ever started: the worker or the database was killed in between."""
         self._claims_known = True
-        for attempt in store.attempts.running():
-            if not self._identity.is_own(attempt.worker) or attempt.id in self._engine.attempts:
+        for attempt in store.attempts.running(f"{self._identity.key}-"):
+            if attempt.id in self._engine.attempts:
                 continue
             try:
                 is_started = self._engine.is_started(attempt)
@@ -360,7 +367,8 @@ class WorkerLoop:
             return
         for attempt in self._running():
             attempt.log_tail.deliver(store)
-        self._log_tails_at = time.monotonic() + _LOG_TAILS_EVERY
+        of_all = self._scheduler.workers * len(self._running())
+        self._log_tails_at = time.monotonic() + max(_LOG_TAILS_EVERY, of_all / _MOST_LOG_TAILS)
 
     # Requests
 
@@ -451,7 +459,8 @@ class WorkerLoop:
         warnings = {attempt.id: warning for attempt in self._running() if (warning := attempt.warning()) is not None}
         if warnings:
             view = msgspec.structs.replace(view, warnings=warnings)
-        if _gist(view) == self._sent_gist and moment < self._sent_at + _HEARTBEATS:
+        seldom = max(_HEARTBEATS, min(_SLOWEST_HEARTBEATS, self._scheduler.workers / _MOST_HEARTBEATS))
+        if _gist(view) == self._sent_gist and moment < self._sent_at + seldom:
             return
         store.workers.heartbeat(self._identity.worker, self._identity.host, view)
         self._sent_gist, self._sent_at = _gist(view), moment

@@ -74,7 +74,8 @@ class Scheduler:
         self._reserved: tuple[Reservation, ...] = ()
         self._poll_at = 0.0
         self._minute = PeriodicTask(_MINUTE)
-        self._workers = 1
+        self.workers = 1
+        """How many there are, as of the last minute."""
         self._no_starts_until = -math.inf
         self._failed_at = -math.inf
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
@@ -92,8 +93,12 @@ class Scheduler:
                 number += ready.number
         if number or changes.everything:
             # Workers come one after the other when there are fewer jobs than workers.
-            longest = min(_LONGEST_SPREAD, _SPREAD * max(0, self._workers - max(1, number)))
-            self._read_at = min(self._read_at, time.monotonic() + random.uniform(0.0, longest))  # noqa: S311 - no secret
+            self._read_soon(self.workers - max(1, number))
+
+    def _read_soon(self, others: int) -> None:
+        """Reads the queue again, but not at the same moment as so many others."""
+        longest = min(_LONGEST_SPREAD, _SPREAD * max(0, others))
+        self._read_at = min(self._read_at, time.monotonic() + random.uniform(0.0, longest))  # noqa: S311 - no secret
 
     def room_changed(self) -> None:
         """The engine may have room for jobs that it had none for, or less."""
@@ -142,7 +147,7 @@ class Scheduler:
     def _read(self, store: Store, moment: float) -> None:
         """Reads the first jobs of each shape. Those of the reservations are always among them."""
         if self._minute.is_due():
-            self._workers = store.workers.count()
+            self.workers = store.workers.count()
             store.jobs.keep_for_the_dead_no_more()
         reserved = {one.job for one in self._reserved}
         also = {job.shape for job in self._waiting if job.id in reserved}
@@ -201,7 +206,8 @@ class Scheduler:
             self.room_changed()
             return ()
         if not self._reserve(store, reserved, jobs):
-            self.queue_changed()  # another machine was faster: nothing is stopped for a job that it has
+            # Another machine was faster: nothing is stopped for a job that it has. Others were refused as well.
+            self._read_soon(self.workers)
             return ()
         if decision.complete:
             self._release(store, reserved)

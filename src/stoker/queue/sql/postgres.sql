@@ -75,8 +75,20 @@ WITH ended AS ({success_of_attempt} RETURNING job_id), done AS (
   RETURNING id, (EXISTS (SELECT 1 FROM stoker_dependencies d WHERE d.needs = id) OR length(shape) > 16) AS is_needed
 )
 
+-- milliseconds --
+CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)
+
+-- people_were_notified --
+({milliseconds} - (SELECT last_value FROM stoker_notified) BETWEEN 0 AND 199)
+
+-- notify_people --
+CAST(setval('stoker_notified', {milliseconds}) AS TEXT) || CAST(pg_notify('stoker', '') AS TEXT)
+
 -- rung --
-CASE WHEN :ring = 1 THEN CAST(pg_notify('stoker', '') AS TEXT) END
+CASE WHEN :ring = 1 AND NOT {people_were_notified} THEN {notify_people} END
+
+-- not_synced --
+set_config('synchronous_commit', 'off', TRUE)
 
 -- succeed --
 {ended_with} SELECT id, is_needed, {rung} FROM done
@@ -91,13 +103,17 @@ FROM done d LEFT JOIN started j ON TRUE LEFT JOIN claimed c ON TRUE
 SELECT CAST(nextval('stoker_positions') AS DOUBLE PRECISION) FROM generate_series(1, :count)
 
 -- notify --
-SELECT pg_notify('stoker', ''), CASE WHEN :concerns_workers = 1 THEN CAST(pg_notify('stoker_workers', :changes) AS TEXT) END
+SELECT CASE WHEN :limited = 0 OR :concerns_workers = 1 OR NOT {people_were_notified} THEN {notify_people} END,
+  CASE WHEN :concerns_workers = 1 THEN CAST(nextval('stoker_changes') AS TEXT) || CAST(pg_notify('stoker_workers', :changes) AS TEXT) END
+
+-- changes --
+SELECT last_value FROM stoker_changes
 
 -- listen --
 LISTEN stoker
 
 -- listen as worker --
-LISTEN stoker_workers
+LISTEN stoker_workers; SET enable_seqscan = off; SET jit = off
 
 -- is there a queue --
 SELECT count(*) FROM pg_catalog.pg_class WHERE oid = to_regclass('stoker_queue')

@@ -33,7 +33,7 @@ CASE WHEN j.kept_by IS NULL THEN NULL WHEN {there kept_by} THEN
   '["' || j.kept_by || '",' || j.kept_gpus || ',' || coalesce(CAST(j.kept_until AS TEXT), 'null') || ']' END
 
 -- there --
-EXISTS (SELECT 1 FROM stoker_workers w WHERE w.id = $ AND w.seen >= {now} - 60)
+(coalesce((SELECT w.seen FROM stoker_workers w WHERE w.id = $), 0) >= {now} - 60)
 
 -- unkept --
 kept_by = NULL, kept_gpus = NULL, kept_until = NULL
@@ -302,10 +302,11 @@ WHERE id = :id
 
 -- keep --
 UPDATE stoker_jobs SET kept_by = :worker, kept_gpus = :gpus, kept_until = CASE WHEN :seconds >= 0 THEN {now} + :seconds END
-WHERE id = :job AND CASE WHEN state = 'queued' THEN {yes} ELSE {no} END AND (
-  kept_by IS NULL OR kept_by = :worker OR kept_by = :instead_of OR NOT {there kept_by}
-)
-RETURNING id
+WHERE id = (SELECT j.id FROM stoker_jobs j WHERE j.id = :job {skip_locked j})
+  AND CASE WHEN state = 'queued' THEN {yes} ELSE {no} END AND (
+    kept_by IS NULL OR kept_by = :worker OR kept_by = :instead_of OR NOT {there kept_by}
+  )
+RETURNING id, {rung}
 
 -- keep no more --
 UPDATE stoker_jobs SET {unkept} WHERE kept_by = :worker AND NOT (id {among jobs}) RETURNING id
@@ -610,13 +611,13 @@ FROM stoker_attempts WHERE id = :attempt
 
 -- running attempts --
 SELECT {attempt_row}
-FROM stoker_attempts WHERE outcome IS NULL ORDER BY started, id
+FROM stoker_attempts WHERE outcome IS NULL AND substr(worker_id, 1, length(:worker)) = :worker ORDER BY started, id
 
 -- write log --
 INSERT INTO stoker_logs (attempt_id, tail, is_last)
 SELECT a.id, :tail, :is_last FROM stoker_attempts a WHERE a.id = :attempt
 ON CONFLICT (attempt_id) DO UPDATE SET tail = excluded.tail, is_last = excluded.is_last
-RETURNING attempt_id
+RETURNING attempt_id, CASE WHEN :is_last = 0 THEN {not_synced} END
 
 -- late log --
 SELECT a.id FROM stoker_attempts a JOIN stoker_workers w ON w.id = a.worker_id
@@ -661,6 +662,7 @@ RETURNING id
 INSERT INTO stoker_workers (id, host, view, started, seen, paused)
 VALUES (:worker, :host, :view, {now}, {now}, 0)
 ON CONFLICT (id) DO UPDATE SET host = excluded.host, view = excluded.view, seen = excluded.seen
+RETURNING {not_synced}
 
 -- count workers --
 SELECT count(*) FROM stoker_workers WHERE seen >= {now} - :age

@@ -9,6 +9,13 @@ INSERT INTO stoker_queue VALUES (1, 1, 0);
 
 CREATE SEQUENCE stoker_positions;
 
+-- How often workers were notified: what those ask who reach the database through a pooler, and cannot listen.
+CREATE SEQUENCE stoker_changes;
+
+-- When people were notified last, in milliseconds. Each notification wakes every process of the server that listens to
+-- anything: jobs that end all over a large fleet must not send more than a few in a second.
+CREATE SEQUENCE stoker_notified;
+
 CREATE TABLE stoker_jobs (
   id TEXT COLLATE "C" NOT NULL PRIMARY KEY,
   origin TEXT COLLATE "C" UNIQUE,
@@ -118,7 +125,7 @@ CREATE TABLE stoker_workers (
   started DOUBLE PRECISION NOT NULL,
   seen DOUBLE PRECISION NOT NULL,
   paused INTEGER NOT NULL
-);
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
 
 CREATE TABLE stoker_forgotten (
   origin TEXT COLLATE "C" NOT NULL PRIMARY KEY,

@@ -80,17 +80,23 @@ INSERT INTO stoker_attempts {attempt_columns}
 VALUES (:attempt, :job, :worker, :number, :gpus, coalesce(:job_started, {now}), {lease_now} + :lease, :pending)
 RETURNING started AS began, {shown_lease} AS expires
 
+-- rung --
+''
+
+-- not_synced --
+NULL
+
 -- succeed --
 {success_of_attempt} RETURNING job_id AS finished;
 {success_of_job}
 WHERE id = :finished AND attempt = :ended AND {is_running}
-RETURNING id AS finished, (EXISTS (SELECT 1 FROM stoker_dependencies d WHERE d.needs = id) OR length(shape) > 16) AS is_needed
+RETURNING id AS finished, (EXISTS (SELECT 1 FROM stoker_dependencies d WHERE d.needs = id) OR length(shape) > 16) AS is_needed, {rung}
 
 -- succeed and claim --
 {succeed};
 {start} WHERE :is_needed = 0 AND id = ({head}) RETURNING id AS job, attempts AS number, started AS job_started;
 {new_attempt};
-SELECT :finished, :is_needed, NULL, {job}, :number, :began, :expires FROM stoker_jobs j WHERE j.id = :job
+SELECT :finished, :is_needed, {rung}, {job}, :number, :began, :expires FROM stoker_jobs j WHERE j.id = :job
 
 -- positions --
 WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < :count)
