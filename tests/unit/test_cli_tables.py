@@ -1,10 +1,14 @@
 """Tables on terminals of any width: what identifies a row stays whole, and a pipe gets everything."""
 
+import io
+from typing import cast
+
 import msgspec
 import pytest
+from rich.console import Console
 
 from stoker.cli.tables import gpus as gpu_table
-from stoker.cli.tables.table import Column, Styled, cut_in_the_middle, table_lines
+from stoker.cli.tables.table import Column, Styled, cut_in_the_middle, print_lines, rich_text, table_lines
 from stoker.gpus.model import DeviceHealth, Look
 from tests.support.looks import GIB, a_gpu, a_process, a_reading
 
@@ -57,6 +61,23 @@ def test_cell_has_no_line_breaks_or_control_sequences() -> None:
     columns = (Column("a"), Column("b", gives="cut", least=4))
     lines = table_lines(columns, [("x", "1\n2\x1b[2J"), (Styled(("y", "red")), "漢字漢字")], 9)
     assert list(lines) == ["a  b", "x  1 2 […", "y  漢字 …"]
+
+
+def test_lines_are_printed_as_rich_prints_them() -> None:
+    columns = (Column("job"), Column("state", gives="cut"), Column("for", "right"), Column("command", gives="cut"))
+    rows = [
+        ("a1", Styled(("running", "bold green")), "9s", "train"),
+        ("日本", Styled(("failed", "red"), (", again", "")), "1h05m", "a command that is far too long for the line"),
+        ("b2", Styled(("", "red")), "", ""),
+    ]
+    lines = list(table_lines(columns, rows, 40))
+    ours, theirs = (Console(force_terminal=True, color_system="standard", file=io.StringIO()) for _ in range(2))
+    print_lines(ours, lines)
+    for line in lines:
+        theirs.print(rich_text(line), no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
+    printed = [cast("io.StringIO", screen.file).getvalue() for screen in (ours, theirs)]
+    assert printed[0] == printed[1]
+    assert "\x1b[1;32mrunning\x1b[0m" in printed[0]
 
 
 def test_end_of_a_path_is_kept() -> None:
