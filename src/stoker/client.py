@@ -11,7 +11,9 @@ from typing import Any, Final, Literal, Self, TypedDict, Unpack, overload
 
 from stoker.engines.admission import check_jobs
 from stoker.errors import BadInputError, QueueAwayError
-from stoker.logs.search import LineFinder, LogMatch
+from stoker.logs.metrics import CurveReader, LogCurve, curves_of
+from stoker.logs.reader import log_directory
+from stoker.logs.search import LineFinder, LogIndex, LogMatch
 from stoker.paths import state_home
 from stoker.queue import open_or_create
 from stoker.queue.code.comparison import compare, read_changes
@@ -246,6 +248,22 @@ class Queue:
             found += finder.matches(update.finished, before)
             before, unfinished = before + update.finished.count(b"\n"), update.unfinished
         return [*found, *finder.matches(unfinished, before)]
+
+    def curves(self, which: Which, names: Sequence[str] = ()) -> list[LogCurve]:
+        """The figures that the last attempt printed, such as its loss, as curves; only `names` if there are any.
+
+        From the whole log where it is on this machine, otherwise from the end that the queue keeps.
+        """
+        job = self.job(which)
+        attempt = None if job.attempt is None else self._store.attempts.get(job.attempt)
+        if attempt is None:
+            return []
+        if (directory := log_directory(state_home(), attempt)) is not None:
+            with LogIndex(directory).open() as view:
+                return curves_of(view, names)
+        reader = CurveReader(names)
+        reader.feed(self._store.logs.read(attempt.id))
+        return reader.curves()
 
     def diff(self, which: Which, other: Which | None = None) -> str:
         """What differed from the commit in the code of a job with a snapshot; with `other`, between the two jobs.

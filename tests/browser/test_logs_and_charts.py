@@ -1,5 +1,6 @@
 """Logs and charts on a phone: find a line of a long log, go back to its beginning, read what GPUs and jobs did."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,14 +9,16 @@ from playwright.sync_api import Browser, expect
 
 from stoker.logs.reader import attempt_directory
 from stoker.paths import private_directory
-from stoker.queue import Store, init_queue
-from tests.support.attempts import run, submit
+from stoker.queue import JobSpec, Store, init_queue
+from tests.support.attempts import be_there, run, submit
 from tests.support.browser import Screen, screen
 from tests.support.page_site import PageSite, page_site
 from tests.support.waiting import wait_for
 
 LINES = 30_000
 NEEDLE = 12_345
+# From the top of the overview on a phone.
+ORDER = ("health", "running", "machines", "waiting", "ended", "hours")
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +88,53 @@ def test_log_is_searched_and_scrolled_back_on_a_phone(
         shown.look_over("22-scrolled-back")
 
 
+def test_curves_of_a_job_and_of_a_group_on_a_phone(browser: Browser, site: PageSite, home: Path, store: Store) -> None:
+    jobs = store.jobs.submit([JobSpec(command="train", name=f"lr {rate}", group="rates") for rate in ("1e-3", "1e-4")])
+    for number, job in enumerate(jobs, 1):
+        write_log(home, store, job, [f"step={step} loss={number / (1 + step):.5f}" for step in range(200)])
+    with screen(browser, "phone") as shown:
+        come_in(shown, site, jobs[0])
+        page = shown.page
+        chart = page.get_by_role("img", name="loss by step: 0.005 at step 199")
+        expect(chart.locator("canvas")).to_be_visible()
+        box = chart.locator(".u-over").bounding_box()
+        assert box is not None
+        # Values where a finger is.
+        page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        expect(page.locator(".curve-values")).to_contain_text(re.compile(r"^step (?!199)\d+: 0\.0"))
+        shown.look_over("23-curves")
+
+        page.get_by_role("link", name="Compare the group").click()
+        expect(page.get_by_role("img", name="lr 1e-3: 0.005 at step 199 · lr 1e-4: 0.01 at step 199")).to_be_visible()
+        expect(page.get_by_role("link", name="lr 1e-4")).to_be_visible()
+        shown.look_over("24-compare")
+        page.emulate_media(color_scheme="dark")
+        page.get_by_label("Jobs to compare").fill("lr 1e-3, nobody")
+        page.get_by_role("button", name="Compare").click()
+        expect(page.locator(".note.bad")).to_contain_text("nobody")
+        shown.look_over("25-compare-unknown")
+
+
+def test_what_runs_comes_first_and_a_folded_machine_stays_so(browser: Browser, site: PageSite, store: Store) -> None:
+    be_there(store, gpus=16)
+    with screen(browser, "phone") as shown:
+        shown.watch_requests(site.address)
+        shown.page.goto(f"{site.address}/login#{site.token}")
+        page = shown.page
+        machine = page.locator("details.machine")
+        expect(machine).to_have_attribute("open", "")
+        tops = [page.locator(f"#section-{name}").evaluate("one => one.getBoundingClientRect().top") for name in ORDER]
+        assert tops == sorted(tops)
+        machine.locator("summary").first.click()
+        expect(machine).not_to_have_attribute("open", "")
+        page.reload()
+        expect(machine).not_to_have_attribute("open", "")
+        be_there(store, gpus=15)
+        expect(page.get_by_text("15 GPUs").first).to_be_visible()
+        expect(machine).not_to_have_attribute("open", "")
+        shown.look_over("26-folded")
+
+
 def come_in(shown: Screen, site: PageSite, job: str) -> None:
     shown.watch_requests(site.address)
     shown.page.goto(f"{site.address}/login#{site.token}")
@@ -97,6 +147,10 @@ def write_long_log(home: Path, store: Store, job: str) -> None:
     lines[NEEDLE - 1] = f"step {NEEDLE - 1} needle in a haystack"
     lines[-10] = "\x1b[31mTraceback (most recent call last):\x1b[0m"
     lines[-1] = "ValueError: it diverged"
+    write_log(home, store, job, lines)
+
+
+def write_log(home: Path, store: Store, job: str, lines: list[str]) -> None:
     attempt = run(store, job, "failed", 1)
     place = attempt_directory(home, attempt)
     private_directory(place)

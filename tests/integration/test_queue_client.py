@@ -171,6 +171,15 @@ def test_lines_of_a_log_are_found(queue: stoker.Queue, store: Store) -> None:
     assert [match.line for match in queue.log_matches(job)] == [2]
 
 
+def test_curves_of_a_job(queue: stoker.Queue, store: Store) -> None:
+    job = queue.submit("true")
+    assert queue.curves(job) == []
+    run(store, job.id, output="step=1 loss=2.0 lr=1\nstep=2 loss=1.5 lr=1\n")
+    (curve,) = queue.curves(job, ["loss"])
+    assert (curve.name, curve.axis, curve.at, curve.values) == ("loss", "step", [1.0, 2.0], [2.0, 1.5])
+    assert [curve.name for curve in queue.curves(job)] == ["loss", "lr"]
+
+
 def test_wait_returns_when_the_job_ends(
     queue: stoker.Queue, url: str, rests: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:

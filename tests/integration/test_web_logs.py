@@ -126,6 +126,12 @@ def test_any_part_of_a_log_is_read_and_searched(place: Place) -> None:
         assert await place.get("log?from=25999&lines=3") == b"line 25998\nline 25999\nRuntimeError: NaN\n"
         # All of it by one reader.
         assert len(place.channels) == 1
+        place.prints(b"\nstep=1 loss=nan acc=1\nstep=2 loss=0.5 acc=2\n")
+        found = json.loads(await place.get("curves"))
+        assert [curve["name"] for curve in found["curves"]] == ["acc", "loss"]
+        assert found["whole"] is True
+        (loss,) = json.loads(await place.get("curves?name=loss"))["curves"]
+        assert loss == {"name": "loss", "axis": "step", "at": [1.0, 2.0], "values": [None, 0.5], "last": 0.5}
 
     played(story)
 

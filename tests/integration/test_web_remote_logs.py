@@ -141,6 +141,7 @@ def test_worker_that_is_away_for_a_while_loses_no_line(far: Far, monkeypatch: py
             assert not json.loads(page.heard("begin")[-1])["whole"]
             found = json.loads(await far.get("log/matches?text=line"))
             assert (found["matches"], found["whole"]) == ([{"line": 1, "text": "line 4999"}], False)
+            assert json.loads(await far.get("curves")) == {"curves": [], "whole": False}
             for end in (5010, 5020):  # lent from the beginning each time, by another worker
                 far.prints(printed(end - 10, end))
                 async with far.works():

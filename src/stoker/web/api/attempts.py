@@ -21,7 +21,7 @@ from stoker.web.api.jobs import JobId
 from stoker.web.api.openapi import operation
 from stoker.web.app_state import AppState, app_state_of
 from stoker.web.problems import NotFoundError, ParameterError
-from stoker.web.sse.log_channels import LogMatches
+from stoker.web.sse.log_channels import LogCurves, LogMatches
 
 router = APIRouter(tags=["attempts"])
 
@@ -168,6 +168,20 @@ async def search_log(
     attempt = await app_state.pool.run(lambda store: found_attempt(store, job, number, node))
     finder = LineFinder(text)
     return answer(await app_state.log_channels.search(attempt, node, finder, before, after, limit))
+
+
+@operation(router, "GET", "/jobs/{job}/attempts/{number}/curves", LogCurves, 404)
+async def get_curves(
+    request: Request,
+    job: JobId,
+    number: Number,
+    name: Annotated[list[str] | None, Query(max_length=64, description="Only these figures (repeatable).")] = None,
+    node: Node = 0,
+) -> Response:
+    """Get the figures that an attempt printed, such as its loss, as curves of at most 1,000 points."""
+    app_state = app_state_of(request)
+    attempt = await app_state.pool.run(lambda store: found_attempt(store, job, number, node))
+    return answer(await app_state.log_channels.curves(attempt, node, name or ()))
 
 
 async def _stored_lines(app_state: AppState, attempt: Attempt, count: int) -> LogUpdate | None:

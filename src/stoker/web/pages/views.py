@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 
 from stoker.errors import BadInputError
 from stoker.queue.fields import State
-from stoker.queue.model import Failure
+from stoker.queue.model import Failure, Job
 from stoker.queue.store import Store
 from stoker.status import detail
 from stoker.status.health import RECENT
@@ -85,11 +85,46 @@ async def job_page(request: Request, job: str) -> Response:
         request,
         "job.html",
         detail=found,
+        curve_jobs=[_for_curves(found.job)],
         sections=trusted(render_job(found, user_of(request).role)),
         here="job",
         live=f"/live/jobs/{found.job.id}",
         now=found.now,
     )
+
+
+# More lines in one chart cannot be told apart.
+_MOST_COMPARED: Final = 8
+
+
+@router.get("/compare")
+async def compare(request: Request, jobs: str = "") -> Response:
+    """The curves of several jobs over each other: ids, names, or `group:NAME`, with commas between."""
+    words = [word for word in (part.strip() for part in jobs[:2000].split(",")) if word]
+    problem = ""
+
+    def read(store: Store) -> list[Job]:
+        return list({job.id: job for word in words for job in store.jobs.named(word)}.values())
+
+    try:
+        found = await app_state_of(request).pool.run(read)
+    except BadInputError as error:
+        found, problem = [], str(error)
+    # What has begun has curves.
+    shown = sorted(found, key=lambda job: not job.attempts)[:_MOST_COMPARED]
+    return page(
+        request,
+        "compare.html",
+        asked=jobs[:2000],
+        problem=problem,
+        curve_jobs=[_for_curves(job) for job in shown],
+        left_out=len(found) - len(shown),
+        here="compare",
+    )
+
+
+def _for_curves(job: Job) -> dict[str, str]:
+    return {"id": job.id, "name": job.name or job.id}
 
 
 @router.get("/manifest.webmanifest")

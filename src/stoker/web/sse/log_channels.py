@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from stoker.errors import StokerError
+from stoker.logs.metrics import CurveReader, LogCurve, curves_of
 from stoker.logs.reader import STEP, LastLines, LogFileReader, LogUpdate, log_directory
 from stoker.logs.search import LineFinder, LogIndex, LogMatch, LogView
 from stoker.logs.terminal import REACH, HtmlLine, LogLines, lines_from
@@ -125,6 +126,13 @@ class LogMatches(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the whole log was searched. If not, lines are counted in the part that the queue keeps."""
     epoch: str
     """Line numbers of two answers mean the same if this is the same."""
+
+
+class LogCurves(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job printed of its training, as curves. `whole`: whether the whole log was there, not only its end."""
+
+    curves: list[LogCurve]
+    whole: bool
 
 
 class LogChannel:
@@ -281,6 +289,20 @@ class LogChannel:
 
         return await self._in_thread(read)
 
+    async def curves(self, names: Sequence[str]) -> LogCurves:
+        """The figures that the log has, as curves."""
+        index = await self._when_read()
+        if index is None:
+            reader = CurveReader(names)
+            reader.feed("\n".join(_text_of(line) for line in self.lines_from(0)))
+            return LogCurves(curves=reader.curves(), whole=False)
+
+        def read() -> LogCurves:
+            with index.open() as view:
+                return LogCurves(curves=curves_of(view, names), whole=True)
+
+        return await self._in_thread(read)
+
     async def _when_read(self) -> LogIndex | None:
         """The index of the whole log, once it is known what there is of it; None if only the tail is here."""
         await self.changed(0, _FIRST_READ_WITHIN)
@@ -420,6 +442,11 @@ class LogChannels:
         with self.joined(attempt, node) as channel:
             async with self._searches:
                 return await channel.search(finder, before, after, limit)
+
+    async def curves(self, attempt: Attempt, node: int, names: Sequence[str]) -> LogCurves:
+        with self.joined(attempt, node) as channel:
+            async with self._searches:
+                return await channel.curves(names)
 
     async def local(self, attempts: Sequence[Attempt], node: int = 0) -> set[str]:
         """The ids of those whose log is on this machine."""

@@ -1,4 +1,4 @@
-// Charts: what each GPU did over the last hour, and how a batch size was found.
+// Charts: what each GPU did over the last hour, how a batch size was found, and the figures that jobs printed.
 "use strict";
 
 (() => {
@@ -167,4 +167,118 @@
       plots.set(element, new uPlot(fitOptions(element, fit), data, element));
     }
   });
+
+  // Curves: the figures that jobs print, one chart per figure, one line per job.
+
+  const CURVES_EVERY = 15000; // while a job goes on
+  const DASHES = [[], [8, 3], [2, 3], [8, 3, 2, 3]]; // distinguishable without colour, too
+  const drawn = new WeakMap(); // element -> { name, axis, lines: [{ label, index, at, values }] }
+
+  const number = (value) => (value === null || value === undefined ? "not a number" : Number(value.toPrecision(4)).toLocaleString([], { maximumSignificantDigits: 4 }));
+  const asked = (where) => fetch(where, { headers: { Accept: "application/json" } })
+    .then((response) => (response.ok ? response.json() : null))
+    .catch(() => null);
+
+  async function curvesOf({ id, name }) {
+    const job = await asked(`/api/v1/jobs/${id}`);
+    const found = job?.attempts ? await asked(`/api/v1/jobs/${id}/attempts/${job.attempts}/curves`) : null;
+    return { name, curves: found?.curves ?? [], whole: found?.whole ?? true, goesOn: !job || ["queued", "held", "running"].includes(job.state) };
+  }
+
+  async function loadCurves(panel) {
+    const told = await Promise.all(JSON.parse(panel.dataset.curves).map(curvesOf));
+    const charts = new Map();
+    told.forEach(({ name, curves }, index) => {
+      for (const { name: figure, axis, at, values } of curves) {
+        if (!charts.has(figure)) charts.set(figure, { name: figure, axis, lines: [] });
+        charts.get(figure).lines.push({ label: name, index, at, values });
+      }
+    });
+    showCurves(panel, [...charts.values()], told);
+    if (told.some(({ goesOn }) => goesOn)) setTimeout(() => loadWhenSeen(panel), CURVES_EVERY);
+  }
+
+  function loadWhenSeen(panel) {
+    if (!document.hidden) loadCurves(panel);
+    else document.addEventListener("visibilitychange", () => loadWhenSeen(panel), { once: true });
+  }
+
+  function showCurves(panel, charts, told) {
+    const list = panel.querySelector("[data-curve-list]");
+    const note = panel.querySelector("[data-curve-note]");
+    if (charts.length) panel.hidden = false;
+    const partly = told.filter(({ whole }) => !whole).map(({ name }) => name);
+    note.textContent = !charts.length ? "No figures such as loss=1.23 were found in the logs." : partly.length ? `Only the end of the log is here: ${partly.join(", ")}.` : "";
+    note.hidden = !note.textContent;
+    const before = new Map([...list.children].map((card) => [card.dataset.figure, card]));
+    for (const chart of charts) {
+      let card = before.get(chart.name);
+      if (!card) {
+        card = document.createElement("div");
+        card.className = "card curve";
+        card.dataset.figure = chart.name;
+        const title = document.createElement("h3");
+        title.textContent = chart.name;
+        const plot = document.createElement("div");
+        plot.className = "curve-plot";
+        plot.setAttribute("role", "img");
+        const values = document.createElement("p");
+        values.className = "curve-values";
+        card.append(title, plot, values);
+        list.append(card);
+      }
+      const plot = card.querySelector(".curve-plot");
+      plot.dataset.curve = "";
+      drawn.set(plot, chart);
+      plot.setAttribute("aria-label", `${chart.name} by ${chart.axis}: ${lastOf(chart)}`);
+      curves.drop(plot);
+      card.querySelector(".curve-values").textContent = lastOf(chart);
+    }
+    curves.update();
+  }
+
+  const lastOf = ({ axis, lines }) => lines.map(({ label, at, values }) =>
+    `${lines.length > 1 ? `${label}: ` : ""}${number(values.at(-1))} at ${axis} ${number(at.at(-1))}`).join(" · ");
+
+  // Axes whose letters follow the font size of the browser.
+  function axes(element, label) {
+    const scale = Number.parseFloat(getComputedStyle(document.documentElement).fontSize) / 16;
+    const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: `${12 * scale}px system-ui, sans-serif` };
+    return [
+      { ...axis, label, labelSize: 18 * scale, labelFont: axis.font, size: 30 * scale, space: 60 * scale },
+      { ...axis, size: 56 * scale, space: 30 * scale },
+    ];
+  }
+
+  function curvePlot(element, chart) {
+    const data = uPlot.join(chart.lines.map(({ at, values }) => [at, values]));
+    const words = element.parentElement.querySelector(".curve-values");
+    const show = (plot) => {
+      const { idx } = plot.cursor;
+      if (idx === null || idx === undefined) { words.textContent = lastOf(chart); return; }
+      const at = data[0][idx];
+      const shown = chart.lines.map(({ label }, line) => [label, data[line + 1][idx]]).filter(([, value]) => value !== undefined);
+      words.textContent = `${chart.axis} ${number(at)}: ${shown.map(([label, value]) => (chart.lines.length > 1 ? `${label} ${number(value)}` : number(value))).join(" · ")}`;
+    };
+    return new uPlot({
+      width: element.clientWidth,
+      height: Math.max(180, element.clientHeight),
+      legend: { show: false },
+      cursor: { y: false, drag: { x: false, y: false } },
+      scales: { x: { time: false } },
+      axes: axes(element, chart.axis),
+      hooks: { setCursor: [show] },
+      series: [{}, ...chart.lines.map(({ label, index }) => ({
+        label, width: 1.75, stroke: colour(`--curve-${index % 8 + 1}`), dash: DASHES[Math.floor(index / 2) % DASHES.length], points: { show: false }, spanGaps: false,
+      }))],
+    }, data, element);
+  }
+
+  const curves = new Charts("[data-curve]", (elements, plots) => {
+    for (const element of elements) {
+      if (plots.has(element) || !element.clientWidth || !drawn.has(element)) continue;
+      plots.set(element, curvePlot(element, drawn.get(element)));
+    }
+  });
+  for (const panel of document.querySelectorAll("[data-curves]")) loadCurves(panel);
 })();

@@ -30,10 +30,33 @@
       return !(old.matches("time[data-tell]") && fresh.matches("time[data-tell]") && old.dateTime === fresh.dateTime && old.dataset.tell === fresh.dataset.tell);
     },
     beforeAttributeUpdated(name, element) {
-      return !(name === "open" && element.matches("details")) && !(name === "title" && element.matches("time"))
+      return !(name === "open" && element.matches("details")) && name !== "data-folded" && !(name === "title" && element.matches("time"))
         && !(name === "class" && element.matches(".sheet")); // the direction it opened in
     },
   });
+
+  // Machines stay folded or unfolded as the user left them, on this device, also after their worker restarts.
+
+  const folds = (() => {
+    try { return JSON.parse(localStorage.getItem("folds")) ?? {}; } catch { return {}; }
+  })();
+
+  function fold(within = document) {
+    for (const element of within.querySelectorAll("details[data-fold]:not([data-folded])")) {
+      element.dataset.folded = ""; // once: afterwards it is as the user wants it
+      const open = folds[element.dataset.fold];
+      if (open !== undefined) element.open = open;
+    }
+  }
+
+  // A toggle of the page itself sets what is stored already.
+  document.addEventListener("click", (event) => {
+    const element = event.target.closest?.("summary")?.parentElement;
+    if (!element?.matches("details[data-fold]")) return;
+    folds[element.dataset.fold] = !element.open; // it changes after the click
+    try { localStorage.setItem("folds", JSON.stringify(folds)); } catch { /* private windows */ }
+  });
+  fold();
 
   // Showing
 
@@ -46,6 +69,7 @@
     if (!section) return;
     htmx.swap(section, html, { swapStyle: "morph:innerHTML", swapDelay: 0, settleDelay: 0 }, { contextElement: section });
     Stoker.freshen(section);
+    fold(section);
     section.dispatchEvent(new CustomEvent("stoker:swapped", { bubbles: true }));
     // Events of a new section were missed: a new connection sends all sections.
     if (names().some((other) => !listened.has(other))) connect();

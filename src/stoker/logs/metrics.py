@@ -1,0 +1,185 @@
+"""Curves from what a job prints: `step=100 loss=1.23`, `{"loss": 1.23}`, the postfix of a tqdm bar.
+
+Pure; it never raises, whatever the text. A curve has a bounded number of points, and of a long log evenly spaced parts
+are read, so that neither time nor memory grow with it.
+"""
+
+import math
+import re
+from collections.abc import Collection, Iterator
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from stoker.logs.search import LogView
+from stoker.logs.steps import sign_in
+
+Axis = Literal["step", "epoch", "line"]
+
+# More than a phone has pixels.
+_MOST_POINTS: Final = 500
+_MOST_NAMES: Final = 64
+_MOST_CURVES: Final = 12
+_LONGEST_LINE: Final = 2000
+# What is read of a log: a second of work.
+_MOST_READ: Final = 4 << 20
+_PARTS: Final = 256
+
+_VALUE: Final = re.compile(
+    r"(?<![\w./:-])(?P<name>[A-Za-z][\w./@-]{0,47}?)[\"']?[ \t]{0,2}[=:][ \t]{0,2}"
+    r"(?P<value>[-+]?(?:\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})(?:[eE][-+]?\d{1,3})?|[-+]?(?:nan|inf)(?:inity)?)"
+    # Not a duration, a share of memory, a time, a version or an address.
+    r"(?![\w%]|[.:/-]\d|:\w| ?(?:s|ms|min|h|[kMGT]?i?B|it/s)\b)",
+    re.IGNORECASE | re.ASCII,
+)
+_STEP: Final = re.compile(r"(?:global_?|train_?|current_?)?(?:step|iter|iteration)s?", re.IGNORECASE)
+_EPOCH: Final = re.compile(r"(?:current_?)?epochs?", re.IGNORECASE)
+# Numbers that are no result, unless somebody asks for them.
+_NO_RESULT: Final = re.compile(
+    r"(?:rank|seed|port|pid|gpu|device|line|id|version|node|worker|local_?rank|world_?size)s?", re.IGNORECASE
+)
+# What people look at first.
+_FIRST: Final = re.compile(r"loss|perplexity|ppl|nll|error|acc|f1|bleu|reward|map|auc", re.IGNORECASE)
+
+
+class LogCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure over the steps of a job."""
+
+    name: str
+    axis: Axis
+    """What `at` counts: steps, epochs, or the lines with this figure."""
+    at: list[float]
+    values: list[float | None]
+    """Null for what is no number, such as a loss of NaN."""
+    last: float | None
+    """The newest value."""
+
+
+class LineFigures(NamedTuple):
+    """The figures of one line."""
+
+    step: float | None
+    epoch: float | None
+    values: dict[str, float]
+
+
+def figures_in(line: str) -> LineFigures:
+    """The figures in a line, and the step or epoch that it names."""
+    step = epoch = None
+    values: dict[str, float] = {}
+    if len(line) > _LONGEST_LINE or not ("=" in line or ":" in line):
+        return LineFigures(None, None, values)
+    for found in _VALUE.finditer(line):
+        name, value = found["name"], float(found["value"])
+        if _STEP.fullmatch(name):
+            step = value if math.isfinite(value) else step
+        elif _EPOCH.fullmatch(name):
+            epoch = value if math.isfinite(value) else epoch
+        else:
+            values[name] = value
+    if values and step is None and (sign := sign_in(line)) is not None and sign.done is not None:
+        step = sign.done
+    return LineFigures(step, epoch, values)
+
+
+class _Points:
+    """The points of one curve: neighbours are merged when there are too many."""
+
+    def __init__(self, axis: Axis) -> None:
+        self.axis = axis
+        self.at: list[float] = []
+        self.values: list[float | None] = []
+        self.last: float | None = None
+        self._each = 1
+        """How many figures make one point."""
+        self._count = 0
+        self._base = 0.0
+        self._before = -math.inf
+        self._open: list[float] = []
+
+    def add(self, at: float | None, value: float) -> None:
+        self._count += 1
+        if at is None:
+            at = float(self._count)
+        elif at <= self._before / 2:
+            self._base += self._before  # the steps of the next epoch begin anew
+        self._before = at
+        self.last = value if math.isfinite(value) else None
+        self._open.append(value)
+        if len(self._open) < self._each:
+            return
+        self.at.append(self._base + at)
+        self.values.append(_mean(self._open))
+        self._open = []
+        if len(self.at) >= 2 * _MOST_POINTS:
+            self._each *= 2
+            self.at = self.at[1::2]
+            pairs = zip(self.values[::2], self.values[1::2], strict=True)
+            self.values = [None if a is None or b is None else (a + b) / 2 for a, b in pairs]
+
+    def curve(self, name: str) -> LogCurve:
+        at, values = self.at[:], self.values[:]
+        if self._open:
+            at, values = [*at, self._base + self._before], [*values, _mean(self._open)]
+        return LogCurve(name=name, axis=self.axis, at=at, values=values, last=self.last)
+
+
+def _mean(values: list[float]) -> float | None:
+    mean = sum(values) / len(values)
+    return mean if math.isfinite(mean) else None
+
+
+class CurveReader:
+    """Collects the curves of a log that is read in blocks of lines."""
+
+    def __init__(self, names: Collection[str] = ()) -> None:
+        """`names`: only these; all that look like results when empty."""
+        self._names = frozenset(names)
+        self._points: dict[str, _Points] = {}
+
+    def feed(self, text: str) -> None:
+        for line in text.splitlines():
+            figures = figures_in(line)
+            for name, value in figures.values.items():
+                if (name in self._names) if self._names else not _NO_RESULT.fullmatch(name):
+                    self._add(name, figures, value)
+
+    def _add(self, name: str, figures: LineFigures, value: float) -> None:
+        points = self._points.get(name)
+        if points is None:
+            if len(self._points) >= _MOST_NAMES:
+                return
+            axis: Axis = "step" if figures.step is not None else "epoch" if figures.epoch is not None else "line"
+            points = self._points[name] = _Points(axis)
+        at = {"step": figures.step, "epoch": figures.epoch, "line": None}[points.axis]
+        if points.axis == "line" or at is not None:
+            points.add(at, value)
+
+    def curves(self) -> list[LogCurve]:
+        """Those with two points at least, what people look at first before the others."""
+        found = [points.curve(name) for name, points in self._points.items() if self._names or len(points.at) > 1]
+        return sorted(found, key=lambda curve: (not _FIRST.search(curve.name), curve.name.lower()))[:_MOST_CURVES]
+
+
+def curves_of(view: LogView, names: Collection[str] = ()) -> list[LogCurve]:
+    """The curves in a log; of a long one, in evenly spaced parts of it and its end."""
+    reader = CurveReader(names)
+    for part in _parts(view):
+        reader.feed(part.decode(errors="replace"))
+    return reader.curves()
+
+
+def _parts(view: LogView) -> Iterator[bytes]:
+    if view.size <= _MOST_READ:
+        offset = 0
+        while part := view.read(offset, view.size - offset):
+            yield part
+            offset += len(part)
+        return
+    length = _MOST_READ // _PARTS
+    for number in range(_PARTS):
+        offset = number * (view.size - length) // (_PARTS - 1)
+        part = view.read(offset, length)
+        if offset:
+            part = part.partition(b"\n")[2]  # the first line is a piece of one
+        yield part if number == _PARTS - 1 else part[: part.rfind(b"\n") + 1]

@@ -1,0 +1,82 @@
+"""Curves from what a job prints: names, values and steps in the usual forms, bounded points, never an exception."""
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.logs.metrics import CurveReader, LogCurve, curves_of, figures_in
+from stoker.logs.search import LogIndex
+
+
+@pytest.mark.parametrize(
+    ("line", "step", "values"),
+    [
+        ("step=100 loss=1.23", 100, {"loss": 1.23}),
+        ('{"step": 7, "loss": 2.5e-1, "lr": 0.001}', 7, {"loss": 0.25, "lr": 0.001}),
+        ("{'loss': 1.5, 'grad_norm': 3.0, 'iteration': 9}", 9, {"loss": 1.5, "grad_norm": 3.0}),
+        (
+            "Epoch 1:  32%|███▏      | 317/1000 [02:11<04:40, 2.44it/s, loss=1.23, acc=0.5]",
+            317,
+            {"loss": 1.23, "acc": 0.5},
+        ),
+        ("iter: 5, train/loss: .5, val-acc@1: -2", 5, {"train/loss": 0.5, "val-acc@1": -2.0}),
+        (
+            "loss=1.5 time: 3.2s mem: 12GiB eta: 0:01:02 torch: 2.1.0 at http://host:8080/x done: 45%",
+            None,
+            {"loss": 1.5},
+        ),
+        ("2026-11-18 14:00:01 INFO nothing", None, {}),
+    ],
+)
+def test_figures_of_a_line(line: str, step: float | None, values: dict[str, float]) -> None:
+    found = figures_in(line)
+    assert (found.step, found.values) == (step, values)
+
+
+def curves(text: str, *names: str) -> dict[str, LogCurve]:
+    reader = CurveReader(names)
+    reader.feed(text)
+    return {curve.name: curve for curve in reader.curves()}
+
+
+def test_curve_has_its_axis_and_a_gap_where_the_loss_is_no_number() -> None:
+    found = curves("epoch=1 loss=2.0 rank=0\nepoch=2 loss=nan rank=1\nepoch=3 loss=1.0\nlr=1\nonce=5\nlr=2\n")
+    assert list(found) == ["loss", "lr"]
+    assert (found["loss"].axis, found["loss"].at, found["loss"].values) == ("epoch", [1, 2, 3], [2.0, None, 1.0])
+    assert (found["lr"].axis, found["lr"].at, found["lr"].last) == ("line", [1, 2], 2.0)
+    assert list(curves("rank=3 loss=1\n", "rank", "absent")) == ["rank"]
+
+
+def test_steps_that_begin_anew_in_each_epoch_go_on() -> None:
+    text = "".join(f"step {step}/100: step={step} loss=1.0\n" for _epoch in range(3) for step in (50, 100))
+    assert curves(text)["loss"].at == [50, 100, 150, 200, 250, 300]
+
+
+def test_many_points_are_merged_and_few_names_are_kept() -> None:
+    found = curves("".join(f"step={step} loss={step} x{step}=1\n" for step in range(10_000)) * 1)["loss"]
+    assert 500 <= len(found.at) <= 1000
+    assert (found.at[-1], found.last) == (9999, 9999.0)
+    assert all(abs(at - value) <= 16 for at, value in zip(found.at, found.values, strict=True) if value is not None)
+
+
+def test_long_log_is_read_in_parts_with_its_beginning_and_end(tmp_path: Path) -> None:
+    with (tmp_path / "output").open("w") as log:
+        for step in range(300_000):
+            log.write(f"step={step} loss={1 / (1 + step):.6f} and some words beside it\n")
+    with LogIndex(tmp_path).open() as view:
+        assert view.size > 3 * (4 << 20)
+        (curve,) = curves_of(view)
+    assert curve.at[0] < 1000
+    assert curve.at[-1] == 299_999
+    assert curve.at == sorted(curve.at)
+    assert len(curve.at) <= 1000
+
+
+@given(st.text("losep=:1.en{}\"' [/]%|\n\x1b", max_size=200))
+def test_no_text_raises(text: str) -> None:
+    for curve in curves(text).values():
+        assert all(math.isfinite(at) for at in curve.at)
+        assert all(value is None or math.isfinite(value) for value in curve.values)
