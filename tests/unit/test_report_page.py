@@ -156,7 +156,7 @@ def test_page_has_the_reason_the_report_and_the_fit_with_a_table() -> None:
     shown = detail(AttemptDetails(), AttemptDetails(report=f"# {EVIL}\n\nwhy", fit=stored(FITTED)))
     report = rendered("job_report.html", detail=shown)
     fit = rendered("job_fit.html", detail=shown)
-    log = rendered("job_log.html", detail=shown)
+    log = rendered("job_log.html", detail=shown, sections={})
     for part in (report, fit, log):
         assert "<script" not in part
         assert "style=" not in part
@@ -171,7 +171,7 @@ def test_page_has_the_reason_the_report_and_the_fit_with_a_table() -> None:
 
 
 def test_log_of_a_job_that_has_not_started_is_pending() -> None:
-    log = rendered("job_log.html", detail=detail())
+    log = rendered("job_log.html", detail=detail(), sections={"waits": "The job has not started yet"})
     assert "The job has not started yet" in log
     assert "href" not in log
     assert not rendered("job_report.html", detail=detail()).strip()

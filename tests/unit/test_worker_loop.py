@@ -43,9 +43,9 @@ class Harness:
         self.engine.step.return_value = Step()
         self.engine.report.return_value = View()
         self.engine.usage.return_value = []
-        self.home = Mock(spec=WorkerIdentity, host="here", worker="w", directory=directory)
+        self.home = Mock(spec=WorkerIdentity, host="here", key="k", worker="w", directory=directory)
         self.loop = WorkerLoop(WorkerOptions(), self.home, self.engine, self.logged.append)
-        self.scheduler = Mock(spec=Scheduler)
+        self.scheduler = Mock(spec=Scheduler, workers=1)
         self.scheduler.polls_now.return_value = False
         self.scheduler.why_paused.return_value = None
         self.annotated_before = 0
