@@ -153,7 +153,7 @@ def test_every_option_of_a_job_reaches_slurm(login: LoginNode) -> None:  # noqa:
     )
     after = login.submit("--gpus", "0", "--after", "retried", "--", "echo after all")
     held = login.submit("--gpus", "0", "--hold", "--", "true")
-    assert login.why(held) == f"{held}: held: `stoker release {held}` lets it start"
+    assert login.why(held).endswith(f"({held}): held: `stoker release {held}` lets it start")
     login.type("release", held)
     login.type("wait", first, second, pinned, linked, named, yielding, spare, after, held)
     assert "1e-3 on 0,1\n" in login.type("logs", first)
@@ -188,7 +188,7 @@ def test_every_verb_works_on_jobs_of_the_cluster(login: LoginNode) -> None:
     snoozed_at = time.monotonic()
     busy = login.submit("--name", "busy", "--gpus", "2", "--gpu-model", "h100", "--", login.site.until("flag"))
     login.wait_until_began(busy)
-    assert re.search(rf"^{busy} +running +Slurm job \d+ on node3 ", login.type("list"), re.MULTILINE)
+    assert re.search(rf"^busy +{busy} +running +Slurm job \d+ on node3 ", login.type("list"), re.MULTILINE)
     behind = [
         login.submit("--name", f"behind{n}", "--gpus", "2", "--gpu-model", "h100", "--", "true") for n in range(3)
     ]
@@ -196,7 +196,7 @@ def test_every_verb_works_on_jobs_of_the_cluster(login: LoginNode) -> None:
     login.site.wait_for_why(behind[0], "waits in Slurm: other jobs use what it asks for; it is Slurm job")
     login.site.wait_for_why(behind[1], "waits in Slurm: jobs of higher priority come first; it is Slurm job")
     login.site.wait_for_why(behind[2], "waits until fewer than 2 jobs wait in Slurm")
-    assert re.search(rf"^{behind[0]} +pending ", login.type("list"), re.MULTILINE)
+    assert re.search(rf"^behind0 +{behind[0]} +pending ", login.type("list"), re.MULTILINE)
     assert "2 running, 2 pending, 1 queued; 1 worker" in login.type("list")
     edited = login.type("edit", behind[2], "--gpus", "1", "--gpu-model", "none", "--partition", "spare")
     assert edited == f"{behind[2]} (behind2): edited (gpus, gpu model, slurm)\n"

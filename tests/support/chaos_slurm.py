@@ -203,6 +203,11 @@ class SlurmChaosRun(ChaosRun):
         nodes = {2: 2, 5: 2, 7: 3}.get(number % 10, 1)
         return msgspec.structs.replace(job, preemptible=number % 3 != 0, nodes=nodes), submitted._replace(nodes=nodes)
 
+    def _all_jobs_are_over(self) -> bool:
+        # One that needs all nodes waits for each of them.
+        self._resume_nodes()
+        return super()._all_jobs_are_over()
+
     def _wait_for_rest(self) -> None:
         """While the worker is there: it cancels what is left in Slurm."""
         # Slurm does not notice every end after a crash, neither of these.
@@ -243,10 +248,10 @@ class SlurmChaosRun(ChaosRun):
     def _kill_slurmstepd(self, node: Host, _: float) -> None:
         """Of a job, or of its part on another node, whether the command has begun there or not."""
         if (victim := self._victim("slurmstepd", node)) is not None:
+            # It says whose it is after its first moments.
             found = re.search(r"\[(\d+)\.", _command_line(victim.pid))
-            slurm_job = int(found[1]) if found is not None else 0
-            if send(victim, signal.SIGKILL):
-                self._hit("kill slurmstepd", self._attempts_of(slurm_job))
+            if found is not None and send(victim, signal.SIGKILL):
+                self._hit("kill slurmstepd", self._attempts_of(int(found[1])))
 
     def _attempts_of(self, slurm_job: int) -> list[str]:
         found = []

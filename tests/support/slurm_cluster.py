@@ -302,7 +302,9 @@ class SlurmCluster:
         return subprocess.run(
             command,
             input=script,
-            env={**os.environ, **self.environment()},
+            # A test may have set what Slurm's commands print and list.
+            env={name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
+            | self.environment(),
             cwd=self.directory,
             capture_output=True,
             text=True,

@@ -2,10 +2,12 @@
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from stoker.engines.slurm.execution import SlurmExecution
 from stoker.engines.slurm.record import VOID, Owner, SlurmAttemptRecord
 from stoker.runs.processes.signals import SignalStream
 from stoker.runs.record import Status
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -107,3 +110,18 @@ def test_job_that_was_killed_alone_ended_by_itself() -> None:
     with SignalStream([signal.SIGTERM]) as signals:
         assert execution(signals).on_exit(STOPPED) is None
         assert execution(signals).on_exit(3) is None
+
+
+def test_job_has_the_signal_of_slurm_only_if_all_processes_got_it() -> None:
+    """`scancel --batch` signals the batch script alone; what `scancel` ends gets the signal everywhere."""
+    with subprocess.Popen(["env", "--block-signal=TERM", "sleep", "600"]) as reaper:
+        found: Any = object.__new__(SlurmExecution)
+        found._reaper, found._killed_at = SimpleNamespace(pid=reaper.pid), None
+        wait_for(lambda: "sleep" in Path(f"/proc/{reaper.pid}/comm").read_text(), named="its start")
+        reaper.terminate()
+        assert not found.has_signalled_job(signal.SIGTERM), "the shim itself got none"
+        found._killed_at = 1.0
+        assert found.has_signalled_job(signal.SIGTERM)
+        assert not found.has_signalled_job(signal.SIGUSR1)
+        reaper.kill()
+    assert not found.has_signalled_job(signal.SIGTERM)

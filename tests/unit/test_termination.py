@@ -45,9 +45,14 @@ class World:
         return [signum for _, signum in self.sent]
 
     def termination(
-        self, *, grace: float = 10.0, signum: int = signal.SIGTERM, first: Identity | None = None
+        self,
+        *,
+        grace: float = 10.0,
+        signum: int = signal.SIGTERM,
+        first: Identity | None = None,
+        has_signal: bool = False,
     ) -> Termination:
-        return Termination(self, signum=signum, grace=grace, first=first, clock=lambda: self.now)
+        return Termination(self, signum=signum, grace=grace, first=first, has_signal=has_signal, clock=lambda: self.now)
 
     def climb_down(self, termination: Termination) -> TerminationOutcome:
         while not termination.step():
@@ -182,3 +187,20 @@ def test_process_forked_during_the_kill_is_killed(world: World) -> None:
 def test_empty_tree_needs_no_signal(world: World) -> None:
     world.alive = []
     assert world.climb_down(world.termination()).in_words() == "there was nothing to stop"
+
+
+def test_process_that_somebody_else_has_signalled_gets_the_signal_only_once(world: World) -> None:
+    termination = world.termination(grace=10, first=FIRST, has_signal=True)
+    assert world.sent == [(FIRST, signal.SIGCONT)], "a stopped process handles it only when it is continued"
+    assert not termination.step()
+    world.now += 5
+    assert not termination.step()
+    assert world.sent[1:] == [(SECOND, signal.SIGTERM), (SECOND, signal.SIGCONT)]
+    outcome = world.climb_down(termination)
+    assert (outcome.asked, outcome.killed) == (2, 2)
+
+
+def test_rest_gets_the_signal_at_once_when_the_first_has_died_of_that_of_somebody_else(world: World) -> None:
+    world.alive = [SECOND]
+    world.termination(grace=10, first=FIRST, has_signal=True)
+    assert (SECOND, signal.SIGTERM) in world.sent
