@@ -199,7 +199,7 @@ def test_every_verb_works_on_jobs_of_the_cluster(login: LoginNode) -> None:
     assert re.search(rf"^behind0 +{behind[0]} +pending ", login.type("list"), re.MULTILINE)
     assert "2 running, 2 pending, 1 queued; 1 worker" in login.type("list")
     edited = login.type("edit", behind[2], "--gpus", "1", "--gpu-model", "none", "--partition", "spare")
-    assert edited == f"{behind[2]} (behind2): edited (gpus, gpu model, slurm)\n"
+    assert edited == f"behind2 ({behind[2]}): edited (gpus, gpu model, slurm)\n"
     # A pending job is cancelled at once, in Slurm too.
     pending = login.slurm_job(behind[0])
     login.type("cancel", behind[0])

@@ -49,6 +49,8 @@ SLURM_OUTAGES: Final = ("held up", "stop supervisor", "EIO", "EMFILE", "ENOMEM")
 # The supervisor of another node, too, needs a disk, descriptors, memory and processes to begin.
 KEEPS_FROM_STARTING: Final = ("full disk", "no inodes", "EIO", "ENOSPC", "EMFILE", "ENOMEM", "EAGAIN", "slow directory",
                               "late directory")  # fmt: skip
+# A controller that was killed may take a job for ended that it has started since, and gives it no step on other nodes.
+FORGETS_FOR: Final = 10.0
 # What a job printed may be missing when these were there.
 COSTS_OUTPUT: Final = ("full disk", "no inodes", "EIO", "ENOSPC", "EMFILE", "ENOMEM", "descriptor limit",
                        "restart with few descriptors", "delete attempts", "delete home", "stop reaper")  # fmt: skip
@@ -218,8 +220,11 @@ class _Case:
         if self._kinds(attempt).intersection(self._evidence.fatal):
             return True
         begin, end = start[0].time - 1, start[-1].time + 2
-        if len({one.rank for one in start}) < self._nodes and self._had(attempt, KEEPS_FROM_STARTING, begin - 1, end):
-            return True
+        if len({one.rank for one in start}) < self._nodes:
+            if self._had(attempt, KEEPS_FROM_STARTING, begin - 1, end):
+                return True
+            if self._had(attempt, ("kill controller",), begin - FORGETS_FOR, end):
+                return True
         return self._was_cut_off(attempt, begin, end)
 
     def _may_be_done_again(self, attempt: Attempt, start: Entry, end: Entry) -> bool:
