@@ -62,6 +62,14 @@ def test_many_points_are_merged_and_few_names_are_kept() -> None:
     assert all(abs(at - value) <= 16 for at, value in zip(found.at, found.values, strict=True) if value is not None)
 
 
+def test_short_log_is_read_whole_from_both_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "output.1").write_text("step=1 loss=3\nstep=2 lo")
+    (tmp_path / "output").write_text("ss=2\nstep=3 loss=1")
+    with LogIndex(tmp_path).open() as view:
+        (curve,) = curves_of(view)
+    assert (curve.at, curve.values) == ([1, 2, 3], [3.0, 2.0, 1.0])
+
+
 def test_long_log_is_read_in_parts_with_its_beginning_and_end(tmp_path: Path) -> None:
     with (tmp_path / "output").open("w") as log:
         for step in range(300_000):

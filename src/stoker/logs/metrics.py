@@ -171,10 +171,10 @@ def curves_of(view: LogView, names: Collection[str] = ()) -> list[LogCurve]:
 
 def _parts(view: LogView) -> Iterator[bytes]:
     if view.size <= _MOST_READ:
-        offset = 0
-        while part := view.read(offset, view.size - offset):
-            yield part
-            offset += len(part)
+        whole = b""
+        while part := view.read(len(whole), view.size - len(whole)):
+            whole += part
+        yield whole  # a line may go on in the second file
         return
     length = _MOST_READ // _PARTS
     for number in range(_PARTS):
