@@ -20,9 +20,9 @@ from stoker.queue.code.comparison import compare, read_changes
 from stoker.queue.code.packing import PackedCode, pack
 from stoker.queue.fields import FIELDS, State, editable, spec_of
 from stoker.queue.groups import Group
-from stoker.queue.jobs import Cancellation
+from stoker.queue.jobs import Cancellation, cloned
 from stoker.queue.model import ENDED, Job, Order
-from stoker.queue.provenance import submitted_from, working_directory
+from stoker.queue.provenance import login_name, submitted_from, working_directory
 from stoker.queue.search import parse_query, parse_sort
 from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb
 from stoker.queue.store import Store
@@ -152,6 +152,18 @@ class Queue:
         if packed is not None and packed.warning:
             warnings.warn(packed.warning, stacklevel=2)
         return [self._store.jobs.get(name) for name in ids]
+
+    def clone(self, which: Which, **changes: Any) -> Job:
+        """Submits a job again as a new one, with its environment and these changes of the fields of `stoker.Job`."""
+        if unknown := changes.keys() - set(editable()):
+            raise BadInputError(f"a job cannot be cloned with {min(unknown)!r}: there is no such option")
+        for name in changes.keys() & {"after", "after_any"}:
+            changes[name] = self._ids(_each(changes[name]))
+        values = {name: FIELDS[name].read(value) for name, value in changes.items()}
+        spec = cloned(self.job(which), values, login_name())
+        check_jobs(self._store, [spec])
+        (name,) = self._store.jobs.submit([spec])
+        return self._store.jobs.get(name)
 
     def job(self, which: Which) -> Job:
         """The job as it is now, by its id, the beginning of its id, or its name."""

@@ -26,6 +26,7 @@ SNAPSHOTS: Final = Path(__file__).parents[1] / "snapshots"
 
 # The verbs without an entry print nothing but their help and errors here: they run until stopped.
 COMMANDS: Final[dict[str, tuple[str, ...]]] = {
+    "clone": ("clone next --priority 5 --dry-run", "clone nothing"),
     "cancel": ("cancel --dry-run --all", "cancel --tag vision --json", "cancel done", "cancel nothing", "cancel"),
     "clean": ("clean --dry-run --older-than 0s", "clean --json --older-than 0s", "clean", "clean --older-than soon"),
     "completion": ("completion tcsh",),

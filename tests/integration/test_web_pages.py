@@ -33,9 +33,9 @@ def form(**fields: str) -> dict[str, str]:
     return {"command": "echo hello", "directory": "/tmp", "gpus": "1", "idle": "on", "key": "k1"} | fields
 
 
-def send(client: Client, fields: dict[str, str], *more: tuple[str, str]) -> Any:
+def send(client: Client, fields: dict[str, str], *more: tuple[str, str], to: str = "/submit") -> Any:
     body = urlencode([*fields.items(), *more])
-    return client.post("/submit", content=body, headers={**PAGE, "Content-Type": "application/x-www-form-urlencoded"})
+    return client.post(to, content=body, headers={**PAGE, "Content-Type": "application/x-www-form-urlencoded"})
 
 
 def typed(html: str, name: str) -> str:
@@ -165,6 +165,7 @@ def test_again_is_filled_in_like_the_job_and_what_is_left_as_it_was_stays_exactl
     client = site.client()
     shown = client.get(f"/submit?again={name}", headers=PAGE).text
     assert "s3cret" not in shown
+    assert "API_KEY=***</textarea>" in shown
     fields = {
         field: typed(shown, field)
         for field in (
@@ -175,12 +176,55 @@ def test_again_is_filled_in_like_the_job_and_what_is_left_as_it_was_stays_exactl
     assert fields["time_limit"] == "1h30m"
     assert fields["idle_for"] == "10m"
     fields |= {"command": "python train.py 'a b'", "preemptible": "on", "idle": "on", "gpus": "4"}
-    answer = send(client, fields)
+    answer = send(client, fields | {"environment": "API_KEY=***"})
     job = site.store.jobs.get(answer.headers["location"].removeprefix("/jobs/"))
     assert job.id != name
     assert job.gpus == 4
     for field in ("command", "environment", "name", "tags", "memory", "backoff", "time_limit", "policy", "preemptible"):
         assert getattr(job, field) == getattr(earlier, field), field
+
+
+def sent_as_shown(html: str) -> dict[str, str]:
+    """What a browser sends when nothing was touched."""
+    areas = re.findall(r'<textarea[^>]* name="(\w+)"[^>]*>\n(.*?)</textarea>', html, re.DOTALL)
+    inputs = re.findall(r'<input type="(?:text|hidden)"[^>]* name="(\w+)" value="([^"]*)"', html)
+    boxes = re.findall(r'<input type="checkbox" name="(\w+)" value="on" checked', html)
+    return {name: unescape(value) for name, value in [*areas, *inputs]} | dict.fromkeys(boxes, "on")
+
+
+def test_waiting_job_is_edited_by_what_differs_and_keeps_its_secrets(site: ApiSite) -> None:
+    variables = {"API_KEY": "s3cret", "SEED": "1", "TEXT": "two\nlines"}
+    asked = JobSpec(
+        command=("python", "train.py", "--lr", "1e-3"), name="vit", environment=variables, backoff=77.0,
+        policy={"below": 0.05, "require": "any"}, slurm={"partition": "gpu"}, preemptible=True,
+    )  # fmt: skip
+    [name] = site.store.jobs.submit([asked])
+    client, address = site.client(), f"/jobs/{name}/edit"
+    shown = client.get(address, headers=PAGE).text
+    assert "s3cret" not in shown
+    assert 'name="hold"' not in shown, "only what can be edited"
+    fields = sent_as_shown(shown)
+    assert send(client, fields, to=address).status_code == 303
+    assert site.store.jobs.get(name).command == asked.command, "untouched, it stays words"
+    fields["command"] = "python train.py --lr 3e-4"
+    fields["environment"] = fields["environment"].replace("SEED=1", "SEED=2")
+    refused = send(client, fields | {"gpus": "many"}, to=address)
+    assert refused.status_code == 422
+    assert "Nothing was saved" in refused.text
+    assert send(client, fields, to=address).headers["location"] == f"/jobs/{name}"
+    job = site.store.jobs.get(name)
+    assert (job.command, job.environment) == ("python train.py --lr 3e-4", variables | {"SEED": "2"})
+    for field in ("name", "backoff", "policy", "slurm", "preemptible", "state"):
+        assert getattr(job, field) == (getattr(asked, field) if field != "state" else "queued"), field
+    # Somebody else was faster, and then it has started.
+    assert "somebody else has changed the job" in send(client, fields, to=address).text.lower()
+    fields = sent_as_shown(client.get(address, headers=PAGE).text) | {"priority": "5"}
+    assert site.store.attempts.claim([name], "w1", (), 60.0) is not None
+    late = send(client, fields, to=address)
+    assert (late.status_code, "has started meanwhile and runs as it was" in late.text) == (409, True)
+    assert site.store.jobs.get(name).priority == 0
+    assert site.client("viewer", "wall").get(address, headers=PAGE).status_code == 403
+    assert client.get("/jobs/00000000/edit", headers=PAGE).status_code == 404
 
 
 def test_jobs_are_listed_page_by_page_by_state_and_by_tag(site: ApiSite) -> None:

@@ -501,7 +501,7 @@ def test_every_button_and_link_says_which_job_or_machine_it_is_about() -> None:
         "Move down",
         "Snooze 2 h",
         "End snooze",
-        "Submit again",
+        "Clone…",
     ):
         assert any(name.startswith(word) and "train-" in name for name in names.found), word
     assert {"Pause this machine one", "Dismiss 92 jobs failed", "Dismiss 3 jobs idle"} <= set(names.found)

@@ -43,6 +43,7 @@ GROUPS: Final = {
     },
     "Queue": {
         "submit": VerbModule("verbs.submit", "Put commands into the queue."),
+        "clone": VerbModule("verbs.edit", "Submit a job again, with changes."),
         "work": VerbModule("verbs.work", "Run the queue's jobs, on this machine or a cluster."),
         "list": VerbModule("verbs.show", "List the jobs of the queue."),
         "show": VerbModule("verbs.show", "Show one job or run in detail."),

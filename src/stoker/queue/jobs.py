@@ -18,6 +18,7 @@ from stoker.queue.fields import FIELDS, JobSpec, State, check, editable, shape_o
 from stoker.queue.groups import in_new_group, join_groups, set_cap
 from stoker.queue.listing import JobReader, forgettable, seen
 from stoker.queue.model import ENDED, HEARD_WITHIN, Failure, Job, Place, Side
+from stoker.queue.provenance import checkout_of
 from stoker.queue.search import text_row
 from stoker.queue.table import clean_text, columns, dependencies, job_of, json_text
 
@@ -330,6 +331,21 @@ def edited(job: Job, changes: Mapping[str, object]) -> JobSpec:
         raise BadInputError(f"job {job.id} cannot be edited so: {error}") from None
     check(asked)
     return asked
+
+
+def cloned(job: Job, changes: Mapping[str, object], submitter: str) -> JobSpec:
+    """A new job that asks for the same with these changes. It runs the same snapshot or commit, if the job does."""
+    asked = check_changes(job, changes)
+    if asked.pin and asked.directory != job.directory:
+        raise BadInputError(
+            f"job {job.id} runs a commit of {job.directory}: --no-pin lets its clone run in another directory"
+        )
+    if asked.pin or asked.snapshot:
+        return msgspec.structs.replace(asked, submitter=submitter, hold=False)
+    found = checkout_of(asked.directory)
+    return msgspec.structs.replace(
+        asked, submitter=submitter, hold=False, commit=found.commit, dirty=found.dirty, code=None
+    )
 
 
 def check_changes(job: Job, changes: Mapping[str, object]) -> JobSpec:

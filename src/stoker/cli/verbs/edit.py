@@ -1,28 +1,42 @@
-"""`stoker edit`: change what jobs ask for, by options or in an editor."""
+"""`stoker edit` and `clone`: change what jobs ask for, by options or in an editor; submit them again with changes."""
 
+import functools
 import os
 import sys
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 import msgspec
 
 from stoker.cli.options.job import job_options, job_values, without_none
 from stoker.cli.options.policy import policy_options_with
-from stoker.cli.options.queue import opened
-from stoker.cli.output import Changed, ChangeReport, Unchanged, print_changes
+from stoker.cli.options.queue import opened, queue_option
+from stoker.cli.options.selection import JobName
+from stoker.cli.output import (
+    Changed,
+    ChangeReport,
+    Unchanged,
+    dry_run_option,
+    json_option,
+    print_changes,
+    print_json,
+)
 from stoker.cli.verbs.steer import Request, print_job_changes, request_options
 from stoker.errors import BadInputError, StokerError
+from stoker.masking import masked, masked_command
+from stoker.queue.commands import shell_text
 from stoker.queue.fields import FIELDS, JobField, editable, spec_of
-from stoker.queue.provenance import working_directory
+from stoker.queue.provenance import login_name, working_directory
 from stoker.rules.registry import changed, setting_keys
 
 if TYPE_CHECKING:
     from stoker.queue import Job, State, Store
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 AMONG: Final[tuple["State", ...]] = ("queued", "held")
 _WORDS: Final = "stoker.cli.verbs.edit.words"
@@ -40,7 +54,9 @@ class _EditCommand(click.Command):
         if "--" in args:
             before, words = args[: args.index("--")], args[args.index("--") + 1 :]
             if not words:
-                raise BadInputError("there is no command after --: write it like `stoker edit JOB -- python train.py`")
+                raise BadInputError(
+                    f"there is no command after --: write it like `stoker {self.name} JOB -- python train.py`"
+                )
             ctx.meta[_WORDS] = words[0] if len(words) == 1 else tuple(words)
         return super().parse_args(ctx, before)
 
@@ -48,14 +64,22 @@ class _EditCommand(click.Command):
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
 
+def _change_options(command: F) -> F:
+    """What can be changed, in `edit` and `clone`."""
+    decorators = (
+        click.option("--command", metavar="TEXT", help="The command, as text for the shell."),
+        job_options("edit"),
+        click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set this variable (repeatable)."),
+        click.option("--no-env", "unset", multiple=True, metavar="NAME", help="Remove this variable."),
+        click.option("--directory", metavar="DIR", help="Where it runs."),
+        policy_options_with(flags={"--after": "--idle-after"}),
+    )
+    return functools.reduce(lambda decorated, option: option(decorated), reversed(decorators), command)
+
+
 @click.command("edit", cls=_EditCommand)
 @request_options(*AMONG, tag_option="--tagged")
-@click.option("--command", metavar="TEXT", help="The command, as text for the shell.")
-@job_options("edit")
-@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set this variable (repeatable).")
-@click.option("--no-env", "unset", multiple=True, metavar="NAME", help="Remove this variable.")
-@click.option("--directory", metavar="DIR", help="Where it runs.")
-@policy_options_with(flags={"--after": "--idle-after"})
+@_change_options
 @click.option("--from", "file", metavar="FILE", help="Read the changes from a text like the editor's.")
 @click.pass_context
 def edit_command(context: click.Context, /, request: Request, file: str | None, **options: Any) -> int:
@@ -65,17 +89,7 @@ def edit_command(context: click.Context, /, request: Request, file: str | None, 
     --at-most alone also takes the name of a group whose jobs run: what runs goes on.
     COMMAND replaces the command, as in `stoker submit`: one word is text for the shell.
     """
-    typed = {
-        name: value
-        for name, value in options.items()
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-    }
-    rule = {f"{_RULE}{name}": typed.pop(name) for name in setting_keys() if name in typed}
-    given = without_none(job_values(typed)) | typed | rule
-    if (words := context.meta.get(_WORDS)) is not None:
-        if "command" in given:
-            raise BadInputError("the command is in --command and after --: leave one of them out")
-        given["command"] = words
+    given = _given(context, options)
     if file is not None and given:
         raise BadInputError("the changes are in --from and in options: leave one of them out")
     with opened(request.queue_url) as store:
@@ -89,6 +103,57 @@ def edit_command(context: click.Context, /, request: Request, file: str | None, 
         changes = {job.id: _changes(store, job, given) for job in jobs if job.state != "running"}
         report = _edited(store, jobs, changes, request)
     return print_job_changes(report, "edited", jobs, request, AMONG)
+
+
+@click.command("clone", cls=_EditCommand)
+@click.argument("job", type=JobName())
+@_change_options
+@click.option("--hold", is_flag=True, help="Do not start it before `stoker release`.")
+@dry_run_option("Print what would be submitted, and submit nothing.")
+@json_option("Print the jobs as a JSON list instead of their ids.")
+@queue_option
+@click.pass_context
+def clone_command(
+    context: click.Context, /, job: str, hold: bool, dry_run: bool, as_json: bool, queue_url: str | None, **options: Any
+) -> int:
+    """Submit JOB again as a new job, with its environment and these changes, and print the new id.
+
+    JOB is an id, the beginning of an id, or the name of a job or group; it may be in any state and stays as it is.
+    COMMAND replaces the command, as in `stoker submit`. A snapshot or pinned commit is used again.
+    """
+    from stoker.engines.admission import check_jobs
+    from stoker.queue.jobs import cloned
+
+    given, submitter = _given(context, options), login_name()
+    with opened(queue_url) as store:
+        specs = [
+            msgspec.structs.replace(cloned(one, _changes(store, one, given), submitter), hold=hold)
+            for one in store.jobs.named(job)
+        ]
+        check_jobs(store, specs)
+        jobs = [] if dry_run else [store.jobs.get(name) for name in store.jobs.submit(specs)]
+    if as_json:
+        print_json(masked(msgspec.to_builtins(jobs or specs)))
+    else:
+        shown = [one.id for one in jobs] or [masked_command(shell_text(one.command)) for one in specs]
+        sys.stdout.write("".join(f"{line}\n" for line in shown))
+    return 0
+
+
+def _given(context: click.Context, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What was typed: fields of the job, variables, settings of rules and the command."""
+    typed = {
+        name: value
+        for name, value in options.items()
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }
+    rule = {f"{_RULE}{name}": typed.pop(name) for name in setting_keys() if name in typed}
+    given = without_none(job_values(typed)) | typed | rule
+    if (words := context.meta.get(_WORDS)) is not None:
+        if "command" in given:
+            raise BadInputError("the command is in --command and after --: leave one of them out")
+        given["command"] = words
+    return given
 
 
 def _capped(store: "Store", request: Request, at_most: int | None) -> ChangeReport:

@@ -1,4 +1,4 @@
-"""The form for submitting jobs: its first content, and what a sent form asks for."""
+"""The form for submitting, cloning and editing jobs: its first content, and what a sent form asks for."""
 
 import hashlib
 import secrets
@@ -12,22 +12,27 @@ import msgspec
 from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import RedirectResponse, Response
 
+from stoker.engines.admission import check_edits
 from stoker.errors import BadInputError, InvalidFieldsError
+from stoker.masking import MASK, masked_environment
 from stoker.queue.field_kinds import FLAG, seconds_text
 from stoker.queue.fields import FIELDS, FieldPart, JobField, JobSpec
+from stoker.queue.jobs import check_changes
 from stoker.queue.model import Job
 from stoker.queue.store import Store
-from stoker.status.job_text import whole_command
+from stoker.status.job_text import job_title, whole_command
 from stoker.units import format_percent
+from stoker.web.answers import found
 from stoker.web.app_state import AppState, app_state_of, user_of
-from stoker.web.submission import IDLE, jobs_of, new_group_of, submit_once
+from stoker.web.problems import ConflictError
+from stoker.web.submission import IDLE, changes_of, jobs_of, new_group_of, submit_once
 from stoker.web.templating import page
 
 # More than the form has.
 _MOST_FIELDS: Final = 200
 # Inputs that are not fields of the table, or have their own place in the form.
 _OTHER_BOXES: Final = ("fit", "idle")
-_OTHER_TEXTS: Final = ("command", "directory", *IDLE)
+_OTHER_TEXTS: Final = ("command", "directory", "environment", *IDLE)
 # The rows that are not folded.
 _MAIN_ROWS: Final = ("name", "gpus")
 
@@ -93,6 +98,7 @@ def like(job: Job, key: str) -> Form:
     texts = {
         "command": whole_command(job),
         "directory": job.directory,
+        "environment": _variables(job),
         **{field.name: _text(field, field.value(job)) for field in inputs(boxes=False)},
         **{
             name: _entry_text(FIELDS[field].value(job).get(part.key, ""))
@@ -172,6 +178,12 @@ def _text(field: JobField, value: Any) -> str:
     return field.kind.write(value)
 
 
+def _variables(job: Job) -> str:
+    """One to a line. Secrets, and values of several lines, are masked: left so, they stay as they are."""
+    shown = masked_environment(job.environment)
+    return "\n".join(f"{name}={MASK if len(value.splitlines()) > 1 else value}" for name, value in shown.items())
+
+
 def _entry_text(value: str | Sequence[str]) -> str:
     return value if isinstance(value, str) else shlex.join(value)
 
@@ -192,10 +204,8 @@ _RECENT_JOBS: Final = 50
 
 @router.get("/submit")
 async def form(request: Request, again: str = "") -> Response:
-    app_state, user, key = app_state_of(request), user_of(request), secrets.token_urlsafe(16)
-    if not user.operates:
-        message = f"the token {user.name!r} is read-only: `stoker tokens add` creates one that can submit"
-        raise HTTPException(403, message)
+    app_state, key = app_state_of(request), secrets.token_urlsafe(16)
+    _must_operate(request)
 
     def look(store: Store) -> tuple[Form, list[str]]:
         directories = recent_directories(store.jobs.search(limit=_RECENT_JOBS).jobs)
@@ -224,6 +234,72 @@ async def submit(request: Request) -> Response:
     return RedirectResponse(f"/jobs/{jobs[0].id}" if len(jobs) == 1 else f"/jobs?made={len(jobs)}", 303)
 
 
+def _must_operate(request: Request) -> None:
+    user = user_of(request)
+    if not user.operates:
+        message = f"the token {user.name!r} is read-only: `stoker tokens add` creates one that can submit"
+        raise HTTPException(403, message)
+
+
+@router.get("/jobs/{job}/edit")
+async def edit_form(request: Request, job: str) -> Response:
+    app_state = app_state_of(request)
+    _must_operate(request)
+
+    def look(store: Store) -> tuple[Form, Job, list[str]]:
+        one = found(store, job)
+        return _to_edit(one), one, recent_directories(store.jobs.search(limit=_RECENT_JOBS).jobs)
+
+    filled, one, directories = await app_state.pool.run(look)
+    mistakes = {"": why_not} if (why_not := _why_not_edited(one)) else {}
+    return _page(request, filled, directories, mistakes, one)
+
+
+@router.post("/jobs/{job}/edit")
+async def edit(request: Request, job: str) -> Response:
+    """Changes what differs from the job, if nobody has changed or started it since the form was shown."""
+    app_state = app_state_of(request)
+    try:
+        filled = sent(await request.body())
+    except ValueError:
+        return Response("the form has too many fields", 400, media_type="text/plain")
+
+    def change(store: Store) -> None:
+        _edited(store, found(store, job), filled)
+
+    try:
+        await app_state.pool.run(change)
+    except InvalidFieldsError as error:
+        return await _again(request, app_state, filled, error.mistakes, job)
+    except BadInputError as error:
+        return await _again(request, app_state, filled, {"": str(error)}, job)
+    app_state.snapshot_cache.refresh()
+    return RedirectResponse(f"/jobs/{job}", 303)
+
+
+def _edited(store: Store, job: Job, filled: Form) -> None:
+    if why_not := _why_not_edited(job):
+        raise ConflictError(why_not)
+    original = _to_edit(job)
+    if filled.key != original.key:
+        raise ConflictError("somebody else has changed the job since this form was shown: open it again")
+    if changes := changes_of(store, submission_of(filled, original), job):
+        check_edits(store, [(job, check_changes(job, changes))])
+        store.jobs.edit(job.id, changes)
+
+
+def _to_edit(job: Job) -> Form:
+    """The key stands for what the job asked for when the form was shown."""
+    filled = like(job, "")
+    return msgspec.structs.replace(filled, key=hashlib.sha256(content(filled)).hexdigest()[:32])
+
+
+def _why_not_edited(job: Job) -> str:
+    if job.state == "running":
+        return "the job has started meanwhile and runs as it was: clone it to run it with these changes"
+    return "" if job.state in ("queued", "held") else f"the job has {job.state} meanwhile: clone it, or retry it"
+
+
 def _submitted(store: Store, filled: Form, sender: str) -> list[Job]:
     original = like(store.jobs.get(filled.again), filled.key) if filled.again else None
     wanted = submission_of(filled, original)
@@ -233,23 +309,43 @@ def _submitted(store: Store, filled: Form, sender: str) -> list[Job]:
     return submit_once(store, key, sender, asked, lambda: jobs_of(store, wanted, sender), new_group_of(wanted)).jobs
 
 
-async def _again(request: Request, app_state: AppState, filled: Form, mistakes: dict[str, str]) -> Response:
-    directories = await app_state.pool.run(lambda store: recent_directories(store.jobs.search(limit=_RECENT_JOBS).jobs))
-    return _page(request, filled, directories, mistakes)
+def _status(mistakes: Mapping[str, str], edits: Job | None) -> int:
+    if not mistakes:
+        return 200
+    return 409 if edits is not None and not beside(mistakes) else 422
 
 
-def _page(request: Request, filled: Form, directories: list[str], mistakes: dict[str, str] | None = None) -> Response:
+async def _again(
+    request: Request, app_state: AppState, filled: Form, mistakes: dict[str, str], edits: str = ""
+) -> Response:
+    def look(store: Store) -> tuple[list[str], Job | None]:
+        return recent_directories(store.jobs.search(limit=_RECENT_JOBS).jobs), found(store, edits) if edits else None
+
+    directories, job = await app_state.pool.run(look)
+    return _page(request, filled, directories, mistakes, job)
+
+
+def _page(
+    request: Request,
+    filled: Form,
+    directories: list[str],
+    mistakes: dict[str, str] | None = None,
+    edits: Job | None = None,
+) -> Response:
+    """`edits`: the job that is edited; without one, the form submits a new one."""
     return page(
         request,
         "submit.html",
-        status=422 if mistakes else 200,
+        status=_status(mistakes or {}, edits),
         form=filled,
         directories=directories,
         mistakes=beside(mistakes or {}),
         above=above(mistakes or {}),
         main_rows=rows(main=True),
         more_rows=rows(main=False),
-        boxes=inputs(boxes=True),
+        boxes=[field for field in inputs(boxes=True) if edits is None or field.editable_in],
         folds=folds(),
-        here="submit",
+        edits=edits,
+        title=job_title(edits) if edits is not None else "",
+        here="submit" if edits is None else "job",
     )

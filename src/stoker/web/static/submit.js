@@ -25,19 +25,20 @@
   }
 
   function tell() {
-    const values = [...rows.querySelectorAll("[name=sweep_values]")].map((input) => input.value.trim()).filter(Boolean);
+    const values = !rows ? [] : [...rows.querySelectorAll("[name=sweep_values]")].map((input) => input.value.trim()).filter(Boolean);
     const jobs = values.reduce((product, text) => product * count(text), 1);
     preview.textContent = values.length ? `Creates ${jobs.toLocaleString()} ${jobs === 1 ? "job" : "jobs"}` : "";
   }
 
-  document.getElementById("add-sweep").addEventListener("click", add);
-  rows.addEventListener("click", (event) => {
+  // The form that edits a job has no sweep.
+  document.getElementById("add-sweep")?.addEventListener("click", add);
+  rows?.addEventListener("click", (event) => {
     if (!event.target.closest("[data-remove]")) return;
     event.target.closest(".sweep-row").remove();
     document.getElementById("add-sweep").focus();
     tell();
   });
-  rows.addEventListener("input", tell);
+  rows?.addEventListener("input", tell);
   form.addEventListener("submit", (event) => {
     if (form.dataset.sent) event.preventDefault();
     form.dataset.sent = "yes";
@@ -47,7 +48,7 @@
   addEventListener("pageshow", (event) => {
     delete form.dataset.sent;
     button.disabled = false;
-    if (event.persisted) form.elements.key.value = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+    if (event.persisted && rows) form.elements.key.value = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
   });
   document.getElementById("mistakes")?.focus();
   document.querySelector("[aria-invalid]")?.closest("details:not([open])")?.setAttribute("open", "");
