@@ -87,6 +87,35 @@ def test_a_phone_that_slept_is_right_again(browser: Browser, site: PageSite) -> 
         expect(shown.page.get_by_text("The queue is paused: nothing new starts.")).not_to_be_visible()
 
 
+def test_a_sweep_is_one_card_and_is_cancelled_in_two_taps(browser: Browser, site: PageSite) -> None:
+    with screen(browser, "phone") as shown, site.client() as api:
+        train = f": {{seed}}; exec {_train('--epochs', 50)}"
+        body = {"command": train, "directory": "/tmp", "sweep": {"seed": "1..15"}, "name": "night"}
+        api.post("/api/v1/jobs", json={**body, "group": "night", "at_most": 1}).raise_for_status()
+        wait_for(lambda: api.get("/api/v1/groups/night").json()["counts"].get("running") == 1)
+        shown.page.goto(f"{site.address}/login#{site.token}")
+        card = shown.page.locator("#section-groups .group")
+        expect(card).to_contain_text("0 of 15 done, 1 running · at most 1 at once")
+        expect(shown.page.locator("#section-waiting")).to_contain_text("All that waits is in the groups above.")
+        card.get_by_text("Jobs", exact=False).first.click()
+        expect(card.get_by_role("link", name="night seed=15")).to_be_visible()
+        shown.look_over("12-group")
+        card.get_by_label("More for night").click()
+        card.get_by_role("button", name="At most 2 at once").click()
+        expect(card).to_contain_text("2 running · at most 2 at once")
+        shown.page.reload()
+        taps = 0
+        for button in (card.get_by_role("button", name="Cancel all"), shown.page.locator("dialog .danger-now")):
+            button.click()
+            taps += 1
+        wait_for(lambda: api.get("/api/v1/groups/night").json()["counts"] == {"cancelled": 15}, named="the end of all")
+        assert taps <= 3
+        expect(card).not_to_be_visible()
+        undo = api.post("/api/v1/groups/night/retry").json()["undo"]
+        assert len(undo["body"]["jobs"]) == 15
+        api.request(undo["method"], undo["path"], json=undo["body"]).raise_for_status()
+
+
 def test_who_may_only_look_sees_everything_and_no_buttons(browser: Browser, site: PageSite, tmp_path: Path) -> None:
     from stoker.web.auth.keys import Keys
 

@@ -6,6 +6,7 @@ import msgspec
 
 from stoker.queue.explanation import Why
 from stoker.queue.fields import State
+from stoker.queue.groups import Group
 from stoker.queue.model import Attempt, ClusterNode, Failure, Job, WorkerGpu
 from stoker.rules.rule import RuleWarning
 from stoker.units import format_memory
@@ -155,6 +156,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Those that have begun, newest first, and then those that are pending."""
     waiting: tuple[WaitingJob, ...]
     """Queued and held, in queue order."""
+    groups: tuple[Group, ...] = ()
+    """Those with several jobs of which some run or wait among these, the first in line first."""
     ended: tuple[EndedJob, ...]
     """The last jobs to end, newest first."""
     health: Health

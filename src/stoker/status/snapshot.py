@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from stoker.queue.explanation import Surroundings, explain, gpu_names, look_around, with_names
 from stoker.queue.fields import State
+from stoker.queue.groups import Group
 from stoker.queue.model import ENDED, Failure, Job
 from stoker.status import usage as hours
 from stoker.status.health import RECENT, HealthInputs, assess
@@ -84,6 +85,7 @@ class SnapshotBuilder:
             machines=machines,
             running=running,
             waiting=waiting,
+            groups=_groups(store, [*(one.job for one in running), *(one.job for one in waiting)]),
             ended=ended,
             health=health,
             hours=self._hours.get(lambda: _hours(store, around.now)),
@@ -150,6 +152,12 @@ def _waiting(store: "Store", around: Surroundings) -> tuple[WaitingJob, ...]:
     ]
     reasons = with_names(store, [explain(job, around, needs, ahead.get(job.id, 0)) for job in first])
     return tuple(WaitingJob(job=job, why=reason) for job, reason in zip(first, reasons, strict=True))
+
+
+def _groups(store: "Store", jobs: Sequence[Job]) -> tuple[Group, ...]:
+    names = dict.fromkeys(job.group for job in jobs if job.group)
+    known = store.groups.several(names)
+    return tuple(known[name] for name in names if name in known and known[name].total > 1)
 
 
 def _hours(store: "Store", now: float) -> GpuHours:

@@ -14,7 +14,7 @@ from stoker.web.auth.key_file import Role
 from stoker.web.templating import rendered, slug
 
 JOB: Final = ("summary", "spec", "report", "fit", "waits")
-OVERVIEW: Final = ("health", "machines", "running", "waiting", "ended", "hours")
+OVERVIEW: Final = ("health", "machines", "groups", "running", "waiting", "ended", "hours")
 # With more GPUs than this, they are shown as rows and their machines are folded.
 _MOST_CARDS: Final = 16
 # The worst come first.
@@ -49,6 +49,8 @@ def _context(snapshot: Snapshot, role: Role) -> dict[str, Any]:
         "snapshot": snapshot,
         "acts": role == "operator",
         "names": {job.id: job_label(job) for job in jobs},
+        "groups": [(slug(group.name), group) for group in snapshot.groups],
+        "folded": {group.name for group in snapshot.groups},
         "machines": [name_of(machine) for machine in snapshot.machines],
         "gpu_count": gpus,
         "crowded": own > _MOST_CARDS,
