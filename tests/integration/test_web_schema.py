@@ -58,7 +58,7 @@ def furnish(site: ApiSite) -> None:
         changes.write(b"\0-lr = 1\n+lr = 2\n")
         blobs = [files.blob(), changes.blob()]
     code = CodeSnapshot(digest=blobs[0].digest, changes=blobs[1].digest, size=1, files=1)
-    asked = JobSpec(command="true", policy={"idle": False}, code=code)
+    asked = JobSpec(command="true", policy={"idle": False}, code=code, group="night")
     site.store.jobs.submit([replace(asked, id=name, name=f"job {name}") for name in JOBS], blobs)
     for blob in blobs:
         blob.file.close()
@@ -118,10 +118,12 @@ def make_it_real(case: Any, data: st.DataObject) -> None:
     operation = case.operation.definition.raw["operationId"]
     # Only an ended job can be retried, and only once.
     jobs = st.just(FAILED) if operation == "retry_job" else st.sampled_from(JOBS)
-    there = {"job": jobs, "worker": st.just("box-1"), "number": st.just(1)}
+    there = {"job": jobs, "worker": st.just("box-1"), "number": st.just(1), "group": st.just("night")}
     for name, values in there.items():
         if name in (case.path_parameters or {}):
             case.path_parameters[name] = data.draw(values)
+    if operation in {"cancel_group", "retry_group", "hold_group", "release_group"}:
+        case.body = data.draw(st.sampled_from([{}, {"jobs": None}, {"jobs": [FAILED]}]))
     if operation == "move_job":
         case.body = data.draw(st.sampled_from([{"place": "up"}, {"before": QUEUED}, {"after": "00000000"}]))
     if operation in {"submit_jobs", "change_job"} and isinstance(case.body, dict):
@@ -141,7 +143,7 @@ def operations(site: ApiSite) -> list[Any]:
 
 def test_every_operation_keeps_to_its_description(site: ApiSite) -> None:
     found = operations(site)
-    assert len(found) == 28
+    assert len(found) == 37
     statuses = {operation.definition.raw["operationId"]: conversations(site, operation) for operation in found}
     assert set().union(*statuses.values()) >= {200, 201, 404, 409, 422}
     # Nothing was so odd that it was only ever refused.
