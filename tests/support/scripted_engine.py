@@ -9,7 +9,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +28,7 @@ from stoker.engines.engine import (
 from stoker.engines.identity import WorkerIdentity
 from stoker.engines.preparation import prepare
 from stoker.errors import InvalidFieldsError
+from stoker.procfs import stat
 from stoker.queue import Attempt, Job, JobSpec, queue_address
 from stoker.queue.model import ReadyJob, Usage, View
 
@@ -63,6 +63,9 @@ class ScriptedAttempt(RunningAttempt):
 
     def stop(self, cause: StopCause, reason: str) -> None:
         self.stopping, self.cause, self.reason = True, cause, reason
+        self._kill()
+
+    def _kill(self) -> None:
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -79,7 +82,10 @@ class ScriptedAttempt(RunningAttempt):
             code = int((self.record.directory / "exit").read_text())
             self.result = AttemptResult("succeeded" if code == 0 else "failed", code, "")
             return
-        if self.pid is None or Path(f"/proc/{self.pid}").exists():
+        found = None if self.pid is None else stat(self.pid)
+        if self.pid is None or (found is not None and not found.is_zombie):
+            if self.stopping:
+                self._kill()  # it may have been too young for the first one
             return
         if self.cause in ("cancelled", "preempted"):
             self.result = AttemptResult(self.cause, None, self.reason)
