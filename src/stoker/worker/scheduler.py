@@ -41,6 +41,8 @@ _SPREAD: Final = 0.002
 _LONGEST_SPREAD: Final = 0.5
 # How often workers are counted, and reservations of those that are gone are ended.
 _MINUTE: Final = 60.0
+# So many workers count each other every minute, twice as many every second minute.
+_COUNTED_OFTEN: Final = 200
 # What was decided on holds for one round of the loop: the GPUs may be others' after that.
 _PLAN_HOLDS: Final = 0.1
 # More shapes than are read at once take turns this often.
@@ -74,6 +76,7 @@ class Scheduler:
         self._reserved: tuple[Reservation, ...] = ()
         self._poll_at = 0.0
         self._minute = PeriodicTask(_MINUTE)
+        self._minutes = 0
         self.workers = 1
         """How many there are, as of the last minute."""
         self._no_starts_until = -math.inf
@@ -147,7 +150,9 @@ class Scheduler:
     def _read(self, store: Store, moment: float) -> None:
         """Reads the first jobs of each shape. Those of the reservations are always among them."""
         if self._minute.is_due():
-            self.workers = store.workers.count()
+            if self._minutes % (1 + self.workers // _COUNTED_OFTEN) == 0:
+                self.workers = store.workers.count()
+            self._minutes += 1
             store.jobs.keep_for_the_dead_no_more()
         reserved = {one.job for one in self._reserved}
         also = {job.shape for job in self._waiting if job.id in reserved}
