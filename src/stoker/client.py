@@ -79,10 +79,20 @@ class Options(TypedDict, total=False):
     """Jobs that must have succeeded."""
     after_any: Which | Iterable[Which]
     """Jobs that must have ended, however."""
+    begin: float | str | None
+    """Not before this time: seconds since the epoch, or text like `22:00` or `+2h`."""
+    every: str | None
+    """Again and again, in cron's syntax."""
+    deadline: float | str | None
+    """It fails if it waits at this time."""
     retries: int
+    retry_on: Sequence[str]
+    """The ends after which it is tried again, such as `exit:75` and `oom`; any failure when left out."""
     backoff: float | str
     """Before the first retry: seconds, or text like `5m`."""
     time_limit: float | str | None
+    requeue_at_limit: bool
+    """At the time limit it goes back to the queue, without using a retry."""
     then: Sequence[str]
     """What to do after a rule has stopped it: `exec COMMAND`, `notify URL`, …"""
     policy: Mapping[str, str | int | float | bool | None]

@@ -45,6 +45,10 @@ def edited(queue: Store, *words: str) -> Job:
         (["--on-loss", "hold"], "on_loss", "hold"),
         (["--gpu-model", "h100|A100"], "gpu_model", "h100|A100"),
         (["--cpus", "16"], "cpus", 16),
+        (["--begin", "2030-01-31T22:00Z"], "begin", 1896127200.0),
+        (["--deadline", "2030-01-31T22:00Z"], "deadline", 1896127200.0),
+        (["--retry-on", "oom, exit:75"], "retry_on", ("oom", "exit:75")),
+        (["--requeue-at-limit"], "requeue_at_limit", True),
         (["--gpu-memory", "40GiB"], "gpu_memory", 40 * 2**30),
         (["--machine", "box"], "machine", "box"),
         (["--label", "ib", "--label", "nvme"], "labels", ("ib", "nvme")),
@@ -75,6 +79,7 @@ def test_option_changes_only_its_field(
                 after=(other,),
                 preemptible=True,
                 exclude_machines=("old",),
+                retries=2,
                 environment={"A": "1"},
                 directory=str(tmp_path),
                 policy={"below": 0.3},
@@ -88,7 +93,7 @@ def test_option_changes_only_its_field(
     expected = (other,) if value == "other" else value
     assert getattr(after, field) == expected
     changed = {name for name in Job.__struct_fields__ if getattr(before, name) != getattr(after, name)}
-    assert changed - {"retries_left"} == {field}
+    assert changed - {"retries_left", "not_before"} == {field}
 
 
 @pytest.mark.parametrize(

@@ -302,7 +302,7 @@ CASES = {
     "a batch size of nothing": Case(typed("edit", "first", "--batch-size", "0"), 2, "must be between 1"),
     "an age in words": Case(typed("clean", "--older-than", "ages"), 2, "--older-than: 'ages'"),
     "a variable without a value": Case(typed("edit", "first", "--env", "A"), 2, "write NAME=VALUE"),
-    "a rule that cannot be": Case(typed("edit", "first", "--for", "1s", "--every", "1h"), 2, "not a single look"),
+    "a rule that cannot be": Case(typed("edit", "first", "--for", "1s", "--idle-every", "1h"), 2, "not a single look"),
     "a text that is not there": Case(typed("edit", "first", "--from", "/nowhere"), 2, "/nowhere cannot be read"),
     "text and options": Case(typed("edit", "first", "--from", "x", "--gpus", "1"), 2, "leave one of them out"),
     "more GPUs than exist anywhere": Case(typed("submit", "--gpus", "64", "--", "true"), 0, "", why_says_so),

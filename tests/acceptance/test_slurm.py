@@ -28,7 +28,7 @@ CHECKPOINTS = "trap 'echo checkpoint >> saved; exit 0' TERM; touch began; while 
 # Goes on until it is killed.
 DEAF = "trap 'echo asked >> saved' TERM; touch began; while :; do sleep 0.05; done"
 # Windows of seconds; a job that never used a GPU is judged like any other.
-SOON = ("--for", "3s", "--unused-for", "5s", "--cpu-for", "5s", "--idle-after", "0s", "--every", "250ms")
+SOON = ("--for", "3s", "--unused-for", "5s", "--cpu-for", "5s", "--idle-after", "0s", "--idle-every", "250ms")
 
 DELETE = ("scontrol", "delete", "ReservationName=course")
 

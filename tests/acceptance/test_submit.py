@@ -382,7 +382,7 @@ def test_unusual_commands_are_stored_unchanged(command: str) -> None:
         (("--batch-size", "0", "true"), "--batch-size"),
         (("train {batch_size}",), "give a batch size"),
         (("--", "train", "--bs={batch_size}"), "give a batch size"),
-        (("--for", "1s", "--every", "5s", "true"), "--for 1s is shorter than --every 5s"),
+        (("--for", "1s", "--idle-every", "5s", "true"), "--for 1s is shorter than --every 5s"),
         (("--idle", "maybe", "true"), "--idle"),
         (("--sweep", "lr", "true"), "--sweep: 'lr' is not a sweep"),
         (("--sweep", "lr=\udcff", "true"), "text in UTF-8"),

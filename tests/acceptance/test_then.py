@@ -61,7 +61,7 @@ def test_invalid_action_is_refused_before_the_start(tmp_path: Path, action: str,
 
 def test_actions_run_after_a_rule_stops_a_queued_job(site: WorkSite, tmp_path: Path) -> None:
     done = site.stoker(
-        "submit", "--for", "300ms", "--every", "100ms", "--idle-after", "0",
+        "submit", "--for", "300ms", "--idle-every", "100ms", "--idle-after", "0",
         "--then", "exec", f"echo $STOKER_EVENT > {tmp_path}/acted", "--", "sleep", "600",
     )  # fmt: skip
     assert done.code == 0, done.err

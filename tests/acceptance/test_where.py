@@ -63,3 +63,65 @@ def test_job_runs_only_where_it_fits_and_was_sent(site: WorkSite) -> None:
     site.create_flag("first")
     for job in (second, third, fourth):
         site.wait_until(job, "succeeded")
+
+
+def test_job_begins_recurs_and_fails_by_the_clock(site: WorkSite) -> None:
+    site.work("--grace", "2s")
+    none = ("--gpus", "0")
+    later = submitted(site, *none, "--begin", "+2h", "--", "true")
+    nightly = submitted(site, *none, "--name", "nightly", "--every", "0 3 * * * UTC", "--", "true")
+    late = submitted(site, *none, "--hold", "--deadline", "+1s", "--", "true")
+    site.wait_until(late, "failed")
+    assert "it did not start by its deadline, 20" in site.stoker("why", late).out
+    site.wait_for_why(later, r"begins at (\S+ )?\d\d:\d\d, in 2 h")
+    assert re.search(rf"{later} +queued, begins (\S+ )?\d\d:\d\d ", site.stoker("list").out)
+    assert re.search(rf"{nightly} +queued, next (\S+ )?\d\d:\d\d ", site.stoker("list").out)
+    assert "every        0 3 * * * UTC\n" in site.stoker("show", nightly).out
+    assert site.stoker("edit", later, "--begin", "none").code == 0
+    site.wait_until(later, "succeeded")
+    assert site.stoker("retry", nightly).code == 0
+    site.wait_until(nightly, "succeeded")
+
+    def next_run() -> str | None:
+        return next((job.id for job in site.store.jobs.find(("queued",)) if job.name == "nightly"), None)
+
+    following = wait_for(next_run, named="the next run")
+    assert site.stoker("cancel", following).code == 0
+    site.wait_until(following, "cancelled")
+    refused: dict[tuple[str, ...], str] = {
+        ("--begin", "tomorrow"): "'tomorrow' is not a time: write it like 22:00, +2h or '2026-11-19 22:00'",
+        ("--every", "0 3 * *"): "'0 3 * *' does not say when: write it like '0 3 * * *'",
+        ("--every", "0 3 30 2 *"): "'0 3 30 2 *' never happens",
+        ("--begin", "+2h", "--deadline", "+1h"): "deadline: the deadline is before the job may begin",
+        ("--retry-on", "ooom", "--retries", "1"): "'ooom' is not an end of a job: choose among exit, oom, time-limit",
+        ("--retry-on", "oom"): "retry_on: a job without retries is not tried again: add --retries",
+    }
+    for words, why in refused.items():
+        done = site.stoker("submit", *words, "--", "true")
+        assert (done.code, why in done.err) == (2, True), done.err
+
+
+def test_ends_decide_on_retries_and_a_time_limit_on_the_next_attempt(site: WorkSite) -> None:
+    site.work("--grace", "2s")
+    retried = ("--gpus", "0", "--retries", "5", "--backoff", "0s", "--retry-on", "exit:75,oom")
+    coded = submitted(site, *retried, "--", "test -e coded && exit 3; touch coded; exit 75")
+    memory = submitted(
+        site, *retried, "--", "test -e memory && exit 0; touch memory; echo CUDA error: out of memory >&2; exit 1"
+    )
+    limited = submitted(
+        *(site, "--gpus", "0", "--time-limit", "1s", "--requeue-at-limit", "--"),
+        "test -e limited && exit 0; touch limited; echo epoch 1; trap 'echo checkpoint; exit 0' TERM; sleep 60 & wait",
+    )
+    stopped = submitted(site, *retried, "--time-limit", "1s", "--", "sleep 60")
+    for job, state, outcomes in (
+        (coded, "failed", ["failed", "failed"]),
+        (memory, "succeeded", ["failed", "succeeded"]),
+        (limited, "succeeded", ["requeued", "succeeded"]),
+        (stopped, "failed", ["failed"]),
+    ):
+        site.wait_until(job, state)
+        assert [attempt.outcome for attempt in site.store.attempts.of(job)] == outcomes
+    assert (site.job(coded).exit_code, site.job(coded).retries_left) == (3, 4)
+    assert site.output(limited).read_text().startswith("epoch 1\ncheckpoint\n")
+    assert site.job(limited).retries_left == 0
+    assert "requeued" in site.stoker("show", limited).out

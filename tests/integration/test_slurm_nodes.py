@@ -213,7 +213,7 @@ def test_preempted_job_saves_its_state_on_all_nodes_and_is_the_same_attempt_late
 # Judgement
 
 TRAIN = "stoker sim train --ranks 2 --step 40ms"
-RULE = ("--every", "250ms", "--idle-after", "0s", "--for", "3s", "--unused-for", "3s", "--stalled-for", "3s")
+RULE = ("--idle-every", "250ms", "--idle-after", "0s", "--for", "3s", "--unused-for", "3s", "--stalled-for", "3s")
 
 
 def test_dead_rank_of_one_node_is_a_stall_of_the_whole_job(nodes: NodesSite) -> None:

@@ -14,16 +14,19 @@ An attempt's directory is a run's record with this beside it:
 
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from stoker.fit.model import FitSpec, Fitted
+from stoker.fit.oom import is_out_of_memory
+from stoker.logs.reader import read_tail
 from stoker.paths import write_atomically
 from stoker.queue.code.archive import CodeSnapshot
 from stoker.queue.commands import Command
-from stoker.queue.model import Outcome
+from stoker.queue.model import FailureCause, Outcome
 from stoker.runs.plan import Plan
 from stoker.runs.processes.syscalls import boot_clock
 from stoker.runs.record import Record, Status
@@ -40,6 +43,18 @@ _SNOOZED: Final = "snoozed.json"
 LONGEST_MARGIN: Final = 15.0
 MARGIN_SHARE: Final = 0.1
 
+# The code of a process that was killed by SIGKILL: where the kernel does that for lack of memory, too.
+_KILLED: Final = 128 + signal.SIGKILL
+# The error that ends a program is in its last lines.
+_LAST_OUTPUT: Final = 64 * 1024
+
+TIME_LIMIT: Final[FailureCause] = "time-limit"
+_FAILURES: Final[Mapping[str, FailureCause]] = {"rule": "", "could not start": "start"}
+_NO_FAILURES: Final[Mapping[str, Outcome]] = {
+    "cancelled": "cancelled",
+    "preempted": "preempted",
+    "not started": "requeued",
+}
 StopCause: TypeAlias = Literal["cancelled", "preempted", "lease"]
 """Why a worker stops an attempt; `lease`: the queue has given it up, and another worker may run the job."""
 
@@ -83,6 +98,8 @@ class AttemptSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Run this code, which the queue has."""
     started: float
     """Seconds since the epoch."""
+    requeue_at_limit: bool = False
+    """Whether it goes back to the queue when its time is over."""
 
     @property
     def stop_before_end(self) -> float:
@@ -101,6 +118,8 @@ class AttemptResult(msgspec.Struct, frozen=True, tag="result"):
     outcome: Outcome
     exit_code: int | None
     reason: str
+    cause: FailureCause = ""
+    """By what it failed, for `--retry-on`; empty when it did not."""
 
 
 class AppliedSnooze(msgspec.Struct, frozen=True):
@@ -184,22 +203,47 @@ def why_stopped(reason: str) -> str:
     return "" if reason.rstrip(".") == CANCELLED.rstrip(".") else reason
 
 
-def result_of(status: Status) -> AttemptResult:
-    """The result of an attempt, from the last status that its supervisor wrote."""
+def result_of(
+    status: Status, requeue_at_limit: bool = False, output: Path | None = None, kills: int = 0
+) -> AttemptResult:
+    """The result of an attempt, from the last status that its supervisor wrote.
+
+    `output`: what it printed; `kills`: processes of this machine that the kernel has killed for lack of memory while it
+    ran.
+    """
     reason = status.reason.rstrip(".")
-    match "rule" if status.rule else status.ending:
-        case "exited":
-            outcome: Outcome = "succeeded" if status.exit_code == 0 else "failed"
-            return AttemptResult(outcome, status.exit_code, _death(status.exit_code))
-        case "rule" | "time limit" | "could not start":
-            return AttemptResult("failed", status.exit_code, reason)
-        case "cancelled":
-            return AttemptResult("cancelled", None, why_stopped(reason))
-        case "preempted":
-            return AttemptResult("preempted", None, reason)
-        case "not started":
-            return AttemptResult("requeued", None, reason)
-    return AttemptResult("lost", None, reason or "its supervisor was killed")
+    kind = "rule" if status.rule else status.ending or ""
+    if kind == "exited" and status.exit_code == 0:
+        return AttemptResult("succeeded", 0, "")
+    if kind == "exited":
+        return AttemptResult("failed", status.exit_code, *_failure(status.exit_code, output, kills))
+    if kind == "time limit":
+        return _at_limit(status, reason) if requeue_at_limit else _out_of_time(status, reason)
+    if kind in _FAILURES:
+        return AttemptResult("failed", status.exit_code, reason, status.rule or _FAILURES[kind])
+    if kind in _NO_FAILURES:
+        return AttemptResult(_NO_FAILURES[kind], None, why_stopped(reason))
+    return AttemptResult("lost", None, reason or "its supervisor was killed", "lost")
+
+
+def _out_of_time(status: Status, reason: str) -> AttemptResult:
+    return AttemptResult("failed", status.exit_code, reason, TIME_LIMIT)
+
+
+def _at_limit(status: Status, reason: str) -> AttemptResult:
+    """Back to the queue, unless it was watched and showed no sign of progress, not even output: it would never end."""
+    if status.progress is not None and status.progress.trust == "none":
+        return _out_of_time(status, f"{reason}, and it made no progress: it is not requeued")
+    return AttemptResult("requeued", None, reason, TIME_LIMIT)
+
+
+def _failure(code: int | None, output: Path | None, kills: int) -> tuple[str, FailureCause]:
+    """Why it died, in words and as a cause."""
+    if code == _KILLED and kills:
+        return "it was killed for lack of RAM", "oom"
+    if output is not None and is_out_of_memory(read_tail(output, _LAST_OUTPUT), code) is not None:
+        return _death(code), "oom"
+    return _death(code), "exit"
 
 
 def _death(code: int | None) -> str:

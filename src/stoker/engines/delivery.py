@@ -256,7 +256,9 @@ def _deliver(store: Store, record: AttemptRecord, attempt_spec: AttemptSpec, res
     """Writes everything of an attempt that has ended."""
     # People who wait for the outcome read the log next.
     LogTail(record, attempt_spec).deliver_last(store)
-    accepted = store.attempts.finish(attempt_spec.attempt, result.outcome, result.exit_code, result.reason)
+    accepted = store.attempts.finish(
+        attempt_spec.attempt, result.outcome, result.exit_code, result.reason, result.cause
+    )
     write_details(store, record, attempt_spec.attempt)
     record.delivered()
     return Answer(alive=accepted)

@@ -19,6 +19,7 @@ from stoker.engines.attempt import AttemptRecord, AttemptResult, AttemptSpec, Ba
 from stoker.engines.code import unpack_code, with_code
 from stoker.engines.fitting import FittedRun
 from stoker.errors import StokerError
+from stoker.fit.oom import host_kills
 from stoker.gpus.prober import Prober
 from stoker.logs.reader import read_tail
 from stoker.paths import remove_tree
@@ -90,6 +91,7 @@ class Execution(abc.ABC):
         self._stopped_by: Verdict | None = None
         self._unwritten: Status | None = None
         """The last status, until the disk takes it."""
+        self._kills = host_kills() or 0
 
     # What engines differ in, beside the events of a controller
 
@@ -289,11 +291,12 @@ class Execution(abc.ABC):
             self._fitted_run.outputs = self.outputs()
             if self._fitted_run.restarts_after(status):
                 return
-        result = result_of(status)
+        kills = (host_kills() or 0) - self._kills
+        result = result_of(status, self._attempt_spec.requeue_at_limit, self._record.output, max(0, kills))
         fit = "" if self._fitted_run is None else self._fitted_run.description
         ranks = self._failed_rank() if status.ending == "exited" and status.exit_code else ""
         reason = "; ".join(filter(None, [result.reason, self.remark(), ranks, fit]))
-        result = AttemptResult(result.outcome, result.exit_code, reason)
+        result = AttemptResult(result.outcome, result.exit_code, reason, result.cause)
         self._result = result
         self.announce(result)
 

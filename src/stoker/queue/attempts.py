@@ -14,11 +14,13 @@ from stoker.errors import BadInputError, StokerError
 from stoker.queue.driver import FOR_PEOPLE, Changes, CollisionError, Driver, NotifyThrottle, Parameters, Ready, Row
 from stoker.queue.field_kinds import LONGEST_LABEL
 from stoker.queue.fields import JobSpec, State, key_of, placed_values
+from stoker.queue.jobs import end_scheduled
 from stoker.queue.model import (
     LONGEST_REPORT,
     Attempt,
     AttemptDetails,
     DeferredStart,
+    FailureCause,
     Job,
     Outcome,
     ReadyJob,
@@ -48,6 +50,8 @@ SMALLEST_STEP: Final = 1.0
 LONGEST_BACKOFF: Final = 3600.0
 # A job that crashes its machine must not crash one after the other all night.
 MOST_LOSSES: Final = 10
+# A week of a job with a limit of an hour and a half: one that never gets further must not run for ever.
+MOST_REQUEUES_AT_LIMIT: Final = 100
 # A job that no machine can start must not stay first in the queue.
 LONGEST_REQUEUE_DELAY: Final = 30.0
 # Details are written shortly before or after the outcome, never this far apart.
@@ -279,6 +283,8 @@ class Attempts(Table):
         found: list[Row] = []
         for (attempt,) in self._driver.fetch("expired attempts", {"worker": worker}):
             found += self._end(attempt, "lost", None, "") or [("", 0)]
+        for job in end_scheduled(self._driver):
+            found += self._driver.fetch("freed", {"job": job}) or [("", 0)]
         return [*found, *self._driver.fetch("wake", {})]
 
     def renew(self, attempts: Iterable[str], lease_seconds: float) -> dict[str, bool]:
@@ -318,9 +324,11 @@ class Attempts(Table):
         if rows:
             self._throttled_change(write, FOR_PEOPLE)
 
-    def finish(self, attempt: str, outcome: Outcome, exit_code: int | None = None, reason: str = "") -> bool:
+    def finish(
+        self, attempt: str, outcome: Outcome, exit_code: int | None = None, reason: str = "", cause: FailureCause = ""
+    ) -> bool:
         """Writes the outcome of an attempt. False, without any change, when it has one already."""
-        return self.complete(attempt, outcome, exit_code, reason).accepted
+        return self.complete(attempt, outcome, exit_code, reason, cause=cause).accepted
 
     def complete(
         self,
@@ -329,13 +337,14 @@ class Attempts(Table):
         exit_code: int | None = None,
         reason: str = "",
         claim: ClaimRequest | None = None,
+        cause: FailureCause = "",
     ) -> Finished:
         """The same; with the first job of a shape claimed at the same time, unless others come after the ended one."""
         reason = clean_text(reason)
         if outcome != "succeeded":
 
             def end() -> list[list[Row]]:
-                freed = self._end(attempt, outcome, exit_code, reason)
+                freed = self._end(attempt, outcome, exit_code, reason, cause)
                 return [] if freed is None else [freed]
 
             ended = self._throttled_change(end, lambda ended: ready_of(ended[0]))
@@ -355,7 +364,9 @@ class Attempts(Table):
             return Finished(True, bool(is_needed))
         return Finished(True, bool(is_needed), _claimed(row[1:], parameters, claim))
 
-    def _end(self, attempt: str, outcome: Outcome, exit_code: int | None, reason: str) -> list[Row] | None:
+    def _end(
+        self, attempt: str, outcome: Outcome, exit_code: int | None, reason: str, cause: FailureCause = ""
+    ) -> list[Row] | None:
         """The shapes and priorities of jobs that are ready because of that; None when it has an outcome already."""
         parameters: Parameters = {"attempt": attempt, "outcome": outcome, "exit_code": exit_code, "reason": reason}
         ended = self._driver.fetch("end attempt", parameters)
@@ -365,7 +376,7 @@ class Attempts(Table):
         (row,) = self._driver.fetch("job of attempt", which)
         counted = outcome in {"lost", "requeued"}
         times = self._driver.fetch("ended so", {"job": which["job"], "outcome": outcome})[0][0] if counted else 0
-        becomes = consequence(job_of(row), outcome, reason, times)
+        becomes = consequence(job_of(row), outcome, reason, times, cause, exit_code)
         rows = self._driver.fetch("end job", {**which, "exit_code": exit_code, **msgspec.structs.asdict(becomes)})
         if becomes.state == "queued":
             # One that is delayed too: it counts from when it may start.
@@ -505,7 +516,9 @@ class Consequence(msgspec.Struct, frozen=True):
     delay: float = 0.0
 
 
-def consequence(job: Job, outcome: Outcome, reason: str, times: int) -> Consequence:
+def consequence(
+    job: Job, outcome: Outcome, reason: str, times: int, cause: FailureCause = "", exit_code: int | None = None
+) -> Consequence:
     """`times`: how many attempts ended like this, including this one; used for losses and requeues."""
     left = job.retries_left
     if job.cancel_requested is not None or outcome == "cancelled":
@@ -513,13 +526,34 @@ def consequence(job: Job, outcome: Outcome, reason: str, times: int) -> Conseque
     if outcome == "preempted":
         return Consequence("queued", reason or "made room for another job", left)
     if outcome == "requeued":
-        # The machine's trouble, not the job's, costs neither a retry nor a loss, only a delay from the second time on.
-        return Consequence("queued", reason, left, delay(1.0, times - 2, LONGEST_REQUEUE_DELAY) if times > 1 else 0.0)
+        return _requeued(job, reason, times, at_limit=cause == "time-limit")
     if outcome == "lost":
-        reason = reason or "its worker did not renew its lease in time"
-        is_too_often = job.on_loss == "retry" and times >= MOST_LOSSES
-        reason = f"{reason}, for the {times}th time" if is_too_often else reason
-        return Consequence("held" if is_too_often or job.on_loss == "hold" else "queued", reason, left)
-    if left <= 0:
-        return Consequence("failed", reason, 0)
+        cause, reason = "lost", reason or "its worker did not renew its lease in time"
+        if "lost" not in job.retry_on:
+            return _lost(job, reason, times)
+    if left <= 0 or not _uses_retry(job, cause, exit_code):
+        return Consequence("failed", reason, max(0, left))
     return Consequence("queued", reason, left - 1, delay(job.backoff, job.retries - left, LONGEST_BACKOFF))
+
+
+def _requeued(job: Job, reason: str, times: int, *, at_limit: bool) -> Consequence:
+    left = job.retries_left
+    if at_limit and times >= MOST_REQUEUES_AT_LIMIT:
+        return Consequence("failed", f"{reason}, for the {times}th time", left)
+    # The machine's trouble, not the job's, costs neither a retry nor a loss, only a delay from the second time on.
+    pause = 0.0 if at_limit or times < 2 else delay(1.0, times - 2, LONGEST_REQUEUE_DELAY)
+    return Consequence("queued", reason, left, pause)
+
+
+def _lost(job: Job, reason: str, times: int) -> Consequence:
+    is_too_often = job.on_loss == "retry" and times >= MOST_LOSSES
+    reason = f"{reason}, for the {times}th time" if is_too_often else reason
+    return Consequence("held" if is_too_often or job.on_loss == "hold" else "queued", reason, job.retries_left)
+
+
+def _uses_retry(job: Job, cause: FailureCause, exit_code: int | None) -> bool:
+    """Whether a job that failed like this is tried again, if it has retries left."""
+    if not job.retry_on:
+        return True
+    ends = {cause, "exit", f"exit:{exit_code}"} if cause in {"exit", "oom"} else {cause}
+    return not ends.isdisjoint(job.retry_on)

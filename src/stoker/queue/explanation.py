@@ -26,6 +26,7 @@ ReasonKind = Literal[
     "held",
     "never",
     "after",
+    "begin",
     "retry",
     "full",
     "paused",
@@ -46,6 +47,8 @@ _NEVER_HERE: Final = ("can never start", "is not for this machine")
 # An id in a sentence, with the state of that job; not within backticks, where it is part of a command to copy.
 _ID_IN_TEXT: Final = re.compile(r"(?<![`\w-])([0-9a-f]{8})(?![`\w-])(?: \(([a-z]+)\))?")
 _COMMAND_IN_TEXT: Final = re.compile(r"(`[^`]*`)")
+# Between a time that was asked for and what the queue made of it: its clock may have been set since.
+_SAME_MOMENT: Final = 60.0
 
 
 class Why(msgspec.Struct, frozen=True):
@@ -150,6 +153,8 @@ def _waiting(job: Job, around: Surroundings, known: Needs) -> Why | None:
         return _never(job, way)
     if needs := known.of(job.id):
         return _and_besides(_after(needs), around)
+    if job.not_before > around.now and job.begin is not None and abs(job.begin - job.not_before) <= _SAME_MOMENT:
+        return _and_besides(_begin(job, around.now), around)
     if job.not_before > around.now:
         return _and_besides(_retry(job, around.now), around)
     number, at_most = around.capped.get(job.group, (0, 1))
@@ -244,6 +249,13 @@ def _after(needs: Mapping[str, State]) -> Why:
     jobs = "job" if len(needs) == 1 else "jobs"
     more = f" and {len(needs) - 1} more" if len(needs) > 1 else ""
     return Why("after", f"after {next(iter(needs))}{more}", f"waits for {jobs} {which}")
+
+
+def _begin(job: Job, now: float) -> Why:
+    at, wait = clock_time(job.not_before, now), spoken(job.not_before - now, up=True)
+    again = "" if job.every is None else f", and recurs: {job.every}"
+    word = f"begins {at}" if job.every is None else f"next {at}"
+    return Why("begin", word, f"begins at {at}, in {wait}{again}")
 
 
 def _retry(job: Job, now: float) -> Why:

@@ -2,6 +2,7 @@
 
 import math
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypedDict
 
@@ -12,7 +13,8 @@ from stoker.errors import BadInputError
 from stoker.queue.commands import LONGEST_COMMAND, Command, check_command, shell_text
 from stoker.queue.provenance import check_environment, working_directory
 from stoker.queue.slurm_options import check_slurm, read_slurm
-from stoker.rules.registry import policies_of
+from stoker.rules.registry import policies_of, rule_types
+from stoker.schedule import moment_text, parse_moment, parse_recurrence, recurrence_text
 from stoker.units import LONGEST_SECONDS, format_duration, format_memory, parse_duration, parse_memory
 
 ID: Final = re.compile(r"[0-9a-f]{8}")
@@ -21,6 +23,8 @@ LONGEST_LABEL: Final = 200
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
 # As drivers and Slurm write them: `NVIDIA A100-SXM4-80GB`, `nvidia_a100_3g.20gb`, `AMD Instinct MI300X (gfx942)`.
 _GPU_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._/()+-]*[A-Za-z0-9)+])?")
+# How a job may end without success, beside the names of rules.
+_ENDS: Final = ("exit", "oom", "time-limit", "start", "lost")
 # As host names are, and features of Slurm nodes.
 _WORD: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _YES: Final = frozenset({"on", "true", "yes", "1"})
@@ -197,6 +201,39 @@ def _check_limit(seconds: float) -> None:
         raise BadInputError("must be greater than zero: leave it out for no limit")
 
 
+def _moment(value: object) -> float:
+    if isinstance(value, str):
+        return parse_moment(value, time.time())
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise BadInputError(f"{value!r} is not a time: write it like 22:00, +2h or '2026-11-19 22:00'")
+    return float(value)
+
+
+def _check_moment(moment: float) -> None:
+    # Years 1970 to 9999.
+    if not 0 <= moment < 253_402_300_800:
+        raise BadInputError(f"{moment:g} is not a time in seconds since 1970: write it like 22:00, +2h or 2026-11-19")
+
+
+def _recurrence(value: object) -> str:
+    return recurrence_text(_text(value))
+
+
+def _check_recurrence(text: str) -> None:
+    _check_label(text)
+    parse_recurrence(text)
+
+
+def _check_ends(ends: Sequence[str]) -> None:
+    names = [*_ENDS, *(one.name for one in rule_types())]
+    for end in ends:
+        kind, _, code = end.partition(":")
+        is_code = kind == "exit" and code.isdecimal() and 0 < int(code) < 256
+        if not is_code and end not in names:
+            known = ", ".join([*_ENDS, "exit:75", *(name for name in names if name not in _ENDS)])
+            raise BadInputError(f"{end[:40]!r} is not an end of a job: choose among {known}")
+
+
 def choice(*values: str) -> FieldKind:
     def check(value: object) -> None:
         if value not in values:
@@ -318,6 +355,24 @@ DURATION: Final = FieldKind(
     json=Seconds | Written,
     metavar="DURATION",
     has_unit=True,
+)
+MOMENT: Final = FieldKind(
+    name="time",
+    read=_moment,
+    write=moment_text,
+    check=_check_moment,
+    json=Annotated[float, Meta(ge=0, lt=253_402_300_800)] | Written,
+    metavar="TIME",
+    has_unit=True,
+)
+RECURRENCE: Final = FieldKind(name="recurrence", read=_recurrence, check=_check_recurrence, json=Label, metavar="CRON")
+ENDS: Final = FieldKind(
+    name="end",
+    read=lambda value: tuple(dict.fromkeys(map(_text, _several(value)))),
+    write=", ".join,
+    check=_check_ends,
+    json=Annotated[list[Written], Meta(max_length=100)],
+    metavar="ENDS",
 )
 LIMIT: Final = msgspec.structs.replace(DURATION, check=_check_limit)
 FLAG: Final = FieldKind(name="flag", read=read_flag, write=lambda on: "on" if on else "off", json=bool)

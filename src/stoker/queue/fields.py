@@ -14,6 +14,7 @@ from stoker.queue.field_kinds import (
     COUNT,
     DIRECTORY,
     DURATION,
+    ENDS,
     ENVIRONMENT,
     FACT,
     FLAG,
@@ -28,9 +29,11 @@ from stoker.queue.field_kinds import (
     MACHINES,
     MAPPING,
     MEMORY,
+    MOMENT,
     NODES,
     POLICY,
     RAM,
+    RECURRENCE,
     SIZE,
     SLURM,
     TAGS,
@@ -371,6 +374,36 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             edit_help="Start when these have ended, however; or none.",
         ),
     ] = ()
+    begin: Annotated[
+        float | None,
+        JobField(
+            kind=MOMENT,
+            help="Not before this time: 22:00, +2h or '2026-11-19 22:00'.",
+            option="--begin",
+            form=FormInput("Begin", "Not before `22:00`, `+2h` or `2026-11-19 22:00`.", row="when"),
+            example="2026-11-19 22:00",
+        ),
+    ] = None
+    every: Annotated[
+        str | None,
+        JobField(
+            kind=RECURRENCE,
+            help="Again and again, in cron's syntax: '0 3 * * *' is at 3:00 every day.",
+            option="--every",
+            form=FormInput("Every", "In cron's syntax: `0 3 * * *` is at 3:00 every day.", row="when"),
+            example="0 3 * * * Europe/Berlin",
+        ),
+    ] = None
+    deadline: Annotated[
+        float | None,
+        JobField(
+            kind=MOMENT,
+            help="It fails if it waits at this time: 8:00, +12h or '2026-11-20 8:00'. A running job goes on.",
+            option="--deadline",
+            form=FormInput("Deadline", "It fails if it waits then.", row="when"),
+            example="2026-11-20 08:00",
+        ),
+    ] = None
     retries: Annotated[
         int,
         JobField(
@@ -390,6 +423,18 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             example="30s",
         ),
     ] = 30.0
+    retry_on: Annotated[
+        tuple[str, ...],
+        JobField(
+            kind=ENDS,
+            help="Only after these ends: exit, exit:75, oom, time-limit, start, lost, or a rule like stalled.",
+            option="--retry-on",
+            edit_help="The ends after which it is tried again, instead of those before; none for any.",
+            feed_help="Retry each only after these ends: exit:75, oom, stalled and so on.",
+            form=FormInput("Retry on", "Like `exit:75, oom, stalled`; empty for any failure.", row="limits"),
+            example=["exit:75", "oom"],
+        ),
+    ] = ()
     time_limit: Annotated[
         float | None,
         JobField(
@@ -402,6 +447,16 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             example="12h",
         ),
     ] = None
+    requeue_at_limit: Annotated[
+        bool,
+        JobField(
+            kind=FLAG,
+            help="At the time limit stop it and put it back into the queue, without using a retry.",
+            option="--requeue-at-limit",
+            feed_help="At the time limit put each back into the queue, without using a retry.",
+            form=FormInput("At the time limit, stop it and put it back into the queue"),
+        ),
+    ] = False
     policy: Annotated[
         Stored,
         JobField(
@@ -593,6 +648,15 @@ def _check_place(job: JobSpec) -> None:
         raise InvalidFieldsError({"exclude_machines": f"the job is to run on {job.machine} and not on it"})
 
 
+def _check_times(job: JobSpec) -> None:
+    if job.begin is not None and job.deadline is not None and job.deadline <= job.begin:
+        raise InvalidFieldsError({"deadline": "the deadline is before the job may begin: choose a later one"})
+    if job.retry_on and not job.retries:
+        raise InvalidFieldsError({"retry_on": "a job without retries is not tried again: add --retries"})
+    if job.every is not None and job.deadline is not None:
+        raise InvalidFieldsError({"deadline": "a job that recurs has no deadline: use --time-limit, or leave one out"})
+
+
 def check(job: JobSpec) -> None:
     """Raises for the first field whose value is outside its limits."""
     if not job.command or (isinstance(job.command, tuple) and not job.command[0]):
@@ -602,6 +666,7 @@ def check(job: JobSpec) -> None:
         if name not in _CHECKED_ELSEWHERE and field.value(job) != field.default:
             field.check(job)
     _check_place(job)
+    _check_times(job)
     if job.batch_size is None and not job.fit and wants_batch_size(job.command):
         raise InvalidFieldsError(
             {

@@ -21,6 +21,7 @@ from stoker.queue.model import ENDED, HEARD_WITHIN, Failure, Job, Place, Side
 from stoker.queue.provenance import checkout_of
 from stoker.queue.search import text_row
 from stoker.queue.table import clean_text, columns, dependencies, job_of, json_text
+from stoker.schedule import following, moment_text, next_time
 
 T = TypeVar("T")
 
@@ -53,7 +54,14 @@ class Jobs(JobReader):
         return until_free(self._driver, lambda: self._change(work, ready_among(jobs)))
 
     def cancel(self, ids: Iterable[str]) -> Cancellation:
-        rows = self._change(lambda: self._driver.fetch("cancel", {"ids": json_text(list(ids))}), _cancelled)
+        wanted = json_text(list(ids))
+
+        def work() -> list[Row]:
+            # One that runs may still succeed; it recurs no more all the same.
+            self._driver.fetch("end recurrences", {"ids": wanted})
+            return self._driver.fetch("cancel", {"ids": wanted})
+
+        rows = self._change(work, _cancelled)
         return Cancellation(
             cancelled=[name for name, state, _worker in rows if state == "cancelled"],
             asked=[name for name, state, _worker in rows if state == "running"],
@@ -72,7 +80,15 @@ class Jobs(JobReader):
 
     def reinstate(self, ids: Iterable[str]) -> list[str]:
         """The ids of those that were cancelled and are now held: the undo of cancelling a held job."""
-        return self._changed(lambda: self._driver.fetch("reinstate", {"ids": json_text(list(ids))}))
+
+        def work() -> list[Row]:
+            rows = self._driver.fetch("reinstate", {"ids": json_text(list(ids))})
+            for (name,) in rows:
+                (row,) = self._driver.fetch("one job", {"id": name})
+                self._driver.many("insert schedule", _schedule(name, job_of(row)))
+            return rows
+
+        return self._changed(work)
 
     def edit(self, job: str, changes: Mapping[str, object]) -> Job:
         """Changes what was asked for, by the names of the fields of `JobSpec`, unless it runs."""
@@ -89,7 +105,7 @@ class Jobs(JobReader):
     def _edited(self, changes: Mapping[str, Mapping[str, object]]) -> list[str]:
         rows = self._driver.fetch("jobs to change", {"ids": json_text(list(changes))})
         found = [job for job in map(job_of, rows) if job.state != "running"]
-        edits = [(job, edited(job, changes[job.id])) for job in found]
+        edits = [(job, self._retimed(job, edited(job, changes[job.id]))) for job in found]
         # Built before anything is written: it refuses invalid text.
         edited_rows: list[Parameters] = [
             {
@@ -97,6 +113,7 @@ class Jobs(JobReader):
                 **columns(asked),
                 # Retries start over when their number was changed.
                 "retries_left": asked.retries if asked.retries != job.retries else job.retries_left,
+                "begins": int(asked.begin != job.begin),
             }
             for job, asked in edits
         ]
@@ -115,7 +132,20 @@ class Jobs(JobReader):
                 set_cap(self._driver, job.group, None)
         self._driver.many("edit", edited_rows)
         self._driver.many("change text", [text_row(job.id, asked) for job, asked in edits])
+        rescheduled = [
+            (job, asked) for job, asked in edits if (asked.deadline, asked.every) != (job.deadline, job.every)
+        ]
+        self._driver.many("delete schedule", [{"job": job.id} for job, _asked in rescheduled])
+        # One that has ended is not run again by an edit.
+        waiting = [(job.id, asked) for job, asked in rescheduled if job.state not in ENDED]
+        self._driver.many("insert schedule", [row for name, asked in waiting for row in _schedule(name, asked)])
         return [job.id for job in found]
+
+    def _retimed(self, job: Job, asked: JobSpec) -> JobSpec:
+        """With another recurrence, a job begins at the first time of that."""
+        if asked.every in {None, job.every} or asked.begin != job.begin:
+            return asked
+        return _with_first_times(self._driver, [msgspec.structs.replace(asked, begin=None)])[0]
 
     def _depend(self, name: str, asked: JobSpec) -> None:
         # Without the lock, two simultaneous edits could create a cycle.
@@ -239,6 +269,7 @@ def check_submission(jobs: Sequence[JobSpec]) -> None:
 def insert(driver: Driver, jobs: Sequence[JobSpec], blobs: Sequence[Blob] = ()) -> list[str]:
     """Their ids, in their order; for an origin that is or was a job, the id of that job."""
     write_blobs(driver, blobs)
+    jobs = _with_first_times(driver, jobs)
     known = known_origins(driver, [job.origin for job in jobs if job.origin is not None])
     fresh = [job for job in jobs if job.origin is None or job.origin not in known]
     ids = iter(_free_ids(driver, fresh))
@@ -264,8 +295,60 @@ def insert(driver: Driver, jobs: Sequence[JobSpec], blobs: Sequence[Blob] = ()) 
     driver.many("insert dependency", needs)
     driver.many("insert tag", tags)
     driver.many("insert text", [text_row(name, job) for name, job in added])
+    driver.many("insert schedule", [row for name, job in added for row in _schedule(name, job)])
     refer_to_blobs(driver, added)
     return answer
+
+
+def _with_first_times(driver: Driver, jobs: Sequence[JobSpec]) -> Sequence[JobSpec]:
+    """A job that recurs begins at the first of its times, unless it says when."""
+    if not any(job.every is not None and job.begin is None for job in jobs):
+        return jobs
+    ((now,),) = driver.fetch("clock", {})
+    return [
+        msgspec.structs.replace(job, begin=next_time(job.every, float(now)))
+        if job.every is not None and job.begin is None
+        else job
+        for job in jobs
+    ]
+
+
+def _schedule(name: str, job: JobSpec) -> list[Parameters]:
+    if job.deadline is None and job.every is None:
+        return []
+    return [{"job": name, "deadline": job.deadline or 0.0, "recurs": int(job.every is not None)}]
+
+
+def end_scheduled(driver: Driver) -> list[str]:
+    """Ends jobs that wait at their deadline, and queues the next run of those that recur; the ids of both.
+
+    Part of a transaction.
+    """
+    found: list[str] = []
+    for (name,) in driver.fetch("past deadlines", {}):
+        (row,) = driver.fetch("one job", {"id": name})
+        job = job_of(row)
+        begun = "was not running again" if job.attempts else "did not start"
+        reason = f"it {begun} by its deadline, {moment_text(job.deadline or 0.0)}"
+        found += [name for (name,) in driver.fetch("expire", {"job": name, "reason": reason})]
+        driver.fetch("delete schedule", {"job": name})
+    for (name,) in driver.fetch("recurring jobs", {}):
+        (row,) = driver.fetch("one job", {"id": name})
+        if (next_run := _next_run(driver, job_of(row))) is not None:
+            found += insert(driver, [next_run])
+        driver.fetch("delete schedule", {"job": name})
+    return found
+
+
+def _next_run(driver: Driver, job: Job) -> JobSpec | None:
+    """The job as it runs next; None for one that was cancelled, which ends the recurrence."""
+    if job.state == "cancelled" or job.every is None:
+        return None
+    ((now,),) = driver.fetch("clock", {})
+    started = job.started if job.started is not None else job.begin if job.begin is not None else float(now)
+    begin = following(job.every, started, float(now))
+    again = {"begin": begin, "after": (), "after_any": (), "hold": False, "id": "", "origin": None}
+    return spec_of({**values_of(job), **again})
 
 
 def known_origins(driver: Driver, origins: Sequence[str]) -> dict[str, str]:

@@ -9,6 +9,8 @@ from stoker.queue.fields import JobSpec, State
 from stoker.rules.rule import RuleWarning
 
 Outcome = Literal["succeeded", "failed", "cancelled", "preempted", "requeued", "lost"]
+FailureCause = str
+"""By what an attempt failed: `exit`, `oom`, `time-limit`, `start`, `lost`, or the name of a rule."""
 Place = Literal["first", "last", "up", "down"]
 Order = Literal["newest", "queue"]
 Side = Literal["before", "after"]

@@ -128,8 +128,12 @@ class SqliteDriver:
         return rows
 
     def many(self, statement: str, rows: Sequence[Parameters]) -> None:
+        text = self._statements[statement]
         with self._explained():
-            self._connected().executemany(self._statements[statement], rows)
+            if rows and f":{LEASE_CLOCK}" in text:
+                moment = self._lease_now()
+                rows = [{**row, LEASE_CLOCK: moment} for row in rows]
+            self._connected().executemany(text, rows)
 
     def sql(self, statement: str) -> str:
         return self._statements[statement]

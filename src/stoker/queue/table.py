@@ -34,6 +34,7 @@ def columns(asked: JobSpec) -> dict[str, str | int | float | None]:
         "priority": asked.priority,
         "shape": shape_of(asked),
         "retries": asked.retries,
+        "begin": asked.begin or 0.0,
         "spec": json_text(wanted),
     }
 

@@ -7,6 +7,7 @@ from typing import Final
 from stoker.masking import masked_command
 from stoker.queue.commands import shell_text
 from stoker.queue.model import Job
+from stoker.schedule import moment_text
 
 # Wider than any terminal; a command may be a script of a hundred kilobytes.
 _LONGEST: Final = 500
@@ -47,6 +48,15 @@ def where_text(job: Job) -> str:
     chosen = [job.machine] if job.machine is not None else []
     chosen += [f"label {label}" for label in job.labels]
     return ", ".join([*chosen, *(f"not on {name}" for name in job.exclude_machines)])
+
+
+def when_text(job: Job) -> dict[str, str]:
+    """What it asks of the time: when it begins, recurs and fails."""
+    return {
+        "begin": "" if job.begin is None else moment_text(job.begin),
+        "every": job.every or "",
+        "deadline": "" if job.deadline is None else moment_text(job.deadline),
+    }
 
 
 def job_label(job: Job) -> str:

@@ -20,7 +20,7 @@ from stoker.errors import BadInputError
 from stoker.queue.explanation import Why, spoken
 from stoker.queue.model import ClusterNode, GpuUse, Job, WorkerGpu
 from stoker.rules.registry import conditions, in_words, policies_of
-from stoker.status.job_text import command_text, job_label, one_line, slurm_text, where_text
+from stoker.status.job_text import command_text, job_label, one_line, slurm_text, when_text, where_text
 from stoker.status.machines import cluster_gpus, partitions_of
 from stoker.status.model import Machine
 from stoker.units import format_memory, format_percent
@@ -88,6 +88,7 @@ def environment() -> Environment:
         "rules": rules,
         "slurm_text": slurm_text,
         "where_text": where_text,
+        "when_text": when_text,
         "static": static_url,
         "tally": tally,
         "took": took,

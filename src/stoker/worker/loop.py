@@ -16,7 +16,7 @@ import msgspec
 
 from stoker.backoff import Backoff
 from stoker.engines import engine_module
-from stoker.engines.attempt import CANCELLED, lease_clock
+from stoker.engines.attempt import CANCELLED, TIME_LIMIT, AttemptResult, lease_clock
 from stoker.engines.delivery import deliver_last_logs, write_details
 from stoker.engines.engine import CannotTellError, Engine, Log, RunningAttempt, WorkerOptions
 from stoker.engines.identity import WorkerIdentity
@@ -194,7 +194,7 @@ class WorkerLoop:
             time.sleep(_TROUBLE_PAUSE)
             return
         for attempt in step.ended:
-            if attempt.result is not None and attempt.result.outcome == "requeued" and not attempt.gpu_failed:
+            if attempt.result is not None and _is_trouble(attempt.result) and not attempt.gpu_failed:
                 self._scheduler.start_failed(attempt.job, attempt.result.reason)
             else:
                 self._scheduler.start_succeeded(attempt.since)
@@ -338,7 +338,7 @@ class WorkerLoop:
             attempt.recorded = True
             attempt.acknowledge()
             # One that could not be started is logged as trouble of the machine, once.
-            if result.outcome != "requeued" or attempt.gpu_failed:
+            if not _is_trouble(result) or attempt.gpu_failed:
                 lasted = "" if attempt.pending else f" after {format_duration(round(attempt.lasted()))}"
                 how = f" with code {result.exit_code}" if result.exit_code else ""
                 how += f": {result.reason}" if result.reason else ""
@@ -491,6 +491,11 @@ class WorkerLoop:
             self._identity.tidy()
         except OSError as error:
             self._note_trouble(error)
+
+
+def _is_trouble(result: AttemptResult) -> bool:
+    """Whether the machine could not run it, which is no fault of the job."""
+    return result.outcome == "requeued" and result.cause != TIME_LIMIT
 
 
 def _gist(view: View) -> tuple[object, ...]:

@@ -284,7 +284,7 @@ class Scheduler:
         start = self._next_start() if result.outcome == "succeeded" else None
         claim = None if start is None else self._claim(start, self._job(start.job))
         claimed_at = lease_clock()
-        done = store.attempts.complete(attempt.id, result.outcome, result.exit_code, result.reason, claim)
+        done = store.attempts.complete(attempt.id, result.outcome, result.exit_code, result.reason, claim, result.cause)
         if claim is not None and done.claimed is not None:
             self._begin(store, done.claimed, claim.shape, claimed_at)
         elif start is not None or done.frees_jobs:
@@ -343,7 +343,7 @@ class Scheduler:
         try:
             started = self._engine.start(job, attempt, claimed_at)
         except BadInputError as error:
-            store.attempts.finish(attempt.id, "failed", 125, str(error))
+            store.attempts.finish(attempt.id, "failed", 125, str(error), "start")
             self._log(f"{job.id}: could not start: {error}")
             self.queue_changed()
         except (StokerError, OSError) as error:

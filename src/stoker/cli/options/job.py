@@ -11,7 +11,7 @@ from stoker.actions.catalogue import check_actions
 from stoker.cli.options.common import Typed
 from stoker.cli.options.selection import JobName, TagName
 from stoker.errors import BadInputError
-from stoker.queue.field_kinds import ACTIONS, FLAG, JOBS, LABELS, MACHINES, TAGS
+from stoker.queue.field_kinds import ACTIONS, ENDS, FLAG, JOBS, LABELS, MACHINES, TAGS
 from stoker.queue.fields import FIELDS, FieldPart, JobField
 
 if TYPE_CHECKING:
@@ -123,6 +123,8 @@ def _settings(verb: JobVerb, field: JobField) -> dict[str, Any]:
     if field.kind is ACTIONS:
         one = Typed(field.kind.name, _read_action)
         return settings | {"multiple": True, "type": OrNone(one) if edits else one}
+    if field.kind is ENDS and edits:
+        return settings | {"type": OrNone(Typed(field.kind.name, _reader(field)))}
     if field.kind in (LABELS, MACHINES):
         one = Typed(field.kind.name, _read_word(field))
         return settings | {"multiple": True, "type": OrNone(one) if edits else one}

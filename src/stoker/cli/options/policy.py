@@ -6,7 +6,7 @@ A verb takes them with `@policy_options` and `**rules` in its signature, and mak
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -18,6 +18,8 @@ from stoker.units import parse_length
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+OF_JOBS: Final = {"--after": "--idle-after", "--every": "--idle-every"}
+"""Other flags where `--after` and `--every` are about the job itself."""
 LENGTH = Typed("duration", parse_length)
 
 
@@ -53,7 +55,8 @@ def _options(flags: Mapping[str, str], defaults: Mapping[str, Any]) -> list[Call
             found.append(_option(option, key, flags.get(option.flag, option.flag), default))
         found.append(_switch(rule_type))
     return found + [
-        _option(o, o.field, o.flag, defaults.get(o.field, getattr(Policy(), o.field))) for o in SHARED_OPTIONS
+        _option(o, o.field, flags.get(o.flag, o.flag), defaults.get(o.field, getattr(Policy(), o.field)))
+        for o in SHARED_OPTIONS
     ]
 
 

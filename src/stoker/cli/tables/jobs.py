@@ -14,7 +14,7 @@ from stoker.queue.fields import State
 from stoker.queue.groups import Group
 from stoker.queue.model import Job
 from stoker.status.job_columns import JobColumn, JobRow, columns_of
-from stoker.status.job_text import command_text, job_title, one_line, slurm_text, where_text
+from stoker.status.job_text import command_text, job_title, one_line, slurm_text, when_text, where_text
 from stoker.units import format_duration, format_memory
 
 if TYPE_CHECKING:
@@ -170,8 +170,9 @@ def _request(job: Job) -> dict[str, str]:
         "batch size": "" if job.batch_size is None else str(job.batch_size),
         "priority": str(job.priority) if job.priority else "",
         "after": ", ".join([*job.after, *(f"{name} (however it ends)" for name in job.after_any)]),
+        **when_text(job),
         "retries": _retries(job),
-        "time limit": "" if job.time_limit is None else format_duration(job.time_limit),
+        "time limit": _time_limit(job),
         "rules": ", ".join(f"{name} {value}" for name, value in job.policy.items()),
         "when lost": "held" if job.on_loss == "hold" else "",
         "commit": _commit(job),
@@ -193,7 +194,13 @@ def _gpus(job: Job) -> str:
 def _retries(job: Job) -> str:
     if not job.retries:
         return ""
-    return f"{job.retries_left} of {job.retries} left, the first after {format_duration(job.backoff)}"
+    on = f", on {', '.join(job.retry_on)}" if job.retry_on else ""
+    return f"{job.retries_left} of {job.retries} left, the first after {format_duration(job.backoff)}{on}"
+
+
+def _time_limit(job: Job) -> str:
+    again = "then back to the queue" if job.requeue_at_limit else ""
+    return ", ".join(filter(None, ["" if job.time_limit is None else format_duration(job.time_limit), again]))
 
 
 def _commit(job: Job) -> str:

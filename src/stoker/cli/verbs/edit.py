@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from stoker.cli.options.job import job_options, job_values, without_none
-from stoker.cli.options.policy import policy_options_with
+from stoker.cli.options.policy import OF_JOBS, policy_options_with
 from stoker.cli.options.queue import opened, queue_option
 from stoker.cli.options.selection import JobName
 from stoker.cli.output import (
@@ -72,7 +72,7 @@ def _change_options(command: F) -> F:
         click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set this variable (repeatable)."),
         click.option("--no-env", "unset", multiple=True, metavar="NAME", help="Remove this variable."),
         click.option("--directory", metavar="DIR", help="Where it runs."),
-        policy_options_with(flags={"--after": "--idle-after"}),
+        policy_options_with(flags=OF_JOBS),
     )
     return functools.reduce(lambda decorated, option: option(decorated), reversed(decorators), command)
 

@@ -11,7 +11,7 @@ import click
 
 from stoker.cli.options.common import Typed
 from stoker.cli.options.job import fit_of, fit_options, job_options, job_values
-from stoker.cli.options.policy import policy_options_with, with_joined_actions
+from stoker.cli.options.policy import OF_JOBS, policy_options_with, with_joined_actions
 from stoker.cli.options.queue import opened, opened_or_created, queue_option
 from stoker.cli.output import count_of, dry_run_option, json_option, note, print_json
 from stoker.errors import BadInputError, StokerError
@@ -54,7 +54,7 @@ class _SubmitCommand(click.Command):
 @click.option("--snapshot-limit", type=Typed("size", parse_memory), metavar="SIZE",
               help="The largest snapshot that is stored [50MiB].")  # fmt: skip
 @fit_options("Find the largest batch size that fits, and run with it.")
-@policy_options_with(flags={"--after": "--idle-after"})
+@policy_options_with(flags=OF_JOBS)
 @click.option("--sweep", "sweeps", multiple=True, type=SWEEP, metavar="NAME=VALUES",
               help="One job per value of 1e-3,1e-4 or 1..5; repeat for all combinations.")  # fmt: skip
 @click.option("--from", "file", metavar="FILE", help="One shell command per line of FILE; - is standard input.")

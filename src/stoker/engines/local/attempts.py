@@ -178,7 +178,7 @@ class LocalAttempt(RunningAttempt):
         except OSError as error:
             has_ended, status = error.errno not in _SHORTAGES, Status()
         if has_ended:
-            self.result = result_of(status)
+            self.result = result_of(status, self.spec.requeue_at_limit, self.record.output)
         else:
             self._try_later()
 
@@ -186,7 +186,7 @@ class LocalAttempt(RunningAttempt):
         """Nothing of it can be left, and its pids mean nothing any more."""
         status = self.record.status()
         if status.state == "ended":
-            self.result = result_of(status)
+            self.result = result_of(status, self.spec.requeue_at_limit, self.record.output)
         else:
             self.result = AttemptResult("lost", None, "the machine was restarted while it ran")
 

@@ -201,6 +201,7 @@ class LocalEngine:
             fitting=fit,
             commit=job.commit if job.pin else None,
             code=job.code if job.snapshot else None,
+            requeue_at_limit=job.requeue_at_limit,
             submitter=job.submitter,
             started=time.time(),
         )

@@ -17,6 +17,7 @@ from stoker.engines.slurm.record import VOID, Owner, SlurmAttemptRecord, SlurmAt
 from stoker.logs.reader import read_tail
 from stoker.queue import queue_address
 from stoker.runs.record import Status
+from stoker.schedule import moment_text
 
 # Longer than a shim needs to see an order and to stop the job, beyond the grace.
 _ORDER_SEEN_WITHIN: Final = 15.0
@@ -120,6 +121,17 @@ class SlurmAttempt(RunningAttempt):
             self.result = result
         return self._owner.is_void
 
+    def _has_expired(self) -> bool:
+        """Ends an attempt that still waits in Slurm at the job's deadline."""
+        deadline = self.spec.start_by
+        if deadline is None or time.time() < deadline or self.has_begun:
+            return False
+        result = AttemptResult("failed", None, f"it did not start by its deadline, {moment_text(deadline)}", "deadline")
+        if not self._void(result):
+            return False
+        self.stopping, self.cancel_at = True, -math.inf
+        return True
+
     def renewed(self, until: float) -> None:
         pass  # the lease of a shim is that its directory can be reached
 
@@ -171,12 +183,16 @@ class SlurmAttempt(RunningAttempt):
         """Concludes what can be concluded now."""
         self._read()
         self.look_at = time.monotonic() + min(_LOOK_LONGEST, _LOOK_SHARE * (time.monotonic() - self._changed_at))
+        if self._has_expired():
+            return
         seen = self._evidence()
         found = conclude(seen)
         if isinstance(found, Void):
             result = found.result
             if result.outcome == "failed" or (result.outcome == "requeued" and seen.state is not None):
-                result = AttemptResult(result.outcome, result.exit_code, result.reason + self._last_words())
+                result = AttemptResult(
+                    result.outcome, result.exit_code, result.reason + self._last_words(), result.cause
+                )
             self._void(result)
         elif isinstance(found, Fence):
             if self._order is None:
@@ -232,6 +248,7 @@ class SlurmAttempt(RunningAttempt):
             ended_for=0.0 if self._over_since is None else now - self._over_since,
             failed_starts=self._failed_starts() if self._owner is None and self._over_since is not None else 0,
             lease=self.spec.lease,
+            requeue_at_limit=self.spec.requeue_at_limit,
             heartbeat=heartbeat_of(self.spec.lease),
             printed="" if self._over_since is None else self._printed(),
             open_nodes=self._open,

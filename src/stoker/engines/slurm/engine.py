@@ -228,10 +228,12 @@ class SlurmEngine:
             fitting=batch_size_fit(job, attempt.number, plan.command, 1),
             commit=job.commit if job.pin else None,
             code=job.code if job.snapshot else None,
+            requeue_at_limit=job.requeue_at_limit,
             started=time.time(),
             kill_wait=self._cluster.kill_wait,
             nodes=job.nodes,
             exported=tuple(client.environment()),
+            start_by=job.deadline,
         )
         try:
             words = arguments(
@@ -281,7 +283,7 @@ class SlurmEngine:
             problem: AttemptResult | None = None
             try:
                 if why := command.result().strip():
-                    problem = AttemptResult("failed", 125, why)
+                    problem = AttemptResult("failed", 125, why, "start")
             except (SlurmProblem, SlurmRefusal) as error:
                 problem = AttemptResult("requeued", None, f"its snapshot could not be brought: {error}")
             if attempt is None or attempt.result is not None:
@@ -360,7 +362,7 @@ class SlurmEngine:
                 slurm_job = answers.submitted_id(command.result())
             except SlurmRefusal as error:
                 if attempt is not None:
-                    attempt.refused(AttemptResult("failed", 125, str(error)))
+                    attempt.refused(AttemptResult("failed", 125, str(error), "start"))
             except SlurmProblem as error:
                 if isinstance(error, SlurmFull):
                     self._full, self._full_until = str(error), time.monotonic() + _FULL_FOR

@@ -12,7 +12,7 @@ by then the shim has stopped the job by itself.
 import re
 from typing import Final, NamedTuple
 
-from stoker.engines.attempt import AttemptResult, result_of
+from stoker.engines.attempt import TIME_LIMIT, AttemptResult, result_of
 from stoker.engines.slurm.record import INTERRUPTED, Owner
 from stoker.runs.plan import IDLE_EXIT_CODE
 from stoker.runs.record import Status
@@ -37,14 +37,14 @@ _MOST_FAILED_STARTS: Final = 3
 
 # What the node's slurmstepd prints into the job's output, also where the state of the job does not say it.
 _OUT_OF_MEMORY: Final = re.compile(r"slurmstepd\S*: error: .*(exceeded.* memory limit|oom[-_ ]kill)", re.IGNORECASE)
-_TOO_LONG: Final = AttemptResult("failed", IDLE_EXIT_CODE, "it had run for as long as Slurm allows")
+_TOO_LONG: Final = AttemptResult("failed", IDLE_EXIT_CODE, "it had run for as long as Slurm allows", TIME_LIMIT)
 # The result of a job that Slurm ended in this state.
 _BY_STATE: Final = {
     "CANCELLED": AttemptResult("cancelled", None, "it was cancelled in Slurm"),
     "PREEMPTED": AttemptResult("preempted", None, "Slurm needed its place for another job"),
     "TIMEOUT": _TOO_LONG,
     "DEADLINE": _TOO_LONG,
-    "OUT_OF_MEMORY": AttemptResult("failed", 137, "Slurm killed it: it used more RAM than it had asked for"),
+    "OUT_OF_MEMORY": AttemptResult("failed", 137, "Slurm killed it: it used more RAM than it had asked for", "oom"),
     # The shim ends with the code of the job, also when the disk does not take its result.
     "COMPLETED": AttemptResult("succeeded", 0, ""),
 }
@@ -81,6 +81,8 @@ class Evidence(NamedTuple):
     heartbeat: float = 10.0
     printed: str = ""
     """The last of what Slurm, or the shim itself, printed."""
+    requeue_at_limit: bool = False
+    """Whether it goes back to the queue when its time is over."""
     open_nodes: tuple[str, ...] = ()
     """Other nodes of the job whose shims have begun and not written an end."""
 
@@ -166,7 +168,7 @@ def _without_end(seen: Evidence, owner: Owner) -> Conclusion:
 
 def _after_end(seen: Evidence) -> Conclusion:
     """The record has an end. A run that was interrupted goes on if Slurm starts the job again."""
-    result = seen.result or result_of(seen.status)
+    result = seen.result or result_of(seen.status, seen.requeue_at_limit)
     if seen.result is not None and seen.status.ending not in INTERRUPTED:
         return result
     # Without a result, the shim may start the job again with a smaller batch, or was killed.
@@ -188,6 +190,8 @@ def _ended_by_slurm(seen: Evidence, otherwise: str) -> AttemptResult:
     if state == "CANCELLED" and (seen.by_mistake or seen.status.ending == "supervisor killed"):
         state = None
     found = _BY_STATE.get(state or "")
+    if found is not None and found.cause == TIME_LIMIT and seen.requeue_at_limit:
+        return AttemptResult("requeued", None, found.reason, TIME_LIMIT)
     return found or AttemptResult("lost", None, "its node failed" if seen.state in _CUT_OFF else otherwise)
 
 
@@ -196,7 +200,7 @@ def _never_began(seen: Evidence) -> AttemptResult:
     if seen.state == "CANCELLED" and not seen.had_node and not seen.by_mistake:
         return AttemptResult("cancelled", None, "it was cancelled in Slurm before it began")
     if seen.state in {"DEADLINE", "TIMEOUT"}:
-        return AttemptResult("failed", IDLE_EXIT_CODE, "Slurm ended it before it began: its time was over")
+        return AttemptResult("failed", IDLE_EXIT_CODE, "Slurm ended it before it began: its time was over", TIME_LIMIT)
     if seen.is_held:
         why = "Slurm could not start it on its node, and held it"
     elif not seen.submitted:
@@ -209,5 +213,5 @@ def _never_began(seen: Evidence) -> AttemptResult:
     else:
         why = "Slurm started it, but Stoker did not run on the node"
         if seen.failed_starts + 1 >= _MOST_FAILED_STARTS:
-            return AttemptResult("failed", 125, why)
+            return AttemptResult("failed", 125, why, "start")
     return AttemptResult("requeued", None, why)

@@ -52,6 +52,8 @@ class SlurmAttemptSpec(AttemptSpec, frozen=True, kw_only=True):
     nodes: int = 1
     exported: tuple[str, ...] = ()
     """Variables of the shim's environment that came with `sbatch`; all others are the node's own."""
+    start_by: float | None = None
+    """Its deadline, in seconds since the epoch: what still waits in Slurm then is ended."""
 
 
 class SlurmJobId(msgspec.Struct, frozen=True):

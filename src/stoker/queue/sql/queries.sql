@@ -62,9 +62,48 @@ SELECT origin, job_id FROM stoker_forgotten WHERE origin {among origins}
 
 -- insert job --
 INSERT INTO stoker_jobs
-  (id, origin, name, group_name, state, priority, position, shape, spec, retries, retries_left, submitted)
+  (id, origin, name, group_name, state, priority, position, shape, spec, retries, retries_left, submitted, not_before)
 VALUES
-  (:id, :origin, :name, :group, :state, :priority, :position, {shape_in_group}, :spec, :retries, :retries, {now})
+  (:id, :origin, :name, :group, :state, :priority, :position, {shape_in_group}, :spec, :retries, :retries, {now}, {waits_until_begin})
+
+-- waits_until_begin --
+CASE WHEN :begin > {now} THEN {lease_now} + (:begin - {now}) ELSE 0 END
+
+-- insert schedule --
+INSERT INTO stoker_schedule (job_id, deadline, recurs)
+VALUES (:job, CASE WHEN :deadline > 0 THEN {lease_now} + (:deadline - {now}) END, :recurs)
+ON CONFLICT (job_id) DO NOTHING
+
+-- delete schedule --
+DELETE FROM stoker_schedule WHERE job_id = :job
+
+-- end recurrences --
+DELETE FROM stoker_schedule WHERE job_id {among ids}
+
+-- is_anything_scheduled --
+(EXISTS (
+  SELECT 1 FROM stoker_schedule s CROSS JOIN stoker_jobs j
+  WHERE s.deadline IS NOT NULL AND s.deadline <= {lease_now} AND j.id = s.job_id AND j.state <> 'running'
+) OR EXISTS (
+  SELECT 1 FROM stoker_schedule s CROSS JOIN stoker_jobs j
+  WHERE s.recurs = 1 AND j.id = s.job_id AND j.state IN {ended_states}
+))
+
+-- past deadlines --
+SELECT s.job_id FROM stoker_schedule s CROSS JOIN stoker_jobs j
+WHERE s.deadline IS NOT NULL AND s.deadline <= {lease_now} AND j.id = s.job_id AND j.state <> 'running'
+ORDER BY s.job_id LIMIT 100
+{skip_locked s}
+
+-- recurring jobs --
+SELECT s.job_id FROM stoker_schedule s CROSS JOIN stoker_jobs j
+WHERE s.recurs = 1 AND j.id = s.job_id AND j.state IN {ended_states}
+ORDER BY s.job_id LIMIT 100
+{skip_locked s}
+
+-- expire --
+UPDATE stoker_jobs SET state = 'failed', reason = :reason, ended = {now}, exit_code = NULL, not_before = 0, {unkept}
+WHERE id = :job AND state IN ('queued', 'held') RETURNING id
 
 -- insert dependency --
 INSERT INTO stoker_dependencies (job_id, needs, kind) VALUES (:job, :needs, :kind)
@@ -116,7 +155,7 @@ UNION ALL
 SELECT j.shape, j.id, j.priority, j.position, j.submitted, {kept} FROM stoker_jobs j
 WHERE j.kept_by = :worker AND {startable} AND NOT {full j.shape} AND {open}
 UNION ALL
-SELECT NULL, CASE WHEN {is_anything_expired} THEN 'expired' END, 0, {next_wake}, {lease_now}, CAST({now} AS TEXT)
+SELECT NULL, CASE WHEN {is_anything_expired} OR {is_anything_scheduled} THEN 'expired' END, 0, {next_wake}, {lease_now}, CAST({now} AS TEXT)
 
 -- startable --
 CASE WHEN j.state = 'queued' AND j.blocked = 0 AND j.not_before = 0 THEN {yes} ELSE {no} END
@@ -182,7 +221,7 @@ CASE WHEN state = 'running' THEN {yes} ELSE {no} END
  WHERE {unended a} AND a.lease_expires < {lease_now} AND a.worker_id <> :worker ORDER BY a.lease_expires LIMIT 1) IS NOT NULL
 
 -- is anything expired --
-SELECT {lease_now}, {is_anything_expired}, {next_wake}
+SELECT {lease_now}, {is_anything_expired} OR {is_anything_scheduled}, {next_wake}
 
 -- expired attempts --
 SELECT a.id FROM stoker_attempts a {by_lease}
@@ -297,7 +336,7 @@ WHERE id {among ids} AND state = 'cancelled' RETURNING id
 -- edit --
 UPDATE stoker_jobs
 SET name = :name, group_name = :group, priority = :priority, shape = {shape_in_group}, spec = :spec, retries = :retries, retries_left = :retries_left,
-    {unkept}
+    not_before = CASE WHEN :begins = 1 THEN {waits_until_begin} ELSE not_before END, {unkept}
 WHERE id = :id
 
 -- keep --
@@ -578,7 +617,7 @@ ORDER BY d.job_id, n.id
 SELECT id, name FROM stoker_jobs WHERE id {among ids} AND name <> ''
 
 -- forgettable --
-j.state {among states} AND j.ended < {now} - :age
+j.state {among states} AND j.ended < {now} - :age AND NOT EXISTS (SELECT 1 FROM stoker_schedule s WHERE s.job_id = j.id AND s.recurs = 1)
   AND NOT EXISTS (
     SELECT 1 FROM stoker_dependencies d JOIN stoker_jobs w ON w.id = d.job_id
     WHERE d.needs = j.id AND w.state IN ('queued', 'held', 'running')

@@ -192,6 +192,15 @@ CREATE TABLE stoker_log_chunks (
 CREATE INDEX stoker_jobs_kept ON stoker_jobs (kept_by) WHERE kept_by IS NOT NULL;
 CREATE INDEX stoker_jobs_kept_order ON stoker_jobs (priority DESC, position, submitted, id) WHERE kept_by IS NOT NULL;
 
+-- Jobs that must start by a deadline, by the clock of leases, or that recur; until that is done with.
+CREATE TABLE stoker_schedule (
+  job_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_jobs (id) ON DELETE CASCADE,
+  deadline DOUBLE PRECISION,
+  recurs INTEGER NOT NULL
+);
+CREATE INDEX stoker_schedule_deadline ON stoker_schedule (deadline) WHERE deadline IS NOT NULL;
+CREATE INDEX stoker_schedule_recurs ON stoker_schedule (job_id) WHERE recurs = 1;
+
 CREATE TABLE stoker_feeds (
   name TEXT COLLATE "C" NOT NULL PRIMARY KEY,
   version INTEGER NOT NULL,
