@@ -21,7 +21,12 @@ OptionTable = dict[str, Any]
 DEFAULT_PORT: Final = 7865
 LOOPBACK: Final = "127.0.0.1"
 # The events that can be notified.
-EVENTS: Final = ("failed", "stopped", "warned", "queue-empty", "gpu-unknown", "gpu-quarantined", "worker-gone")
+EVENTS: Final = (
+    *("failed", "stopped", "warned", "succeeded", "group-done"),
+    *("queue-empty", "gpu-unknown", "gpu-quarantined", "worker-gone"),
+)
+# Most jobs succeed: that is sent to those who ask for it.
+USUAL_EVENTS: Final = tuple(event for event in EVENTS if event != "succeeded")
 
 
 class Notifications(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
@@ -29,7 +34,7 @@ class Notifications(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
 
     urls: tuple[str, ...] = ()
     """apprise URLs. Each is a secret."""
-    events: tuple[str, ...] = EVENTS
+    events: tuple[str, ...] = USUAL_EVENTS
     unknown_after: str = "10m"
     """How long a GPU must be unreadable before a notification."""
     link: str = ""

@@ -105,6 +105,16 @@ def test_a_claim_never_exceeds_the_cap_and_others_are_not_held_up(queue: Store) 
     assert queue.check() == []
 
 
+def test_a_group_is_done_when_its_last_job_has_ended(queue: Store) -> None:
+    ids = queue.jobs.submit([*specs(2, group="g"), *specs(1, group="single")])
+    queue.jobs.cancel(ids[1:])
+    assert queue.groups.done_since(0.0) == []
+    queue.jobs.cancel(ids[:1])
+    ((group, ended),) = queue.groups.done_since(0.0)
+    assert (group.name, group.counts) == ("g", {"cancelled": 2})
+    assert queue.groups.done_since(ended + 1) == []
+
+
 def test_jobs_that_wait_in_the_queue_of_a_cluster_count(queue: Store) -> None:
     queue.jobs.submit(specs(3, group="g", at_most=1))
     ((shape,),) = {(job.shape,) for job in queue.attempts.heads("w").jobs}

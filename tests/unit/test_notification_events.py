@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from stoker.notifications.events import CAUSE_WITHIN, MAX_AGE, Event, EventDetector, EventKind, QueueState
 from stoker.notifications.senders import MAX_LENGTH, compose, plain
 from stoker.notifications.throttle import Throttle, release
+from stoker.queue.groups import Group
 from stoker.queue.model import HEARD_WITHIN, AttemptDetails
 from stoker.rules.rule import RuleWarning
-from stoker.settings import EVENTS
+from stoker.settings import EVENTS, USUAL_EVENTS
 from tests.support.deep import examples
 from tests.support.notification_parts import NOW, MemoryNotes, attempt, event, gpu, job, worker
 
@@ -28,7 +29,7 @@ def said(events: list[Event]) -> list[str]:
     return [event.message for event in events]
 
 
-def watching(unknown_after: float = 600.0, kinds: tuple[str, ...] = EVENTS) -> EventDetector:
+def watching(unknown_after: float = 600.0, kinds: tuple[str, ...] = USUAL_EVENTS) -> EventDetector:
     return EventDetector(kinds, unknown_after)
 
 
@@ -48,6 +49,28 @@ def test_failed_job_is_reported_once_with_its_reason() -> None:
 @pytest.mark.parametrize("state", ["succeeded", "cancelled"])
 def test_succeeded_or_cancelled_job_is_not_reported(state: str) -> None:
     assert watching().detect(a_look(ended=[job(state=state)])) == []
+
+
+def test_success_is_reported_to_those_who_ask_for_it() -> None:
+    (event,) = watching(kinds=EVENTS).detect(a_look(ended=[job(state="succeeded")], unfinished=True))
+    assert (event.kind, event.message) == ("succeeded", "Job train succeeded.")
+    assert compose("succeeded", [event], "").tone == "success"
+
+
+@pytest.mark.parametrize(
+    ("counts", "told", "tone"),
+    [
+        ({"succeeded": 3}, "All 3 jobs of night have ended: 3 succeeded.", "success"),
+        ({"succeeded": 2, "failed": 1}, "All 3 jobs of night have ended: 2 succeeded, 1 failed.", "failure"),
+        ({"succeeded": 1, "cancelled": 1}, "All 2 jobs of night have ended: 1 succeeded, 1 cancelled.", "warning"),
+    ],
+)
+def test_group_that_is_done_is_reported_once_each_time(counts: Any, told: str, tone: str) -> None:
+    detector, group = watching(), Group(name="night", counts=counts)
+    (event,) = detector.detect(a_look(done=[(group, NOW)]))
+    assert (event.message, compose("group-done", [event], "").tone) == (told, tone)
+    assert detector.detect(a_look(1, done=[(group, NOW)])) == []
+    assert len(detector.detect(a_look(9, done=[(group, NOW + 8)]))) == 1
 
 
 def test_job_that_fails_again_after_a_retry_is_reported_again() -> None:

@@ -5,14 +5,26 @@ from typing import Final, Literal
 
 import msgspec
 
+from stoker.actions.notify import Tone
 from stoker.queue.explanation import spoken
+from stoker.queue.groups import Group
 from stoker.queue.model import HEARD_WITHIN, Attempt, AttemptDetails, Job, Worker, WorkerGpu
 from stoker.rules.rule import RuleWarning
 from stoker.status.job_text import one_line, quoted_label, short_label
 from stoker.status.machines import worker_home
 from stoker.units import capitalized
 
-EventKind = Literal["failed", "stopped", "warned", "queue-empty", "gpu-unknown", "gpu-quarantined", "worker-gone"]
+EventKind = Literal[
+    "failed",
+    "stopped",
+    "warned",
+    "succeeded",
+    "group-done",
+    "queue-empty",
+    "gpu-unknown",
+    "gpu-quarantined",
+    "worker-gone",
+]
 Turn = Literal["happened", "began", "over"]
 
 # Older events are not reported, for example after a long outage.
@@ -43,6 +55,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """The command that shows details."""
     turn: Turn = "happened"
     """`began` and `over` for a lasting condition, which is sent once each time."""
+    tone: Tone | None = None
+    """What it means, if that is not the same for all events of its kind."""
 
 
 class QueueState(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +65,9 @@ class QueueState(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     """By the database's clock."""
     ended: Sequence[Job] = ()
-    """Recent failures and the last job that ended, newest first."""
+    """Recent failures, successes if they are reported, and the last job that ended, newest first."""
+    done: Sequence[tuple[Group, float]] = ()
+    """Groups of which the last job has ended lately, and when."""
     retried: Mapping[str, Job] = {}
     """Jobs that are retried, by the attempt that has ended."""
     causes: Mapping[str, AttemptDetails] = {}
@@ -85,6 +101,7 @@ class EventDetector:
         self._polled = state.now
         found = [
             *self._jobs(state),
+            *(_done(group, ended) for group, ended in state.done),
             *_warnings(state),
             *self._queue_empty(state),
             *self._gpus(state),
@@ -101,6 +118,8 @@ class EventDetector:
 
     def _jobs(self, state: QueueState) -> Iterator[Event]:
         for job in reversed(state.ended):
+            if job.state == "succeeded" and job.ended is not None and state.now - job.ended <= MAX_AGE:
+                yield _ended("succeeded", job, _attempt(job), f"Job {_name(job)} succeeded.")
             if job.state != "failed" or job.ended is None or state.now - job.ended > MAX_AGE:
                 continue
             if awaits_cause(job, state):
@@ -276,6 +295,21 @@ def _ended(kind: EventKind, job: Job, attempt: str, message: str) -> Event:
         message=message,
         path=f"/jobs/{job.id}",
         hint=f"stoker show {job.id}",
+    )
+
+
+def _done(group: Group, ended: float) -> Event:
+    counts = [(state, group.counts.get(state, 0)) for state in ("succeeded", "failed", "cancelled")]
+    told = ", ".join(f"{number} {state}" for state, number in counts if number)
+    name = one_line(group.name)[:_MAX_NAME]
+    return Event(
+        kind="group-done",
+        # A group that is done again, after a retry, is another event.
+        key=f"group-done:{group.name}:{ended:.3f}",
+        name=name,
+        message=f"All {group.total} jobs of {name} have ended: {told}.",
+        hint=f"stoker show '{name}'",
+        tone="failure" if group.counts.get("failed") else "warning" if group.counts.get("cancelled") else "success",
     )
 
 

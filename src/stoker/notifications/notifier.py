@@ -53,6 +53,7 @@ class Notifier:
         self._open = open_store
         self._log = log
         self._link = settings.link or link
+        self._kinds = frozenset(settings.events)
         self._detector = EventDetector(settings.events, parse_duration(settings.unknown_after))
         self._throttle = Throttle()
         self._channels = channels_of(settings)
@@ -118,7 +119,8 @@ class Notifier:
         unfinished = bool(running or jobs) or any(
             store.jobs.find(states=[state], limit=1) for state in ("queued", "held")
         )
-        ended = _recently_ended(store, oldest if self._polled is None else max(oldest, self._polled - _OVERLAP))
+        since = oldest if self._polled is None else max(oldest, self._polled - _OVERLAP)
+        ended = _recently_ended(store, since, with_successes="succeeded" in self._kinds)
         self._track_ended(running, now)
         causes = store.attempts.causes(
             {job.attempt for job in ended if job.attempt is not None} | self._awaiting_cause.keys()
@@ -126,6 +128,7 @@ class Notifier:
         return QueueState(
             now=now,
             ended=ended,
+            done=store.groups.done_since(since) if "group-done" in self._kinds else (),
             retried=self._retried(store, causes, {job.id for job in ended}),
             causes=causes,
             unfinished=unfinished,
@@ -214,9 +217,13 @@ def _sent_by_nobody(undelivered: Sequence[Sequence[Message]]) -> list[Event]:
     ]
 
 
-def _recently_ended(store: Store, at: float) -> list[Job]:
-    """All jobs that failed since then, which may be thousands, and the last one that ended otherwise."""
+def _recently_ended(store: Store, at: float, *, with_successes: bool) -> list[Job]:
+    """All jobs that failed since then, which may be thousands, and the last one that ended otherwise; or all."""
     limit = _FIRST_PAGE
+    if with_successes:
+        while len(ended := store.jobs.ended_since(at, limit)) >= limit:
+            limit *= 4
+        return ended
     while len(failed := store.jobs.failed_since(at, limit)) >= limit:
         limit *= 4
     ids = {job.id for job in failed}

@@ -23,6 +23,8 @@ _TITLES: Final[dict[tuple[EventKind, Turn], tuple[str, str, Tone]]] = {
     ("failed", "happened"): ("job failed", "jobs failed", "failure"),
     ("stopped", "happened"): ("job was stopped by a rule", "jobs were stopped by a rule", "warning"),
     ("warned", "happened"): ("job may have to be stopped", "jobs may have to be stopped", "warning"),
+    ("succeeded", "happened"): ("job succeeded", "jobs succeeded", "success"),
+    ("group-done", "happened"): ("group is done", "groups are done", "info"),
     ("queue-empty", "happened"): ("the queue is empty", "times the queue became empty", "info"),
     ("gpu-unknown", "began"): ("GPU cannot be read", "GPUs cannot be read", "warning"),
     ("gpu-unknown", "over"): ("GPU can be read again", "GPUs can be read again", "success"),
@@ -63,7 +65,7 @@ def compose(kind: EventKind, events: Sequence[Event], link: str, *, prefix: str 
         body=f"{text}\n{where}",
         events=tuple(events),
         # The end of a problem is good news only if nothing else is in the message.
-        tone=min((_TITLES[kind, event.turn][2] for event in events), key=_BY_SEVERITY.index),
+        tone=min((event.tone or _TITLES[kind, event.turn][2] for event in events), key=_BY_SEVERITY.index),
     )
 
 

@@ -82,6 +82,12 @@ class Groups(Table):
             if name in counts
         }
 
+    def done_since(self, at: float) -> list[tuple[Group, float]]:
+        """Groups of several jobs of which the last has ended at this time or later, and when."""
+        ended: dict[str, float] = dict(self._driver.fetch("groups done since", {"at": float(at)}))
+        known = self.several(ended)
+        return [(known[name], when) for name, when in ended.items() if name in known and known[name].total > 1]
+
     def running(self) -> dict[str, tuple[int, int]]:
         """Of each group with a cap of which jobs run: how many do, and how many may."""
         return {name: (number, at_most) for name, at_most, number in self._driver.fetch("running groups", {})}

@@ -408,6 +408,14 @@ WHERE j.state = 'running' AND j.group_name <> '' AND g.at_most IS NOT NULL GROUP
 -- cap of group --
 SELECT g.at_most FROM stoker_groups g WHERE g.name = :group {locked g}
 
+-- groups done since --
+SELECT j.group_name, max(j.ended) FROM stoker_jobs j {by_ended} WHERE j.ended >= :at AND j.group_name <> ''
+  AND NOT EXISTS (
+    SELECT 1 FROM stoker_jobs u
+    WHERE u.group_name = j.group_name AND u.group_name <> '' AND u.state IN ('queued', 'held', 'running')
+  )
+GROUP BY j.group_name
+
 -- set cap --
 UPDATE stoker_groups SET at_most = :at_most WHERE name = :group
 
