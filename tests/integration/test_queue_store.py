@@ -636,6 +636,26 @@ def test_inconsistent_job_is_reported_and_not_started(queue: Store) -> None:
     assert any(other in complaint and "cannot be read" in complaint for complaint in queue.check())
 
 
+@pytest.mark.parametrize("spec", ["{", '{"command": 7}', "[]", '{"command": ["true"], "gpus": "all"}'])
+def test_unreadable_job_fails_with_a_reason_and_others_of_its_shape_start(queue: Store, spec: str) -> None:
+    first, second, third = submit(queue, "1", "2", "3", gpus=0)
+    for job in (first, third):
+        queue._driver.fetch_text(f"UPDATE stoker_jobs SET spec = '{spec}' WHERE id = '{job}'", {})
+    assert {job.id for job in queue.jobs.search().jobs} == {first, second, third}, "people see it"
+    heads = queue.attempts.heads("w")
+    assert heads.wake_in == 0.0, "the others of its shape are read next"
+    # The last one that was read stands for its shape.
+    found = queue.jobs.get(third)
+    assert (found.state, found.exit_code) == ("failed", 125)
+    assert found.reason.startswith("what the queue has of it cannot be read")
+    heads = queue.attempts.heads("w")
+    assert [job.id for job in heads.jobs] == [first, second]
+    assert heads.wake_in is None
+    claim = ClaimRequest(shape=heads.jobs[0].shape, worker="w", lease=LONG)
+    claimed = [queue.attempts.take_head(claim) for _ in range(2)]
+    assert [one and (one.job.id, bool(one.job.command)) for one in claimed] == [(first, False), (second, True)]
+
+
 def test_first_free_job_of_several_is_claimed(queue: Store) -> None:
     first, second, third = submit(queue, "1", "2", "3")
     queue.jobs.edit(third, {"priority": 5})

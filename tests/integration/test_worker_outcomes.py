@@ -1,15 +1,19 @@
 """Outcomes of jobs: retries, time limits, idle stops, and commands that cannot start."""
 
+import contextlib
 import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from stoker.queue import Job
+from stoker.queue import Job, Store
 from stoker.runs.record import Record
+from tests.support.either_queue import queue, url
 from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite
+
+__all__ = ["queue", "url"]
 
 IDLE_AT_ONCE = {"every": 0.2, "window": 1.0, "after": 0.0}
 
@@ -34,6 +38,20 @@ def test_failed_job_is_retried_after_its_backoff_and_then_fails(site: WorkSite) 
     assert second.ended is not None
     assert second.started - first.ended >= 0.2
     assert third.started - second.ended >= 0.4
+
+
+def test_unreadable_jobs_fail_with_a_reason_and_the_worker_goes_on(tmp_path: Path, queue: Store, url: str) -> None:
+    with contextlib.closing(WorkSite(tmp_path, queue, queue=url)) as site:
+        first, second, third = (site.submit("true", gpus=0) for _ in range(3))
+        for job in (first, third):
+            queue._driver.fetch_text(f"UPDATE stoker_jobs SET spec = '{{' WHERE id = '{job}'", {})
+        site.work_until_empty()
+        assert [site.job(job).state for job in (first, second, third)] == ["failed", "succeeded", "failed"]
+        assert [site.job(job).exit_code for job in (first, third)] == [125, 125]
+        assert all("cannot be read" in site.job(job).reason for job in (first, third))
+        listed = site.stoker("list", "--all")
+        assert listed.code == 0, listed
+        assert first in listed.out
 
 
 def test_job_that_succeeds_on_its_second_attempt_has_succeeded(site: WorkSite) -> None:

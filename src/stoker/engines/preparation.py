@@ -12,6 +12,7 @@ from stoker.errors import BadInputError
 from stoker.fit.model import FitSpec
 from stoker.gpus.model import Gpu
 from stoker.gpus.visible import hiding_variables, set_visible_gpus
+from stoker.queue.attempts import UNREADABLE
 from stoker.queue.commands import filled, mentioned
 from stoker.queue.model import Job
 from stoker.rules.registry import policies_of
@@ -80,6 +81,8 @@ def prepare(
     `environment`: the worker's own; `present`: all GPUs of the machine, for those that can only be named by index.
     `chosen_later`: a cluster manager chooses the job's GPUs, and names them in its own variables.
     """
+    if not job.command:
+        raise BadInputError(f"the job {job.id} cannot be run: {UNREADABLE}")
     words = job.command if isinstance(job.command, tuple) else ("/bin/sh", "-c", job.command)
     values = {"gpus": str(job.gpus if chosen_later else len(gpus)), **rendezvous.placeholders()}
     command = tuple(_filled_in(word, job, values) for word in words)

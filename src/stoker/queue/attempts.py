@@ -54,6 +54,7 @@ MOST_LOSSES: Final = 10
 MOST_REQUEUES_AT_LIMIT: Final = 100
 # A job that no machine can start must not stay first in the queue.
 LONGEST_REQUEUE_DELAY: Final = 30.0
+UNREADABLE: Final = "what the queue has of it cannot be read"
 # Details are written shortly before or after the outcome, never this far apart.
 SECONDS_APART: Final = 3600.0
 
@@ -115,6 +116,8 @@ class Attempts(Table):
         self._placed: dict[str, dict[str, Any]] = {}
         """What engines look at, by shape."""
         self._waiting: dict[Row, ReadyJob] = {}
+        self._rejected = False
+        """Whether one of the jobs that were just read could not be understood."""
 
     def heads(
         self, worker: str = "", after: str = "", also: Collection[str] = (), without: Collection[str] = ()
@@ -144,7 +147,10 @@ class Attempts(Table):
         if is_partial or after:
             heads |= dict.fromkeys(self._driver.fetch("first ready", {"worker": worker}))
         heads, cut = self._within_caps(heads)
+        self._rejected = False
         jobs = self._waiting_jobs(heads)
+        if self._rejected:
+            wake = clock  # to read the others of its shape
         return Heads(
             jobs=tuple(sorted(jobs, key=_place_in_line)),
             more=frozenset(shape for shape, count in shapes.items() if count >= MOST_OF_SHAPE and shape not in cut),
@@ -187,7 +193,10 @@ class Attempts(Table):
                 self._placed.clear()
                 unknown = {row[0]: row[1] for row in rows}
             for shape, spec in self._driver.fetch("specs", {"jobs": json_text(list(unknown.values()))}):
-                self._placed[shape] = placed_values(msgspec.json.decode(spec, type=JobSpec))
+                try:
+                    self._placed[shape] = placed_values(msgspec.json.decode(spec, type=JobSpec))
+                except msgspec.MsgspecError as error:
+                    self._reject(unknown.get(shape, ""), error)
         for row in rows:
             shape, name, priority, position, submitted, kept = row
             # A job that was edited meanwhile may have been the only one of its shape.
@@ -205,6 +214,12 @@ class Attempts(Table):
             if found is not None:
                 self._waiting[row] = found
         return list(self._waiting.values())
+
+    def _reject(self, job: str, error: msgspec.MsgspecError) -> None:
+        """Ends a job that no worker can read. Others of its shape are read the next time."""
+        which: Parameters = {"job": job, "reason": clean_text(f"{UNREADABLE}: {error}")}
+        self._rejected = True
+        self._change(lambda: self._driver.fetch("reject", which))
 
     def claim(
         self, jobs: Sequence[str], worker: str, gpus: Sequence[str], lease_seconds: float, *, pending: bool = False

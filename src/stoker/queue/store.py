@@ -17,7 +17,7 @@ from stoker.queue.groups import Groups
 from stoker.queue.jobs import Jobs, check_submission, insert, known_origins, ready_among, until_free
 from stoker.queue.logs import Logs
 from stoker.queue.model import HEARD_WITHIN, GpuUse, Usage, View, Worker
-from stoker.queue.table import Table, clean_text, job_of, json_text
+from stoker.queue.table import Table, clean_text, json_text, strict_job_of
 
 # Events are found long before they are two months old.
 KEPT_SECONDS: Final = 60 * 86400.0
@@ -292,7 +292,7 @@ def _contradictions(driver: Driver) -> Iterable[str]:
 def _unreadable(driver: Driver) -> Iterable[str]:
     for row in driver.fetch("unfinished jobs", {}):
         try:
-            job_of(row)
+            strict_job_of(row)
         except msgspec.MsgspecError as error:
             yield f"the job {row[0]} cannot be read ({error}): `stoker cancel {row[0]}` removes it from the queue"
 

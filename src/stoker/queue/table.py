@@ -69,11 +69,20 @@ def tail_of(text: str) -> str:
 
 
 def job_of(row: Row) -> Job:
-    """A row of the statements that select `{job}`."""
+    """A row of the statements that select `{job}`. A job whose spec cannot be read has no command, and never starts."""
+    try:
+        return strict_job_of(row)
+    except msgspec.MsgspecError:
+        at = JOB_COLUMNS.index("spec")
+        return strict_job_of((*row[:at], '{"command": []}', *row[at + 1 :]))
+
+
+def strict_job_of(row: Row) -> Job:
+    """The same; raises MsgspecError when the spec cannot be read."""
     fields: dict[str, Any] = dict(zip(JOB_COLUMNS, row, strict=True))
     if fields["kept"] is not None:
         fields["kept"] = kept_of(fields["kept"])
-    return msgspec.convert(msgspec.json.decode(fields.pop("spec")) | fields, Job)
+    return msgspec.convert(msgspec.json.decode(fields.pop("spec"), type=dict[str, Any]) | fields, Job)
 
 
 def kept_of(text: str) -> KeptGpus:

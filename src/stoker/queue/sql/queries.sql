@@ -280,6 +280,11 @@ SET state = :state, reason = :reason, retries_left = :retries_left, not_before =
 WHERE id = :job AND attempt = :attempt AND {is_running}
 RETURNING shape, priority
 
+-- reject --
+UPDATE stoker_jobs SET state = 'failed', reason = :reason, exit_code = 125, ended = {now}, not_before = 0, {unkept}
+WHERE id = :job AND state = 'queued'
+RETURNING id
+
 -- cancel --
 UPDATE stoker_jobs
 SET state = CASE WHEN state = 'running' THEN 'running' ELSE 'cancelled' END,
