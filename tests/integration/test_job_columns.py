@@ -9,6 +9,7 @@ from stoker.cli.top.screen import TopView, frame
 from stoker.cli.verbs.show import list_command
 from stoker.queue import Store
 from stoker.status.job_columns import COLUMNS, JobColumn
+from stoker.web.answers import Page
 from stoker.web.pages.sections import render_list
 from tests.support.queue_jobs import queue, submit
 from tests.support.snapshots import snapshot
@@ -40,6 +41,6 @@ def test_registered_column_is_in_top() -> None:
 
 def test_registered_column_is_on_the_page(queue: Store) -> None:
     (name,) = submit(queue, "vit")
-    html = render_list([queue.jobs.get(name)], None, None, "operator")["list"]
+    html = render_list(Page(items=[queue.jobs.get(name)]), None, None, "operator")["list"]
     assert '<th scope="col" class="experiment">Experiment</th>' in html
     assert '<td class="experiment">of-vit</td>' in html

@@ -669,7 +669,7 @@ def test_the_description_is_for_token_holders_and_complete(site: ApiSite, client
     description = told(client.get("/api/openapi.json"))
     operations = [one for path in description["paths"].values() for one in path.values()]
     names = [one["operationId"] for one in operations]
-    assert len(set(names)) == len(names) == 28
+    assert len(set(names)) == len(names) == 38
     for one in operations:
         assert one["summary"], one
         assert one["description"], one
@@ -735,3 +735,75 @@ def test_who_edits_or_copies_a_job_keeps_the_secrets_that_are_not_shown(site: Ap
 def test_a_mask_without_a_value_behind_it_is_refused(client: Client) -> None:
     found = mistakes(client.post(f"{V1}/jobs", json=job_body(environment={"HF_TOKEN": "***"})))
     assert "write the value of HF_TOKEN" in found["#/environment"]
+
+
+# Many at once
+
+
+def test_one_action_for_many_jobs_and_one_undo(site: ApiSite, client: Client) -> None:
+    store = site.store
+    jobs = submit(store, *(f"night-{number}" for number in range(92)), tags=("night",))
+    other, held = submit(store, "other", "held")
+    store.jobs.hold([held])
+
+    def act(**body: Any) -> Any:
+        return told(client.post(f"{V1}/jobs/bulk", json=body))
+
+    def undo(done: Any) -> Any:
+        return told(client.request(done["undo"]["method"], done["undo"]["path"], json=done["undo"]["body"]))
+
+    for job in jobs:
+        end(store, job)
+    rehearsed = act(action="retry", q="state:failed since:1d", dry_run=True)
+    assert (rehearsed["changed"], rehearsed["message"], rehearsed["undo"]) == (
+        92,
+        "92 jobs would be queued again",
+        None,
+    )
+    assert states(store, *jobs[:2]) == ["failed", "failed"]
+    done = act(action="retry", q="tag:night")
+    assert (done["changed"], set(states(store, *jobs))) == (92, {"queued"})
+    assert undo(done)["message"] == "92 jobs cancelled"
+    # Of those that waited, held ones are held again.
+    done = act(action="cancel", jobs=[other, held, jobs[0], "00000000", "nonsense"])
+    assert done["message"] == "2 jobs cancelled, 1 left as they are"
+    assert done["unchanged"] == [f"night-0 ({jobs[0]}): it is already cancelled"]
+    assert undo(done)["message"] == "1 job queued again, 1 job held again"
+    assert states(store, other, held) == ["queued", "held"]
+    before = [job.position for job in map(store.jobs.get, (other, held))]
+    done = act(action="move", jobs=[held], place="first")
+    assert store.jobs.get(held).position < before[0]
+    assert undo(done)["changed"] == 1
+    assert [job.position for job in map(store.jobs.get, (other, held))] == before
+    done = act(action="tag", tag="best", q="night-1")
+    assert (done["changed"], len(store.jobs.find(tag="best"))) == (11, 11)
+    assert act(action="tag", tag="best", q="night-1")["undo"] is None
+    assert (undo(done)["changed"], store.jobs.find(tag="best")) == (11, [])
+    done = act(action="hold", q="name:other")
+    assert (undo(done)["message"], states(store, other)) == ("1 job released", ["queued"])
+    running = submit(store, "running")
+    start(store, running[0])
+    done = act(action="cancel", jobs=running)
+    assert (done["message"], done["undo"]) == ("1 job asked to stop", None)
+    assert act(action="hold", q="nothing here")["message"] == "No job was changed: none fits"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"action": "cancel"},
+        {"action": "cancel", "q": "x", "jobs": []},
+        {"action": "burn", "q": "x"},
+        {"action": "tag", "q": "x"},
+        {"action": "hold", "q": "x", "tag": "t"},
+        {"action": "move", "q": "x"},
+        {"action": "hold", "q": "x", "place": "first"},
+        {"action": "hold", "held": []},
+        {"action": "hold", "q": "colour:red"},
+        {"action": "tag", "q": "x", "tag": "a\nb"},
+    ],
+)
+def test_an_action_for_many_that_cannot_be_meant_changes_nothing(site: ApiSite, client: Client, body: Any) -> None:
+    (job,) = submit(site.store, "x")
+    assert mistakes(client.post(f"{V1}/jobs/bulk", json=body))
+    assert site.store.jobs.get(job).state == "queued"

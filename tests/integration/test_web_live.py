@@ -108,7 +108,7 @@ def test_one_look_serves_everybody_with_the_same_list(site: Site, monkeypatch: p
         await pages[0].until(lambda: all(page.heard("list") for page in pages))
         for page in pages:
             await page.__aexit__(None, None, None)
-        assert sorted(listing.tag for listing in looked) == ["", "a"]
+        assert sorted(listing.q for listing in looked) == ["", "tag:a"]
 
     monkeypatch.setattr(Listing, "read", counted)
     asyncio.run(story())

@@ -168,6 +168,35 @@ class Jobs(JobReader):
         """Moves waiting jobs right beside another, in the same order and with its priority; their ids."""
         return self._change(lambda: moved_beside(self._driver, ids, neighbour, side))
 
+    def put_back(self, positions: Mapping[str, float]) -> list[str]:
+        """Gives waiting jobs these positions; their ids. The undo of a move."""
+
+        def work() -> list[str]:
+            names = _those(_waiting(self._driver), list(positions))
+            self._driver.many("set position", [{"id": name, "position": float(positions[name])} for name in names])
+            return names
+
+        return self._change(work)
+
+    def tag(self, ids: Sequence[str], tag: str, *, remove: bool = False) -> list[str]:
+        """Adds a tag to jobs in any state, or removes it; the ids of those that changed."""
+
+        def work() -> list[str]:
+            rows = map(job_of, self._driver.fetch("jobs to change", {"ids": json_text(list(ids))}))
+            changed = [
+                (job.id, edited(job, {"tags": _tags(job.tags, tag, remove)}))
+                for job in rows
+                if (tag in job.tags) == remove
+            ]
+            self._driver.many("set spec", [{"id": name, "spec": columns(asked)["spec"]} for name, asked in changed])
+            self._driver.many("delete tags", [{"job": name} for name, _asked in changed])
+            added = [{"tag": one, "job": name} for name, asked in changed for one in dict.fromkeys(asked.tags)]
+            self._driver.many("insert tag", added)
+            self._driver.many("change text", [text_row(name, asked) for name, asked in changed])
+            return [name for name, _asked in changed]
+
+        return self._change(work, FOR_PEOPLE)
+
     def keep(
         self, job: str, worker: str, gpus: Sequence[str], starts_in: float | None, instead_of: str | None = None
     ) -> bool:
@@ -234,6 +263,10 @@ class Jobs(JobReader):
             return float(rows[0][0]) if rows else 0.0
 
         return self._driver.transaction(work)
+
+
+def _tags(tags: Sequence[str], tag: str, remove: bool) -> tuple[str, ...]:
+    return tuple(one for one in tags if one != tag) if remove else (*tags, tag)
 
 
 def ready_among(jobs: Sequence[JobSpec]) -> Changes:

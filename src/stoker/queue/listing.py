@@ -119,6 +119,11 @@ class JobReader(Table):
         """All jobs that match, the newest first."""
         return [job_of(row[:-1]) for row in self._found(SearchStatements(query=query, sql=self._driver.sql))]
 
+    def with_ids(self, ids: Sequence[str]) -> list[Job]:
+        """Those of these jobs that there are."""
+        sql = f"SELECT {self._driver.sql('job')} FROM stoker_jobs j WHERE {self._driver.sql('chosen jobs')}"  # noqa: S608  # our own pieces
+        return [job_of(row) for row in self._driver.fetch_text(sql, {"ids": json_text(list(ids))})]
+
     def _found(self, search: SearchStatements, after: Mark | None = None, columns: str = "job") -> list[Row]:
         parameters = search.parameters()
         for name, text in search.machines().items():

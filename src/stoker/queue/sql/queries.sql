@@ -368,6 +368,9 @@ WHERE state IN ('queued', 'held') ORDER BY priority DESC, position, submitted, i
 -- set position --
 UPDATE stoker_jobs SET position = :position WHERE id = :id
 
+-- set spec --
+UPDATE stoker_jobs SET spec = :spec WHERE id = :id
+
 -- set place --
 UPDATE stoker_jobs SET position = :position, priority = :priority WHERE id = :id
 

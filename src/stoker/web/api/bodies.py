@@ -9,6 +9,7 @@ from starlette.requests import Request
 from stoker.errors import InvalidFieldsError
 from stoker.queue.field_kinds import JobName, Label, Seconds, Value, Written
 from stoker.queue.fields import FIELDS
+from stoker.queue.search import LONGEST_QUERY
 from stoker.web.submission import Fit, settable
 
 Fraction = Annotated[float, Meta(ge=0, le=1)]
@@ -111,6 +112,29 @@ class MoveBody(msgspec.Struct, kw_only=True):
     ] = None
     before: Annotated[JobName | None, Meta(description="The id of a waiting job; its priority is taken over.")] = None
     after: Annotated[JobName | None, Meta(description="The same, after that job.")] = None
+
+
+SearchText = Annotated[str, Meta(max_length=LONGEST_QUERY)]
+Ids = Annotated[list[JobName], Meta(max_length=10_000)]
+
+
+class BulkBody(msgspec.Struct, kw_only=True):
+    """One action for many jobs: `jobs`, or all that match `q`."""
+
+    action: Annotated[
+        Literal["cancel", "retry", "hold", "release", "move", "tag", "untag"], Meta(description="What is done.")
+    ]
+    q: Annotated[SearchText | None, Meta(description="All jobs that match this search.")] = None
+    jobs: Annotated[Ids | None, Meta(description="Their ids.")] = None
+    held: Annotated[
+        Ids | None, Meta(description="With `retry`: these are held, as they were when they were cancelled.")
+    ] = None
+    place: Annotated[Literal["first", "last"] | None, Meta(description="With `move`.")] = None
+    positions: Annotated[
+        dict[JobName, float] | None, Meta(description="With `move`: where they were, as `undo` has it.")
+    ] = None
+    tag: Annotated[JobName | None, Meta(description="With `tag` and `untag`.")] = None
+    dry_run: Annotated[bool, Meta(description="Say what would happen, and change nothing.")] = False
 
 
 class DismissBody(msgspec.Struct, kw_only=True):

@@ -1,15 +1,15 @@
 """The sections of the pages as HTML for a role: the same for the first load and for later changes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from markupsafe import Markup
 
-from stoker.queue.model import Job
 from stoker.status.detail import JobDetail
 from stoker.status.job_columns import JobRow, columns_of
 from stoker.status.job_text import job_label
 from stoker.status.model import Machine, Snapshot
+from stoker.web.answers import Page
 from stoker.web.auth.key_file import Role
 from stoker.web.templating import rendered, slug
 
@@ -64,13 +64,28 @@ def render_job(detail: JobDetail, role: Role) -> dict[str, str]:
     return {name: rendered(f"job_{name}.html", **context).strip() for name in JOB}
 
 
-def render_list(jobs: Sequence[Job], older: str | None, newest: str | None, role: Role) -> dict[str, str]:
-    """The section of a list of jobs, with links to older and to the newest jobs."""
+def render_list(
+    found: Page,
+    older: str | None,
+    newest: str | None,
+    role: Role,
+    q: str = "",
+    heads: Mapping[str, tuple[str, str]] = {},
+    named: bool = False,
+) -> dict[str, str]:
+    """The section of a list of jobs, with links to older and to the newest jobs, and of heads to other orders.
+
+    `named`: actions for all are for those that are shown, not for all that match.
+    """
     context = {
-        "rows": [JobRow(job=job) for job in jobs],
+        "rows": [JobRow(job=job) for job in found.items],
         "columns": columns_of("page"),
         "older": older,
         "newest": newest,
+        "q": q,
+        "heads": heads,
+        "named": named,
+        "cut": found.cut,
         "acts": role == "operator",
     }
     return {"list": rendered("job_list.html", **context).strip()}

@@ -1,6 +1,7 @@
 """The pages for reading: the overview, the list of jobs and one job; and the error page."""
 
 import asyncio
+import re
 import time
 from collections.abc import Mapping
 from typing import Final, cast, get_args
@@ -13,6 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from stoker.errors import BadInputError
 from stoker.queue.fields import State
 from stoker.queue.model import Failure, Job
+from stoker.queue.search import LONGEST_QUERY, SORTS, Sort, parse_sort
 from stoker.queue.store import Store
 from stoker.status import detail
 from stoker.status.health import RECENT
@@ -20,7 +22,7 @@ from stoker.web.answers import Page, place_of, read_page, searched
 from stoker.web.app_state import AppState, app_state_of, user_of
 from stoker.web.auth.key_file import Role
 from stoker.web.pages.sections import OVERVIEW, for_page, render, render_job, render_list, trusted
-from stoker.web.problems import NotFoundError
+from stoker.web.problems import NotFoundError, ParameterError
 from stoker.web.sse.snapshot_cache import SnapshotCache
 from stoker.web.statics import static_file
 from stoker.web.templating import page
@@ -147,6 +149,7 @@ _CHOICES: Final = (
     ("succeeded", "Succeeded"),
     ("cancelled", "Cancelled"),
 )
+_STATE: Final = re.compile(r"(?:(?<=\s)|^)state:\S*", re.IGNORECASE)
 _UNSEEN: Final = {
     "failed": "Jobs that failed in the last 24 h",
     "stopped": "Jobs that a rule stopped in the last 24 h",
@@ -158,59 +161,114 @@ _MOST_UNSEEN: Final = 1000
 class Listing(msgspec.Struct, frozen=True):
     """Which jobs a list shows."""
 
-    state: str = ""
-    tag: str = ""
+    q: str = ""
+    sort: str = ""
     cursor: str = ""
     unseen: str = ""
     """Only failures that were not dismissed: `failed` or `stopped`."""
 
     @classmethod
-    def parse(cls, state: str, tag: str, cursor: str, unseen: str = "") -> "Listing":
-        """From the query of an address. An unknown state stands for all states."""
+    def parse(cls, q: str, state: str, tag: str, sort: str, cursor: str, unseen: str = "") -> "Listing":
+        """From the query of an address. State and tag become parts of the search; an unknown state stands for all."""
         if unseen in get_args(Failure):
             return cls(unseen=unseen)
-        listing = cls(state if state in get_args(State) else "", tag.strip(), cursor)
+        tag = tag.strip().replace('"', "")
+        tagged = f'tag:"{tag}"' if " " in tag else f"tag:{tag}" if tag else ""
+        words = (q.strip(), f"state:{state}" if state in get_args(State) else "", tagged)
+        listing = cls(
+            " ".join(word for word in words if word), "" if sort.strip() == "submitted" else sort.strip(), cursor
+        )
         if cursor:
             place_of(cursor)  # raises for an invalid one
+        searched(listing.q, sort=listing.sort)  # the same
         return listing
 
     def read(self, store: Store) -> Page:
         if self.unseen:
             failures = store.jobs.failures(cast("Failure", self.unseen), store.clock() - RECENT, _MOST_UNSEEN)
             return Page(items=failures)
-        states = (cast("State", self.state),) if self.state else ()
         after = place_of(self.cursor) if self.cursor else None
-        return read_page(store, searched("", states, self.tag or None), after, _ON_A_PAGE)
+        return read_page(store, searched(self.q, sort=self.sort), after, _ON_A_PAGE)
 
     def sections(self, found: Page, role: Role) -> dict[str, str]:
         older = self.address(found.next) if found.next else None
-        return render_list(found.items, older, self.address() if self.cursor else None, role)
+        heads = {} if self.unseen else {name: self._sorted_by(name) for name in SORTS}
+        return render_list(
+            found, older, self.address() if self.cursor else None, role, self.q, heads, bool(self.unseen)
+        )
+
+    def _sorted_by(self, name: str) -> tuple[str, str]:
+        """The address of the list sorted by this column, the other way round if it is; and the way it is now."""
+        now = parse_sort(self.sort)
+        way = "" if now.by != name else "descending" if now.descending else "ascending"
+        wanted = Sort(name, SORTS[name].descending != (now.by == name and now.descending == SORTS[name].descending))
+        return msgspec.structs.replace(self, sort=str(wanted)).address(), way
+
+    def in_state(self, state: str) -> "Listing":
+        """The same search in another state, or in all."""
+        rest = _STATE.sub(" ", self.q).strip()
+        return Listing(" ".join(word for word in (rest, f"state:{state}" if state else "") if word), self.sort)
 
     def address(self, cursor: str = "", *, of: str = "/jobs") -> str:
-        parts = (("state", self.state), ("tag", self.tag), ("cursor", cursor), ("unseen", self.unseen))
+        sort = "" if self.sort == "submitted" else self.sort
+        parts = (("q", self.q), ("sort", sort), ("cursor", cursor), ("unseen", self.unseen))
         asked = [(name, value) for name, value in parts if value]
         return f"{of}?{urlencode(asked)}" if asked else of
 
 
 @router.get("/jobs")
 async def jobs(
-    request: Request, state: str = "", tag: str = "", cursor: str = "", made: str = "", unseen: str = ""
+    request: Request,
+    q: str = "",
+    state: str = "",
+    tag: str = "",
+    sort: str = "",
+    cursor: str = "",
+    made: str = "",
+    unseen: str = "",
 ) -> Response:
     app_state = app_state_of(request)
-    listing = Listing.parse(state, tag, cursor, unseen)
+    try:
+        listing = Listing.parse(q, state, tag, sort, cursor, unseen)
+    except ParameterError as error:
+        if error.parameter != "q":
+            raise
+        return _bad_search(request, q, error)
     found = await app_state.pool.run(listing.read)
+    now = parse_sort(listing.sort)
     return page(
         request,
         "jobs.html",
         sections=trusted(listing.sections(found, user_of(request).role)),
-        choices=[(value, label, Listing(value, listing.tag).address()) for value, label in _CHOICES],
-        state=listing.state,
+        choices=[
+            (listing.in_state(value).address(), label, listing.in_state(value).q == listing.q)
+            for value, label in _CHOICES
+        ],
+        sorts=[(name, key.title, name == now.by) for name, key in SORTS.items()],
         unseen=_UNSEEN.get(listing.unseen, ""),
-        tag=listing.tag,
+        q=listing.q,
+        mistake="",
         made=int(made) if made.isascii() and made.isdigit() and len(made) < 7 else 0,
         here="jobs",
         live=listing.address(cursor, of="/live/jobs"),
         now=now_of(app_state.snapshot_cache),
+    )
+
+
+def _bad_search(request: Request, q: str, error: ParameterError) -> Response:
+    """The page with the search as it was typed, and what is wrong with it."""
+    return page(
+        request,
+        "jobs.html",
+        status=422,
+        sections={"list": ""},
+        choices=[(Listing().in_state(value).address(), label, False) for value, label in _CHOICES],
+        sorts=[],
+        unseen="",
+        q=q[:LONGEST_QUERY],
+        mistake=str(error),
+        made=0,
+        here="jobs",
     )
 
 

@@ -43,10 +43,10 @@ async def overview_events(request: Request) -> StreamingResponse:
 
 @router.get("/live/jobs")
 async def list_events(
-    request: Request, state: str = "", tag: str = "", cursor: str = "", unseen: str = ""
+    request: Request, q: str = "", state: str = "", tag: str = "", sort: str = "", cursor: str = "", unseen: str = ""
 ) -> StreamingResponse:
     app_state, role = app_state_of(request), user_of(request).role
-    listing = Listing.parse(state, tag, cursor, unseen)
+    listing = Listing.parse(q, state, tag, sort, cursor, unseen)
 
     async def render() -> Mapping[str, str]:
         return listing.sections(await app_state.pool.run(listing.read), role)

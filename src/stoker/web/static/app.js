@@ -239,5 +239,5 @@ const Stoker = (() => {
   freshen();
   setInterval(() => { if (!document.hidden) freshen(); }, TELL_EVERY);
 
-  return { call, toast, freshen, goToLogin };
+  return { ask, call, toast, freshen, goToLogin };
 })();

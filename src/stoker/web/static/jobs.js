@@ -1,0 +1,117 @@
+// The list of jobs: selecting rows, actions for many, saved searches, and the keyboard.
+"use strict";
+
+(() => {
+  const SAVED = "stoker-searches";
+  const picked = new Set();
+  const list = document.getElementById("section-list");
+  const box = document.getElementById("q");
+
+  // Selecting rows: the choice survives updates of the list
+
+  function shown() {
+    for (const pick of list.querySelectorAll("[data-pick]")) pick.checked = picked.has(pick.value);
+    const chosen = list.querySelector("[data-chosen]");
+    if (chosen) chosen.textContent = picked.size ? `Actions for ${picked.size} selected` : list.querySelector("[data-named]") ? "Actions for all of these" : "Actions for all that match";
+  }
+  list.addEventListener("change", (event) => {
+    if (!event.target.matches("[data-pick]")) return;
+    if (event.target.checked) picked.add(event.target.value);
+    else picked.delete(event.target.value);
+    shown();
+  });
+  list.addEventListener("stoker:swapped", shown);
+
+  // Actions
+
+  function target() {
+    if (picked.size) return { jobs: [...picked] };
+    const bar = list.querySelector(".bulk");
+    if ("named" in bar.dataset) return { jobs: [...list.querySelectorAll("[data-pick]")].map((pick) => pick.value) };
+    return { q: bar.dataset.q };
+  }
+
+  async function act(button) {
+    const body = { action: button.dataset.bulk, ...target() };
+    if (button.dataset.place) body.place = button.dataset.place;
+    if (body.action === "tag" || body.action === "untag") {
+      body.tag = (window.prompt("Which tag?") || "").trim();
+      if (!body.tag) return;
+    }
+    if (button.dataset.ask) {
+      const answer = await fetch("/api/v1/jobs/bulk", { method: "POST", credentials: "same-origin", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ ...body, dry_run: true }) });
+      const told = await answer.json().catch(() => ({}));
+      if (!answer.ok || !told.changed) return void Stoker.toast(told.message || told.detail || "The request failed", { bad: true });
+      if (!(await Stoker.ask(`${told.message}. Work of running jobs that is not saved is lost.`, `${button.dataset.ask} ${told.changed}`))) return;
+    }
+    if (await Stoker.call("POST", "/api/v1/jobs/bulk", body)) {
+      picked.clear();
+      shown();
+    }
+  }
+  list.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-bulk]");
+    if (button) act(button);
+    const select = event.target.closest("[data-select]");
+    if (select) {
+      const on = list.classList.toggle("selecting");
+      select.setAttribute("aria-pressed", on);
+      if (!on) picked.clear();
+      shown();
+    }
+    if (event.target.closest("[data-save]")) save();
+  });
+  document.querySelector("[data-submits]")?.addEventListener("change", (event) => event.target.form.requestSubmit());
+
+  // Saved searches: the address of each is a link that can be shared
+
+  function saved() {
+    try { return JSON.parse(localStorage.getItem(SAVED)) || []; } catch { return []; }
+  }
+  function save() {
+    const here = new URLSearchParams(location.search);
+    const text = (here.get("q") || list.querySelector(".bulk")?.dataset.q || "").trim();
+    if (!text) return void Stoker.toast("There is no search to save: type one first", { bad: true });
+    const kept = saved();
+    const without = kept.filter((one) => one !== text);
+    try { localStorage.setItem(SAVED, JSON.stringify(without.length < kept.length ? without : [...kept, text].slice(-20))); } catch { return; }
+    showSaved();
+    Stoker.toast(without.length < kept.length ? `Removed: ${text}` : `Saved: ${text}`);
+  }
+  function showSaved() {
+    const nav = document.getElementById("saved");
+    nav.replaceChildren(...saved().map((text) => {
+      const link = document.createElement("a");
+      link.href = `/jobs?q=${encodeURIComponent(text)}`;
+      link.textContent = text;
+      return link;
+    }));
+    nav.hidden = !nav.children.length;
+  }
+
+  // The keyboard: nothing happens while somebody types
+
+  const HELP = "/ search · j and k next and previous job · Enter open · x select · ? this help";
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    if (event.target.closest("input, textarea, select, [contenteditable]")) {
+      if (event.key === "Escape") event.target.blur();
+      return;
+    }
+    const links = [...list.querySelectorAll("tbody th a")];
+    const at = links.indexOf(document.activeElement);
+    if (event.key === "/") box.focus();
+    else if (event.key === "j") links[Math.min(at + 1, links.length - 1)]?.focus();
+    else if (event.key === "k") links[Math.max(at - 1, 0)]?.focus();
+    else if (event.key === "x" && at >= 0) {
+      if (!list.classList.contains("selecting")) list.querySelector("[data-select]")?.click();
+      links[at].closest("tr").querySelector("[data-pick]")?.click();
+      links[at].focus();
+    } else if (event.key === "?") Stoker.toast(HELP);
+    else return;
+    event.preventDefault();
+  });
+
+  showSaved();
+  shown();
+})();
