@@ -702,7 +702,7 @@ def test_no_question_to_the_api_is_answered_with_a_secret(site: ApiSite, state: 
             assert site.store.attempts.finish(attempt, "succeeded", 0)
     site.look()
     paths = [
-        path.format(job=job, number=1, worker="w", machine="m", gpu="0", digest="x")
+        path.format(job=job, number=1, worker="w", machine="m", gpu="0", digest="x", group="g")
         for path, verbs in site.app.openapi()["paths"].items()
         if "get" in verbs
     ]

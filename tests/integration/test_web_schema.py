@@ -124,6 +124,9 @@ def make_it_real(case: Any, data: st.DataObject) -> None:
             case.path_parameters[name] = data.draw(values)
     if operation in {"cancel_group", "retry_group", "hold_group", "release_group"}:
         case.body = data.draw(st.sampled_from([{}, {"jobs": None}, {"jobs": [FAILED]}]))
+    if operation == "change_jobs":
+        bodies = [{"action": "retry", "q": "state:failed"}, {"action": "tag", "tag": "t", "jobs": [QUEUED]}, case.body]
+        case.body = data.draw(st.sampled_from(bodies))
     if operation == "move_job":
         case.body = data.draw(st.sampled_from([{"place": "up"}, {"before": QUEUED}, {"after": "00000000"}]))
     if operation in {"submit_jobs", "change_job"} and isinstance(case.body, dict):
