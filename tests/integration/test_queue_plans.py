@@ -216,7 +216,8 @@ def test_every_page_of_jobs_uses_an_index(
     sql = asked_of(queue, monkeypatch, lambda store: store.jobs.search(EVERY_JOB.narrowed(states), after=after))
     for plan in plans_of(queue, sql):
         assert_reads_little(plan)
-        assert "stoker_jobs_state" in plan if states else "stoker_jobs_submitted" in plan
+        # Half of the jobs here have failed: PostgreSQL may walk along all of them as well.
+        assert "stoker_jobs_submitted" in plan or (states and "stoker_jobs_state" in plan), plan
         if len(states) < 2:
             assert "Sort" not in plan
             assert "USE TEMP B-TREE" not in plan

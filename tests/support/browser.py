@@ -132,6 +132,8 @@ class Screen:
 
     def _enlarge(self, name: str) -> None:
         """With letters twice as large as usual, as a reader may set it in the browser, everything still fits."""
+        # A menu that was just opened chooses its direction by the letters of now.
+        self.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         session = self.page.context.new_cdp_session(self.page)
         try:
             session.send("Page.setFontSizes", {"fontSizes": {"standard": 2 * USUAL_LETTERS, "fixed": 26}})

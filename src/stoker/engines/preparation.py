@@ -12,9 +12,8 @@ from stoker.errors import BadInputError
 from stoker.fit.model import FitSpec
 from stoker.gpus.model import Gpu
 from stoker.gpus.visible import hiding_variables, set_visible_gpus
-from stoker.queue.attempts import UNREADABLE
 from stoker.queue.commands import filled, mentioned
-from stoker.queue.model import Job
+from stoker.queue.model import UNREADABLE, Job
 from stoker.rules.registry import policies_of
 from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
 

@@ -17,6 +17,7 @@ from stoker.queue.fields import JobSpec, State, key_of, placed_values
 from stoker.queue.jobs import end_scheduled
 from stoker.queue.model import (
     LONGEST_REPORT,
+    UNREADABLE,
     Attempt,
     AttemptDetails,
     DeferredStart,
@@ -54,7 +55,6 @@ MOST_LOSSES: Final = 10
 MOST_REQUEUES_AT_LIMIT: Final = 100
 # A job that no machine can start must not stay first in the queue.
 LONGEST_REQUEUE_DELAY: Final = 30.0
-UNREADABLE: Final = "what the queue has of it cannot be read"
 # Details are written shortly before or after the outcome, never this far apart.
 SECONDS_APART: Final = 3600.0
 

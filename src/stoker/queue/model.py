@@ -250,6 +250,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
 # In bytes. A report is a few pages; one on thousands of processes is complete only on the machine that ran them.
 LONGEST_REPORT: Final = 256 * 1024
+UNREADABLE: Final = "what the queue has of it cannot be read"
 
 
 class AttemptDetails(msgspec.Struct, frozen=True, kw_only=True):

@@ -185,11 +185,13 @@ const Stoker = (() => {
   });
   document.addEventListener("toggle", (event) => {
     if (!event.target.matches?.("details.menu[open]")) return;
-    // Near the bottom of the window a menu opens upwards.
+    // Near the bottom of the window a menu opens upwards, unless it would be cut off at the top.
     const sheet = event.target.querySelector(".sheet");
     sheet.classList.remove("up");
     const low = window.innerWidth < 768 ? 64 : 0;
-    if (sheet.getBoundingClientRect().bottom > window.innerHeight - low) sheet.classList.add("up");
+    const { bottom, height } = sheet.getBoundingClientRect();
+    const above = event.target.getBoundingClientRect().top - 56; // what the bar at the top leaves
+    if (bottom > window.innerHeight - low && height < above) sheet.classList.add("up");
   }, true);
 
   // Jobs that ended since the last visit
