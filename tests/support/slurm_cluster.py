@@ -168,6 +168,9 @@ class SlurmCluster:
             hide = f"mount -t tmpfs none {shlex.quote(str(hidden))} && exec {shlex.join(command)}"
             command = ("unshare", "--mount", "sh", "-c", hide)
         self._launch(node, *command)
+        # It does not survive a change of its configuration while it starts.
+        port = self._port + 1 + NODES.index(node)
+        wait_for(lambda: self._has_died(node) or _listens(port), named=f"the start of {node} ({self.directory})")
 
     def freeze_node(self, node: str) -> None:
         """Its slurmd answers nothing until `start_node`; jobs on the node go on."""
@@ -261,8 +264,7 @@ class SlurmCluster:
     # How it is done.
 
     def _launch(self, name: str, *command: str) -> None:
-        if name in self._daemons:
-            assert self._daemons[name].poll() is None, f"{name} has died: see the logs in {self.directory}"
+        if name in self._daemons and not self._has_died(name):
             self._daemons[name].send_signal(signal.SIGCONT)
             return
         # A node knows its jobs by their processes; the person's own settings stay outside.
@@ -278,6 +280,9 @@ class SlurmCluster:
                 stdout=output,
                 stderr=output,
             )
+
+    def _has_died(self, name: str) -> bool:
+        return self._daemons[name].poll() is not None
 
     def _end(self, name: str, how: signal.Signals) -> None:
         daemon = self._daemons.pop(name, None)
@@ -348,7 +353,10 @@ class SlurmCluster:
             *PARTITIONS,
             *partitions,
         ]
-        self.configuration.write_text("\n".join(lines) + "\n")
+        # A daemon that starts now must not read half of it.
+        new = self.directory / "slurm.conf.new"
+        new.write_text("\n".join(lines) + "\n")
+        new.replace(self.configuration)
 
     def _write_prolog(self) -> None:
         """Runs before each task; what it prints becomes the task's environment."""
@@ -410,6 +418,11 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _tagged_processes(directory: Path, nodes: Sequence[str], exclude: Collection[int] = ()) -> list[int]:
