@@ -147,7 +147,7 @@ def test_a_rehearsal_submits_nothing(site: ApiSite, client: Client) -> None:
         ({"sweep": {"lr": [1]}}, "#/sweep", "expected str, got int"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_is_told_field_by_field(
+def test_invalid_fields_are_reported_one_by_one(
     site: ApiSite, client: Client, more: dict[str, Any], pointer: str, sentence: str
 ) -> None:
     found = mistakes(client.post(f"{V1}/jobs", json=job_body(**more)))
@@ -294,7 +294,7 @@ def test_jobs_are_found_by_state_and_tag(site: ApiSite, client: Client) -> None:
         "sort=colour",
     ],
 )
-def test_a_question_that_cannot_be_meant_says_which_part_of_it(client: Client, query: str) -> None:
+def test_invalid_query_names_the_invalid_part(client: Client, query: str) -> None:
     name = query.partition("=")[0]
     assert any(name in where for where in mistakes(client.get(f"{V1}/jobs?{query}")))
 
@@ -803,7 +803,7 @@ def test_one_action_for_many_jobs_and_one_undo(site: ApiSite, client: Client) ->
         {"action": "tag", "q": "x", "tag": "a\nb"},
     ],
 )
-def test_an_action_for_many_that_cannot_be_meant_changes_nothing(site: ApiSite, client: Client, body: Any) -> None:
+def test_invalid_bulk_action_changes_nothing(site: ApiSite, client: Client, body: Any) -> None:
     (job,) = submit(site.store, "x")
     assert mistakes(client.post(f"{V1}/jobs/bulk", json=body))
     assert site.store.jobs.get(job).state == "queued"

@@ -164,13 +164,13 @@ def test_failed_fork_without_a_worker_is_retried_and_the_job_continues(site: Wor
 def test_worker_with_a_suspended_fork_server_ends_on_request(site: WorkSite) -> None:
     worker = site.work().ready()
 
-    def ready() -> bool:
+    def ready() -> int | None:
         # While the fork server forks, its child has its name for a moment.
-        names = list(site.processes().values())
-        return (names.count("stoker-shim"), names.count("stoker-forksrv")) == (2, 1)
+        processes = site.processes()
+        servers = [pid for pid, name in processes.items() if name == "stoker-forksrv"]
+        return servers[0] if (list(processes.values()).count("stoker-shim"), len(servers)) == (2, 1) else None
 
-    wait_for(ready, named="two shims that are ready")
-    (fork_server,) = [pid for pid, name in site.processes().items() if name == "stoker-forksrv"]
+    fork_server = wait_for(ready, named="two shims that are ready")
     os.kill(fork_server, signal.SIGSTOP)
     assert worker.stop() == 0
 

@@ -84,7 +84,7 @@ class LogTail:
         self.write_link(store)
 
     def read(self, most: int) -> str:
-        """At most so many bytes of the end."""
+        """The end of the log, at most this many bytes."""
         return read_tail(self._output, min(most, self._limit))
 
     def write_link(self, store: Store) -> None:

@@ -78,7 +78,7 @@ class Groups(Table):
             counts.setdefault(name, {})[state] = number
         return {
             name: Group(name=name, at_most=at_most, submitted=submitted, counts=counts[name])
-            for name, at_most, _notify, submitted in rows
+            for name, at_most, submitted in rows
             if name in counts
         }
 

@@ -117,7 +117,7 @@ def parse_sort(text: str) -> Sort:
 
 
 def parse_query(text: str) -> Query:
-    """`name:resnet state:failed since:2d lr=1e-3 "two words"`. Raises one sentence for what cannot be meant."""
+    """`name:resnet state:failed since:2d lr=1e-3 "two words"`. Raises BadInputError."""
     if len(text) > LONGEST_QUERY:
         raise BadInputError(f"the search has {len(text):,} characters: at most {LONGEST_QUERY} are allowed")
     if text.count('"') % 2:

@@ -41,7 +41,7 @@ _SPREAD: Final = 0.002
 _LONGEST_SPREAD: Final = 0.5
 # How often workers are counted, and reservations of those that are gone are ended.
 _MINUTE: Final = 60.0
-# So many workers count each other every minute, twice as many every second minute.
+# Up to this number, workers count each other every minute; with twice as many, every second minute.
 _COUNTED_OFTEN: Final = 200
 # What was decided on holds for one round of the loop: the GPUs may be others' after that.
 _PLAN_HOLDS: Final = 0.1
@@ -99,7 +99,7 @@ class Scheduler:
             self._read_soon(self.workers - max(1, number))
 
     def _read_soon(self, others: int) -> None:
-        """Reads the queue again, but not at the same moment as so many others."""
+        """Reads the queue again, at another moment than the other workers."""
         longest = min(_LONGEST_SPREAD, _SPREAD * max(0, others))
         self._read_at = min(self._read_at, time.monotonic() + random.uniform(0.0, longest))  # noqa: S311 - no secret
 

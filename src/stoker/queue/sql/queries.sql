@@ -397,7 +397,7 @@ ON CONFLICT (name) DO UPDATE SET submitted = excluded.submitted
 SELECT name FROM stoker_groups WHERE name = :name OR (name >= :begin AND name < :beyond)
 
 -- groups --
-SELECT g.name, g.at_most, g.notify, g.submitted FROM stoker_groups g
+SELECT g.name, g.at_most, g.submitted FROM stoker_groups g
 
 -- groups_named --
 WHERE g.name {among names}

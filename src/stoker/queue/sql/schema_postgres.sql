@@ -59,7 +59,6 @@ CREATE TABLE stoker_groups (
   name TEXT COLLATE "C" NOT NULL PRIMARY KEY,
   key TEXT COLLATE "C" NOT NULL UNIQUE,
   at_most INTEGER,
-  notify TEXT NOT NULL DEFAULT '[]',
   submitted DOUBLE PRECISION NOT NULL
 );
 CREATE INDEX stoker_groups_submitted ON stoker_groups (submitted);

@@ -50,7 +50,6 @@ CREATE TABLE stoker_groups (
   name TEXT NOT NULL PRIMARY KEY,
   key TEXT NOT NULL UNIQUE,
   at_most INTEGER,
-  notify TEXT NOT NULL DEFAULT '[]',
   submitted REAL NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX stoker_groups_submitted ON stoker_groups (submitted);
