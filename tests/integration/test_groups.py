@@ -141,6 +141,8 @@ def test_whatever_is_done_no_group_exceeds_its_cap_and_none_starves(queue: Store
     for name in running:
         queue.attempts.finish(name, "cancelled")
     running.clear()
+    for name in ("a", "b"):
+        queue.groups.cap(name, None)  # those of the example before
     caps: dict[str, int | None] = {}
     for _ in range(data.draw(st.integers(3, 15), "steps")):
         step = data.draw(st.sampled_from(["submit", "claim", "claim", "finish", "cap", "hold", "move group"]), "step")
