@@ -261,7 +261,11 @@ def test_every_outcome_is_the_right_one_here_and_in_slurm(login: LoginNode) -> N
     )
     timed = checkpointing("timed", "--gpus", "0", "--time-limit", "3s")
     cancelled = checkpointing("cancelled", "--gpus", "0")
-    scancelled = checkpointing("scancelled", "--gpus", "0")
+    # It ends after its supervisor knows that it was cancelled: one that exits with 0 before that has succeeded.
+    scancelled = login.type(
+        *("submit", "--name", "scancelled", "--directory", login.in_its_own("scancelled"), "--gpus", "0", "--"),
+        CHECKPOINTS.replace("exit 0", "sleep 1; exit 0"),
+    ).strip()
     deaf = checkpointing("deaf", "--gpus", "0", command=DEAF)
     yielding = checkpointing("yielding", "--preemptible", "--gpus", "2", "--gpu-model", "h100")
     failing = login.submit("--gpus", "0", "--", "exit 7")
