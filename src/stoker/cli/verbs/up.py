@@ -182,7 +182,10 @@ class WorkerProcess:
                 return
             if code == _REFUSED:
                 self.refusal = self._last_line().removeprefix("stoker: ") or "the worker did not start"
-                os.kill(os.getpid(), signal.SIGTERM)
+                # Again if it got lost: an extension module may swallow what the handler raises while it is imported.
+                while not self._ending.is_set():
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    self._ending.wait(3.0)
                 return
             if time.monotonic() - began >= _SHORT_LIFE:
                 reported = False
