@@ -24,7 +24,7 @@ from stoker.queue.jobs import Cancellation, cloned
 from stoker.queue.model import ENDED, Job, Order
 from stoker.queue.provenance import login_name, submitted_from, working_directory
 from stoker.queue.search import parse_query, parse_sort
-from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb
+from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb, tagging
 from stoker.queue.store import Store
 from stoker.queue.sweep import job_specs
 from stoker.settings import load_settings
@@ -243,6 +243,11 @@ class Queue:
     def release(self, which: Which | Iterable[Which]) -> list[str]:
         """Lets held jobs start; their ids."""
         return self._store.jobs.release(self._several_ids(which, RELEASE))
+
+    def tag(self, which: Which | Iterable[Which], tag: str, *, remove: bool = False) -> list[str]:
+        """Gives jobs in any state a tag, or removes it; the ids of those that changed."""
+        verb = tagging(tag, remove=remove)
+        return list(verb.apply(self._store, self._several_ids(which, verb)))
 
     def logs(self, which: Which) -> str:
         """The end of the log of the job's last attempt, 64 KiB at most; empty before it started.

@@ -72,6 +72,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
         "submit",
         "submit --share -- python train.py",
     ),
+    "tag": ("tag night next", "tag night next", "tag --remove night next --dry-run --json"),
     "tokens": (
         "tokens",
         "tokens add --viewer --name anna --url http://gpu-box",

@@ -57,6 +57,7 @@ GROUPS: Final = {
         "move": VerbModule("verbs.steer", "Move jobs within the queue."),
         "hold": VerbModule("verbs.steer", "Keep jobs from starting."),
         "release": VerbModule("verbs.steer", "Let held jobs start."),
+        "tag": VerbModule("verbs.steer", "Give jobs a tag, or remove it."),
         "pause": VerbModule("verbs.pause", "Start nothing more, in the queue or on one worker."),
         "resume": VerbModule("verbs.pause", "Start jobs again after a pause."),
         "machines": VerbModule("machines", "List, add, drain and remove the machines of the queue."),

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from stoker.errors import BadInputError
-from stoker.queue.fields import State
+from stoker.queue.fields import FIELDS, State
 from stoker.queue.model import Job, Place, Side
 from stoker.queue.store import Store
 
@@ -27,6 +27,8 @@ class Verb(msgspec.Struct, frozen=True, kw_only=True):
     """Why it cannot be done to a job in this state."""
     excluded: Mapping[str, str] = {}
     """Why it cannot be done to these jobs, by their ids."""
+    objection: Callable[[Job], str | None] = lambda _job: None
+    """Why it cannot be done to a job in any state, by the job's fields."""
     apply: Callable[[Store, list[str]], dict[str, str]]
     """Does it in one transaction; what became of each job that was changed."""
 
@@ -34,7 +36,7 @@ class Verb(msgspec.Struct, frozen=True, kw_only=True):
         """Why it cannot be done to this job at this time; None when it can."""
         if self.name == "retry" and job.state == "queued" and job.not_before > now:
             return None  # it waits for its back-off
-        return self.excluded.get(job.id) or self.obstacles.get(job.state)
+        return self.excluded.get(job.id) or self.obstacles.get(job.state) or self.objection(job)
 
     def expected(self, job: Job) -> str:
         """What becomes of a job to which it can be done."""
@@ -67,6 +69,21 @@ def _move(effect: str, move: Callable[[Store, list[str]], list[str]]) -> Verb:
         among=("queued", "held"),
         obstacles={**_HAS_ENDED, "running": "it is running"},
         apply=lambda store, ids: dict.fromkeys(move(store, ids), effect),
+    )
+
+
+def tagging(tag: str, *, remove: bool = False) -> Verb:
+    """Adds a tag to jobs in any state, or removes it."""
+    FIELDS["tags"].kind.check((tag,))
+    done = f"without the tag {tag}" if remove else f"tagged {tag}"
+    same = "it does not have this tag" if remove else "it has this tag already"
+    return Verb(
+        name="untag" if remove else "tag",
+        done=done,
+        among=("queued", "held", "running", "succeeded", "failed", "cancelled"),
+        obstacles={},
+        objection=lambda job: same if (tag in job.tags) is not remove else None,
+        apply=lambda store, ids: dict.fromkeys(store.jobs.tag(ids, tag, remove=remove), done),
     )
 
 

@@ -1,4 +1,4 @@
-"""`stoker cancel`, `hold`, `release`, `retry` and `move`: one verb applied to a selection of jobs."""
+"""`stoker cancel`, `hold`, `release`, `retry`, `move` and `tag`: one verb applied to a selection of jobs."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from stoker.cli.output import (
 from stoker.errors import BadInputError
 from stoker.queue.fields import State
 from stoker.queue.model import Job, Place, Side
-from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb, moving, moving_beside, why_not_any_more
+from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb, moving, moving_beside, tagging, why_not_any_more
 from stoker.status.job_text import job_title
 
 Function = Callable[..., Any]
@@ -158,3 +158,15 @@ def _beside(side: Side, request: Request) -> int:
     excluded = {neighbour.id: f"the others go {side} it"}
     chosen = replace(request.selection, words=tuple(words))
     return steer(replace(verb, excluded=excluded), replace(request, selection=chosen))
+
+
+@click.command("tag")
+@click.argument("tag", type=TagName())
+@request_options()
+@click.option("--remove", is_flag=True, help="Remove the tag instead.")
+def tag_command(tag: str, remove: bool, request: Request) -> int:
+    """Give jobs a tag, or remove it, in whatever state they are: `stoker tag night JOB...`.
+
+    JOB is an id, the beginning of an id, or the name of a job or group.
+    """
+    return steer(tagging(tag, remove=remove), request)

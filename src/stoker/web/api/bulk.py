@@ -13,7 +13,7 @@ from stoker.errors import BadInputError, InvalidFieldsError
 from stoker.queue.field_kinds import ID
 from stoker.queue.model import Job
 from stoker.queue.search import parse_query
-from stoker.queue.steering import CANCEL, HOLD, REINSTATE, RELEASE, RETRY, Verb, moving
+from stoker.queue.steering import CANCEL, HOLD, REINSTATE, RELEASE, RETRY, Verb, moving, tagging
 from stoker.queue.store import Store
 from stoker.status.job_text import job_title
 from stoker.web.answers import Undo, answer
@@ -26,7 +26,6 @@ router = APIRouter(tags=["steering"])
 # The ids of as many are in the request that undoes it.
 _MOST_UNDONE: Final = 10_000
 _MOST_NAMED: Final = 20
-_ALL_STATES: Final = ("queued", "held", "running", "succeeded", "failed", "cancelled")
 
 
 class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,15 +114,7 @@ def _verbs(body: dict[str, Any]) -> list[tuple[Verb, Sequence[str] | None]]:
 def _verb(action: str, body: dict[str, Any]) -> Verb:
     match action:
         case "tag" | "untag":
-            tag, remove = body["tag"], action == "untag"
-            done = f"tagged {tag}" if not remove else f"without the tag {tag}"
-            return Verb(
-                name=action,
-                done=done,
-                among=_ALL_STATES,
-                obstacles={},
-                apply=lambda store, ids: dict.fromkeys(store.jobs.tag(ids, tag, remove=remove), done),
-            )
+            return tagging(body["tag"], remove=action == "untag")
         case "move":
             return moving(body["place"])
     return {"cancel": CANCEL, "retry": RETRY, "hold": HOLD, "release": RELEASE}[action]
