@@ -114,7 +114,10 @@ def _verbs(body: dict[str, Any]) -> list[tuple[Verb, Sequence[str] | None]]:
 def _verb(action: str, body: dict[str, Any]) -> Verb:
     match action:
         case "tag" | "untag":
-            return tagging(body["tag"], remove=action == "untag")
+            try:
+                return tagging(body["tag"], remove=action == "untag")
+            except BadInputError as error:
+                raise InvalidFieldsError({"tag": str(error)}) from None
         case "move":
             return moving(body["place"])
     return {"cancel": CANCEL, "retry": RETRY, "hold": HOLD, "release": RELEASE}[action]
