@@ -1,7 +1,7 @@
 """Options that several verbs share, and the types of their values."""
 
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -35,6 +35,27 @@ class Typed(click.ParamType[Any]):
         except BadInputError as error:
             option = param.opts[0] if param is not None else self.name
             raise BadInputError(f"{option}: {error}") from None
+
+
+GENERAL: Final = "Options"
+
+
+class SectionedCommand(click.Command):
+    """A command whose help shows many options under headings."""
+
+    headings: Mapping[str, str] = {}
+    """By the option with which each begins; one may begin several times. `GENERAL` comes first."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        heading = GENERAL
+        sections: dict[str, list[tuple[str, str]]] = {heading: []}
+        for parameter in self.get_params(ctx):
+            heading = next((self.headings[option] for option in parameter.opts if option in self.headings), heading)
+            if (record := parameter.get_help_record(ctx)) is not None:
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
 
 
 DURATION = Typed("duration", parse_positive_duration)

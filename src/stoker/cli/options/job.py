@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import click
 
 from stoker.actions.catalogue import check_actions
-from stoker.cli.options.common import Typed
+from stoker.cli.options.common import GENERAL, SectionedCommand, Typed
 from stoker.cli.options.selection import JobName, TagName
 from stoker.errors import BadInputError
 from stoker.queue.field_kinds import ACTIONS, ENDS, FLAG, JOBS, LABELS, MACHINES, TAGS
@@ -26,6 +26,27 @@ NONE: Final = "none"
 _PREFIX: Final = "field_"
 # Between a field that is a mapping and the key of the option.
 _PART: Final = "__"
+
+
+class JobCommand(SectionedCommand):
+    """A verb that takes the fields of a job."""
+
+    headings: Mapping[str, str] = {
+        "--gpus": "GPUs and machines",
+        "--batch-size": "Batch size",
+        "--priority": "Order and time",
+        "--retries": "Retries and limits",
+        "--partition": "Slurm",
+        "--hold": "Order and time",
+        "--pin": "Code and environment",
+        "--env": "Code and environment",
+        "--fit": "Batch size",
+        "--below": "Rules",
+        "--append": GENERAL,
+        "--sweep": GENERAL,
+        "--from": GENERAL,
+        "--dry-run": GENERAL,
+    }
 
 
 class OrNone(click.ParamType[Any]):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 import msgspec
 
-from stoker.cli.options.job import job_options, job_values, without_none
+from stoker.cli.options.job import JobCommand, job_options, job_values, without_none
 from stoker.cli.options.policy import OF_JOBS, policy_options_with
 from stoker.cli.options.queue import opened, queue_option
 from stoker.cli.options.selection import JobName
@@ -46,7 +46,7 @@ RUNNING: Final = "it is running; it can be edited after it has ended"
 SAME_ALREADY: Final = "it already has these values"
 
 
-class _EditCommand(click.Command):
+class _EditCommand(JobCommand):
     """The words after -- are the command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from stoker.cli.options.common import DURATION, Typed
-from stoker.cli.options.job import fit_of, fit_options, job_options, job_values
+from stoker.cli.options.job import JobCommand, fit_of, fit_options, job_options, job_values
 from stoker.cli.options.queue import opened_or_created, queue_option
 from stoker.errors import BadInputError, StokerError
 
@@ -50,7 +50,7 @@ def feed_command() -> None:
     """Take jobs from a text file or a Google Sheet; each line or row becomes a job once."""
 
 
-@feed_command.command("file", short_help="Take jobs from a text file.")
+@feed_command.command("file", cls=JobCommand, short_help="Take jobs from a text file.")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
     "--finished", type=click.Path(path_type=Path), metavar="FILE", help="Append commands that succeeded to this file."
@@ -93,7 +93,7 @@ def _check_finished(path: Path, finished: Path) -> None:
         raise BadInputError(f"{finished} cannot be written: it is a directory, or its directory does not exist")
 
 
-@feed_command.command("sheet", short_help="Take jobs from a Google Sheet.")
+@feed_command.command("sheet", cls=JobCommand, short_help="Take jobs from a Google Sheet.")
 @click.argument("key")
 @click.option(
     "--credentials",

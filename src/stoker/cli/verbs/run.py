@@ -2,13 +2,13 @@
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from stoker.actions.catalogue import ACTION_FORMS
-from stoker.cli.options.common import DURATION, source_options
+from stoker.cli.options.common import DURATION, GENERAL, SectionedCommand, source_options
 from stoker.cli.options.policy import policy_options, then_option, with_joined_actions
 from stoker.cli.output import dry_run_option
 from stoker.errors import BadInputError, StokerError
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 OWN_FAILURE = 125
 
 
-class _RunCommand(click.Command):
+class _RunCommand(SectionedCommand):
     """Errors in the options end with 125, as in GNU timeout: all other codes are the command's."""
+
+    headings: Mapping[str, str] = {"--below": "Rules", "--gpus": GENERAL}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, with_joined_actions(args))

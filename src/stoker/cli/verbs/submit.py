@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from stoker.cli.options.common import Typed
-from stoker.cli.options.job import fit_of, fit_options, job_options, job_values
+from stoker.cli.options.job import JobCommand, fit_of, fit_options, job_options, job_values
 from stoker.cli.options.policy import OF_JOBS, policy_options_with, with_joined_actions
 from stoker.cli.options.queue import opened, opened_or_created, queue_option
 from stoker.cli.output import count_of, dry_run_option, json_option, note, print_json
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SWEEP: Final = Typed("sweep", parse_sweep)
 
 
-class _SubmitCommand(click.Command):
+class _SubmitCommand(JobCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, with_joined_actions(args))
 

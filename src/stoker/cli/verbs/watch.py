@@ -4,7 +4,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -24,7 +24,7 @@ from stoker.actions.notify import Notify
 from stoker.actions.systemd import ServiceManager, unit_text
 from stoker.actions.watcher import ACTED, Watched, Watcher, WatchOptions
 from stoker.actions.whose import ProcessMeter, judged_processes
-from stoker.cli.options.common import open_prober, source_options
+from stoker.cli.options.common import GENERAL, SectionedCommand, open_prober, source_options
 from stoker.cli.options.policy import LENGTH, policy_options, then_option, with_joined_actions
 from stoker.cli.output import dry_run_option, json_option, print_json
 from stoker.cli.tables.table import Column, print_table
@@ -86,8 +86,10 @@ def _slurm_options(command: F) -> F:
     return command
 
 
-class _WatchCommand(click.Command):
+class _WatchCommand(SectionedCommand):
     """Accepts `--then stop 4242` as well as `--then 'stop 4242'`."""
+
+    headings: Mapping[str, str] = {"--below": "Rules", "--gpus": GENERAL, "--slurm": "Slurm", "--deadline": GENERAL}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_WORDS] = [word for word in args if word != _PRINT_UNIT]
