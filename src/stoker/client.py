@@ -29,6 +29,7 @@ from stoker.queue.store import Store
 from stoker.queue.sweep import job_specs
 from stoker.settings import load_settings
 from stoker.status.log_follower import log_updates
+from stoker.status.usage import History, read_job_history
 
 # `wait` is woken by changes; it polls in case the listener cannot listen.
 POLL_SECONDS: Final = 1.0
@@ -291,6 +292,15 @@ class Queue:
         reader = CurveReader(names)
         reader.feed(self._store.logs.read(attempt.id))
         return reader.curves()
+
+    def history(self, which: Which, minutes: int | None = None, points: int = 1440) -> History:
+        """Utilization, memory and power of the job's GPUs while it had them, over its run or the last minutes of it.
+
+        None stands for a time without readings.
+        """
+        if points < 2 or (minutes is not None and minutes < 1):
+            raise BadInputError("a history needs at least one minute and two points")
+        return read_job_history(self._store, self.job(which), minutes, points)
 
     def diff(self, which: Which, other: Which | None = None) -> str:
         """What differed from the commit in the code of a job with a snapshot; with `other`, between the two jobs.

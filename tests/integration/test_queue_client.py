@@ -14,7 +14,7 @@ import stoker
 from stoker import client
 from stoker.client import Options
 from stoker.errors import BadInputError, StokerError
-from stoker.queue import JobSpec, Outcome, Store, View, init_queue, open_queue, postgres
+from stoker.queue import JobSpec, Outcome, Store, Usage, View, init_queue, open_queue, postgres
 from stoker.queue.fields import editable
 from tests.support.postgres import PostgresServer
 
@@ -169,6 +169,21 @@ def test_lines_of_a_log_are_found(queue: stoker.Queue, store: Store) -> None:
     found = [(match.line, match.text) for match in queue.log_matches(job, "x")]
     assert found == [(2, "RuntimeError: X"), (3, "last x")]
     assert [match.line for match in queue.log_matches(job)] == [2]
+
+
+def test_history_of_a_job(queue: stoker.Queue, store: Store) -> None:
+    job = queue.submit("train", gpus=1)
+    assert queue.history(job).gpus == ()
+    store.workers.heartbeat("w", "box", View())
+    attempt = store.attempts.claim([job.id], "w", ["GPU-0"], LONG)
+    assert attempt is not None
+    row = Usage(host="box", gpu="GPU-0", minute=int(attempt.started // 60), seconds={"job": 9.0}, power=250.0)
+    store.usage.write([row])
+    history = queue.history(job.id, minutes=5)
+    assert (history.gpus[0].power[0], history.gpus[0].utilization[0]) == (250.0, None)
+    assert [span.attempt for span in history.jobs] == [1]
+    with pytest.raises(BadInputError, match="two points"):
+        queue.history(job, points=1)
 
 
 def test_curves_of_a_job(queue: stoker.Queue, store: Store) -> None:

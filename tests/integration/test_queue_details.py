@@ -1,11 +1,12 @@
 """Details of attempts, snoozes, usage of GPUs and notices, on both databases."""
 
+import random
 import threading
 
 import pytest
 
 from stoker.errors import BadInputError
-from stoker.queue import AttemptDetails, Requests, Snoozed, Store, Usage, open_queue
+from stoker.queue import AttemptDetails, Requests, Snoozed, Store, Usage, View, open_queue
 from stoker.queue.model import LONGEST_REPORT
 from stoker.queue.store import KEPT_MINUTES, KEPT_SECONDS
 from tests.support.either_queue import queue, url
@@ -171,6 +172,7 @@ def test_newer_usage_of_a_minute_counts_if_it_covers_as_much_time(queue: Store) 
         seconds={"job": 12.5, "background": 20.0, "somebody": 7.5, "free": 5.0, "unknown": 15.0},
         utilization=0.25,
         memory=80 * 2**30,
+        power=312.5,
     )
     queue.usage.write([usage(now, job=10.0)])
     queue.usage.write([whole])
@@ -197,6 +199,65 @@ def test_usage_is_selected_by_time_machine_and_gpu(queue: Store) -> None:
     assert queue.usage.read(now, "a") == [usage(now, "a", "g1"), usage(now, "a", "g2")]
     assert queue.usage.read(now - 1, "B", "g2") == [usage(now - 1, "B", "g2"), usage(now, "B", "g2")]
     assert queue.usage.read(now + 1) == queue.usage.read(0, "nowhere") == []
+
+
+@pytest.mark.parametrize("step", [2, 7, 60])
+def test_usage_of_several_minutes_is_mean_and_peak_of_what_is_known(queue: Store, step: int) -> None:
+    chance = random.Random(step)
+    first = int(queue.clock() // 60) - 600
+
+    def some(value: float) -> float | None:
+        return chance.choice((None, 0.0, 0.1, value))
+
+    rows = {
+        minute: Usage(
+            host="h",
+            gpu="g",
+            minute=minute,
+            seconds={"job": 20.0, "free": 30.0},
+            utilization=some(chance.random()),
+            memory=chance.choice((None, 0, chance.randrange(2**40))),
+            power=some(300 * chance.random()),
+        )
+        for minute in range(first, first + 600)
+        # Whole hours without a reading among them.
+        if chance.random() < 0.7 and minute // 60 % 3
+    }
+    queue.usage.write([*rows.values(), usage(first + 1, gpu="another"), usage(first + 1, "elsewhere")])
+    found = queue.usage.read(first, "h", "g", until_minute=first + 500, step=step)
+    by_point: dict[int, list[Usage]] = {}
+    for minute, row in rows.items():
+        if minute < first + 500:
+            by_point.setdefault(minute // step * step, []).append(row)
+    assert [point.minute for point in found] == list(by_point)
+    for point in found:
+        covered = by_point[point.minute]
+        assert point.seconds == {"job": 20.0 * len(covered), "free": 30.0 * len(covered)}
+        for name in ("utilization", "memory", "power"):
+            known = [getattr(row, name) for row in covered if getattr(row, name) is not None]
+            mean, peak = getattr(point, name), getattr(point, f"{name}_peak")
+            if not known:
+                assert mean is None
+                assert peak is None
+                continue
+            assert peak == max(known)
+            assert min(known) <= mean <= peak
+            assert mean == pytest.approx(sum(known) / len(known), abs=0.5 if name == "memory" else 1e-9)
+
+
+def test_attempts_of_a_machine_are_found_by_its_workers(queue: Store) -> None:
+    for worker, host in (("w1", "box"), ("w2", "box"), ("other", "elsewhere")):
+        queue.workers.heartbeat(worker, host, View())
+    first, second, third = submit(queue, "a", "b", "c")
+    start(queue, first, "w1")
+    before = moment(queue)
+    start(queue, second, "w2")
+    start(queue, third, "other")
+    assert sorted(queue.workers.of_host("box")) == ["w1", "w2"]
+    workers = queue.workers.of_host("box")
+    assert [one.job for one in queue.attempts.of_workers(workers, 0.0, 10)] == [second, first]
+    assert [one.job for one in queue.attempts.of_workers(workers, before, 10)] == [second]
+    assert queue.attempts.of_workers(queue.workers.of_host("nowhere"), 0.0, 10) == []
 
 
 def test_usage_is_summed_over_all_machines(queue: Store) -> None:

@@ -57,6 +57,8 @@ PARAMETERS: dict[str, str | int | float | None] = {
     "attempts": '["a", "b"]',
     "at": 1.0e9,
     "since": 29_000_000,
+    "until": 29_010_080,
+    "step": 20,
     "written": 1.0e9,
     "letters": 4096,
     "seen": "seen: failed",
@@ -242,6 +244,22 @@ def test_gpu_usage_of_the_last_hour_uses_an_index(queue: Store, monkeypatch: pyt
     for look in looks:
         assert_reads_little(plans_of(queue, asked_of(queue, monkeypatch, look))[0])
     assert_reads_little(plans(queue, "usage totals")[0])
+
+
+def test_week_of_one_gpu_reads_only_its_own_minutes(queue: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    sql = asked_of(queue, monkeypatch, lambda store: store.usage.read(1000, "h1", "g", until_minute=11_080, step=20))
+    for plan in plans_of(queue, sql):
+        assert_reads_little(plan)
+        assert re.search(
+            r"(PRIMARY KEY|Index Cond:) \(+(ROW\()?host, ?gpu, ?minute\).*\(?host, ?gpu, ?minute\) ?<", plan
+        ), plan
+
+
+def test_last_attempts_of_a_worker_are_read_in_order_from_its_index(queue: Store) -> None:
+    for plan in plans(queue, "attempts of worker"):
+        assert "stoker_attempts_worker" in plan
+        assert "Sort" not in plan
+        assert "USE TEMP B-TREE" not in plan
 
 
 def test_expired_leases_use_the_index_of_running_attempts(queue: Store) -> None:

@@ -631,6 +631,67 @@ def test_the_history_of_the_gpus_has_gaps_where_nobody_looked(
     assert told(client.get(f"{V1}/usage"))["seconds"]["job"] == 60.0
 
 
+def test_week_of_one_gpu_has_means_peaks_and_the_jobs_that_had_it(
+    site: ApiSite, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = site.store.clock() // 1200 * 1200 + 1199
+    monkeypatch.setattr(Store, "clock", lambda _store: now)
+    site.store.workers.heartbeat("w1", "gpu-box", View())
+    train, other = submit(site.store, "train", "other")
+    attempt = site.store.attempts.claim([train], "w1", ["GPU-0", "GPU-1"], 600.0)
+    assert attempt is not None
+    site.store.attempts.claim([other], "w1", ["GPU-1"], 600.0)
+    last = int(now // 60)
+    site.store.usage.write(
+        [
+            Usage(host="gpu-box", gpu="GPU-0", minute=last - back, seconds={"job": 60.0}, utilization=use, power=watts)
+            for back, use, watts in ((0, 1.0, 300.0), (1, 0.5, None), (5000, 0.0, 20.0))
+        ]
+    )
+    week = {"host": "gpu-box", "gpu": "GPU-0", "minutes": 10_080, "points": 600}
+    history = told(client.get(f"{V1}/history", params=week))
+    assert (history["step"], len(history["times"])) == (17, 594)
+    (series,) = history["gpus"]
+    known = [(point, value) for point, value in enumerate(series["utilization"]) if value is not None]
+    assert [value for _, value in known] == [0.0, 0.75]
+    assert known[-1][0] == 593
+    assert (series["utilization_peak"][-1], series["power"][-1], series["power_peak"][-1]) == (1.0, 300.0, 300.0)
+    (span,) = history["jobs"]
+    assert (span["job"], span["name"], span["attempt"], span["ended"]) == (train, "train", 1, None)
+    # A day has its minutes as before.
+    assert len(told(client.get(f"{V1}/history", params={"minutes": 1440}))["times"]) == 1440
+    assert "host" in mistakes(client.get(f"{V1}/history", params={"minutes": 1441}))["minutes"]
+    assert "minutes" in mistakes(client.get(f"{V1}/history", params=week | {"minutes": 10_081}))
+
+
+def test_history_of_a_job_has_its_gpus_while_it_had_them(site: ApiSite, client: Client) -> None:
+    store = site.store
+    store.workers.heartbeat("w1", "gpu-box", View())
+    (job,) = submit(store, "train", gpus=2)
+    assert told(client.get(f"{V1}/jobs/{job}/history"))["gpus"] == []
+    attempt = store.attempts.claim([job], "w1", ["GPU-0", "GPU-1"], 600.0)
+    assert attempt is not None
+    minute = int(attempt.started // 60)
+    rows = [
+        Usage(host="gpu-box", gpu=gpu, minute=minute + shift, seconds={"job": 60.0}, utilization=0.5, memory=7)
+        for gpu in ("GPU-0", "GPU-1", "GPU-2")
+        for shift in (-2, -1, 0, 2)
+    ]
+    store.usage.write(rows)
+    assert store.attempts.finish(attempt.id, "failed", 1)
+    ended = store.attempts.of(job)[0].ended
+    assert ended is not None
+    history = told(client.get(f"{V1}/jobs/{job}/history"))
+    assert history["times"] == [at * 60 for at in range(minute, int(ended // 60) + 1)]
+    assert [(one["gpu"], one["utilization"][0], one["memory"][0]) for one in history["gpus"]] == [
+        ("GPU-0", 0.5, 7),
+        ("GPU-1", 0.5, 7),
+    ]
+    (span,) = history["jobs"]
+    assert (span["attempt"], span["outcome"], span["started"], span["ended"]) == (1, "failed", attempt.started, ended)
+    problem(client.get(f"{V1}/jobs/00000000/history"), 404)
+
+
 def test_the_overview_is_that_of_the_board(site: ApiSite, client: Client) -> None:
     gpu = WorkerGpu(uuid="GPU-0", index=0, name="A100", utilization=0.5, state="free")
     site.store.workers.heartbeat("box-1", "gpu-box", View(gpus=(gpu,)))
@@ -669,7 +730,7 @@ def test_the_description_is_for_token_holders_and_complete(site: ApiSite, client
     description = told(client.get("/api/openapi.json"))
     operations = [one for path in description["paths"].values() for one in path.values()]
     names = [one["operationId"] for one in operations]
-    assert len(set(names)) == len(names) == 38
+    assert len(set(names)) == len(names) == 39
     for one in operations:
         assert one["summary"], one
         assert one["description"], one

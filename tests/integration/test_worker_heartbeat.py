@@ -64,6 +64,7 @@ def test_gpu_states_are_reported_on_change_and_summed_as_usage(site: WorkSite) -
     assert total[site.uuid(0)]["job"] > 0
     assert all(sum(spent.values()) <= time.time() - begun for spent in total.values())
     assert {row.host for row in rows} == {there.host}
+    assert all(row.power is not None and row.power > 0 for row in rows)
 
 
 def test_snooze_through_the_queue_keeps_an_idle_job_running(site: WorkSite) -> None:

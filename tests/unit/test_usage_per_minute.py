@@ -101,6 +101,15 @@ def test_utilization_is_the_mean_over_the_time_in_which_it_is_known() -> None:
     assert Site().see(0.0, 5.0, utilization=None).written()[0].utilization is None
 
 
+def test_power_is_the_mean_over_the_time_in_which_it_is_known() -> None:
+    meter = UsagePerMinute("node7")
+    for second, watts in ((0.0, 50.0), (10.0, 300.0), (40.0, 100.0), (50.0, None)):
+        meter.observe("g", "job", NOON + second - BOOTED, NOON + second, None, None, watts)
+    (row,) = meter.so_far()
+    assert row.power == pytest.approx(150.0)
+    assert Site().see(0.0, 5.0).written()[0].power is None
+
+
 def test_memory_is_the_maximum_of_the_looks() -> None:
     site = Site().see(0.0, memory=900).see(5.0, memory=0)
     assert site.written()[0].memory == 0

@@ -35,7 +35,14 @@ class UsagePerMinute:
             watched.parts.append(_Part(at, state))
 
     def observe(
-        self, gpu: str, state: GpuUse, at: float, wall: float, utilization: float | None, memory: int | None
+        self,
+        gpu: str,
+        state: GpuUse,
+        at: float,
+        wall: float,
+        utilization: float | None,
+        memory: int | None,
+        power: float | None = None,
     ) -> None:
         """Takes in a look: `at` in monotonic seconds, `wall` in seconds since the epoch."""
         watched = self._gpus.get(gpu)
@@ -49,7 +56,7 @@ class UsagePerMinute:
             until = min(part.until, at)
             for minute, seconds in _split(max(begun + wall - at, floor), until + wall - at):
                 kept = self._minutes.setdefault((gpu, minute), _Minute())
-                kept.add(part.state, seconds, utilization, memory)
+                kept.add(part.state, seconds, utilization, memory, power)
             begun = max(begun, until)
 
     def pass_time(self, wall: float) -> None:
@@ -101,6 +108,7 @@ class UsagePerMinute:
             seconds=dict(kept.seconds),
             utilization=kept.worked / kept.judged if kept.judged else None,
             memory=kept.memory,
+            power=kept.joules / kept.metered if kept.metered else None,
         )
 
 
@@ -127,8 +135,13 @@ class _Minute:
         self.judged = 0.0
         """Seconds of which the utilization is known."""
         self.memory: int | None = None
+        self.joules = 0.0
+        self.metered = 0.0
+        """Seconds of which the power is known."""
 
-    def add(self, state: GpuUse, seconds: float, utilization: float | None, memory: int | None) -> None:
+    def add(
+        self, state: GpuUse, seconds: float, utilization: float | None, memory: int | None, power: float | None
+    ) -> None:
         # After the clock was set back a minute comes twice; none has more than 60 seconds.
         seconds = min(seconds, MINUTE - sum(self.seconds.values()))
         if seconds <= 0:
@@ -139,6 +152,9 @@ class _Minute:
             self.judged += seconds
         if memory is not None:
             self.memory = max(memory, self.memory or 0)
+        if power is not None:
+            self.joules += power * seconds
+            self.metered += seconds
 
 
 def _split(begun: float, until: float) -> Iterator[tuple[int, float]]:

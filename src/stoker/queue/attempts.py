@@ -405,6 +405,14 @@ class Attempts(Table):
     def of(self, job: str) -> list[Attempt]:
         return [attempt_of(row) for row in self._driver.fetch("attempts of job", {"job": job})]
 
+    def of_workers(self, workers: Iterable[str], since: float, most: int) -> list[Attempt]:
+        """What these workers have started since then, the newest first; of each worker, at most so many."""
+        statement, found = "attempts of worker", list[Attempt]()
+        for worker in workers:
+            wanted: Parameters = {"worker": worker, "since": since, "most": most}
+            found += [attempt_of(row) for row in self._driver.fetch(statement, wanted)]
+        return sorted(found, key=lambda attempt: attempt.started, reverse=True)
+
     def running(self, worker: str = "") -> list[Attempt]:
         """All attempts that have no outcome yet; `worker`: of workers whose ids begin like this."""
         return [attempt_of(row) for row in self._driver.fetch("running attempts", {"worker": worker})]

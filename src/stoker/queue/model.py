@@ -296,16 +296,21 @@ class LogRequest(NamedTuple):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What one GPU did in one minute."""
+    """What one GPU did in one minute, or in several: then values are means, and the peaks those of single minutes."""
 
     host: str
     gpu: str
     """Its uuid."""
     minute: int
-    """Minutes since the epoch."""
+    """Minutes since the epoch; of several, the first."""
     seconds: dict[GpuUse, float]
-    """Seconds by use; together at most a minute, less when the GPU was not read."""
+    """Seconds by use; together at most its length, less when the GPU was not read."""
     utilization: float | None = None
     """The mean, a fraction of 1."""
     memory: int | None = None
-    """The most that was in use, in bytes."""
+    """The most that was in use in the minute, in bytes."""
+    power: float | None = None
+    """The mean, in watts."""
+    utilization_peak: float | None = None
+    memory_peak: int | None = None
+    power_peak: float | None = None

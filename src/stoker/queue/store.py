@@ -4,14 +4,14 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Final, Self, get_args
+from typing import Any, Final, Self, get_args
 
 import msgspec
 
 from stoker.errors import StokerError
 from stoker.queue.attempts import Attempts
 from stoker.queue.code.blobs import Blobs
-from stoker.queue.driver import FOR_PEOPLE, ChangeListener, Driver, NotifyThrottle, Parameters
+from stoker.queue.driver import FOR_PEOPLE, ChangeListener, Driver, NotifyThrottle, Parameters, Row
 from stoker.queue.fields import JobSpec
 from stoker.queue.groups import Groups
 from stoker.queue.jobs import Jobs, check_submission, insert, known_origins, ready_among, until_free
@@ -24,6 +24,8 @@ KEPT_SECONDS: Final = 60 * 86400.0
 SECONDS_BETWEEN_FORGETTING: Final = 3600.0
 # The use of each GPU is kept for a month.
 KEPT_MINUTES: Final = 31 * 24 * 60
+# Of one machine that are looked at: one that was restarted more often has had trouble.
+MOST_WORKERS: Final = 50
 # A thousand problems of the same kind have one cause.
 MOST_NAMED: Final = 5
 
@@ -167,6 +169,11 @@ class Workers(Table):
             for name, host, view, started, seen, paused in self._driver.fetch("workers", {})
         ]
 
+    def of_host(self, host: str) -> list[str]:
+        """The ids of the last workers of a machine, the newest first."""
+        wanted: Parameters = {"host": clean_text(host), "most": MOST_WORKERS}
+        return [row[0] for row in self._driver.fetch("workers of host", wanted)]
+
     def pause(self, worker: str, paused: bool = True) -> bool:
         """While it is paused it claims nothing. False when there is no such worker."""
         parameters: Parameters = {"worker": clean_text(worker), "paused": int(paused)}
@@ -189,28 +196,34 @@ class UsageTable(Table):
         if self._cleanup.is_due():
             self._driver.fetch("forget usage", {"minutes": KEPT_MINUTES})
 
-    def read(self, since_minute: int, host: str | None = None, gpu: str | None = None) -> list[Usage]:
-        parameters = dict[str, str | int | float | None](since=since_minute)
-        sql = [self._driver.sql("usage"), self._driver.sql("usage_since")]
+    def read(
+        self,
+        since_minute: int,
+        host: str | None = None,
+        gpu: str | None = None,
+        *,
+        until_minute: int = 2**31 - 1,
+        step: int = 1,
+    ) -> list[Usage]:
+        """By machine, GPU and time; `step`: one row for this many minutes, which begin at a multiple of it.
+
+        A value is unknown only where it is in each of the minutes.
+        """
+        parameters = dict[str, str | int | float | None](since=since_minute, until=until_minute)
         if host is not None:
             parameters["host"] = clean_text(host)
-            sql.append(self._driver.sql("usage_of_host"))
         if gpu is not None:
             parameters["gpu"] = clean_text(gpu)
-            sql.append(self._driver.sql("usage_of_gpu"))
-        sql.append(self._driver.sql("usage_order"))
-        rows = self._driver.fetch_text(" ".join(sql), parameters)
-        return [
-            Usage(
-                host=machine,
-                gpu=uuid,
-                minute=minute,
-                seconds={state: seconds for state, seconds in zip(GPU_USES, spans, strict=True) if seconds},
-                utilization=utilization,
-                memory=memory,
-            )
-            for machine, uuid, minute, *spans, utilization, memory in rows
-        ]
+        # By the whole key where it is known: the planner knows little of the newest minutes, and would read all GPUs.
+        key = "_of_".join(
+            word for word in ("gpu" if gpu is not None else "", "host" if host is not None else "") if word
+        )
+        statements = ["usage", f"usage_of_{key or 'all'}", "usage_order"]
+        if step > 1:
+            parameters["step"] = step
+            statements = ["usage_means", statements[1], "usage_by_step", "usage_order"]
+        rows = self._driver.fetch_text(" ".join(map(self._driver.sql, statements)), parameters)
+        return [_usage_of(row, step) for row in rows]
 
     def totals(self, since_minute: int) -> dict[GpuUse, float]:
         (sums,) = self._driver.fetch("usage totals", {"since": since_minute})
@@ -226,7 +239,29 @@ def _row(usage: Usage) -> Parameters:
         **spans,
         "utilization": usage.utilization,
         "memory": usage.memory,
+        "power": usage.power,
     }
+
+
+def _usage_of(row: Row, step: int) -> Usage:
+    host, gpu, number, *spans, utilization, utilization_peak, memory, memory_peak, power, power_peak = row
+    return Usage(
+        host=host,
+        gpu=gpu,
+        minute=number * step,
+        seconds={state: seconds for state, seconds in zip(GPU_USES, spans, strict=True) if seconds},
+        utilization=_at_most(utilization, utilization_peak),
+        memory=None if memory is None else round(_at_most(memory, memory_peak)),
+        power=_at_most(power, power_peak),
+        utilization_peak=utilization_peak,
+        memory_peak=memory_peak,
+        power_peak=power_peak,
+    )
+
+
+def _at_most(mean: Any, peak: Any) -> Any:
+    """The mean of equal numbers may be a little more than each of them."""
+    return mean if mean is None or peak is None else min(mean, peak)
 
 
 class Notices(Table):

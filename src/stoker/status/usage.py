@@ -1,4 +1,4 @@
-"""What the GPUs did: hours over a week with what stops by rules saved, and minutes over an hour.
+"""What the GPUs did: hours over a week with what stops by rules saved, and charts of an hour to a month.
 
 What was saved is an estimate: a job that hangs holds its GPUs until a person looks, probably the next
 morning. So each such stop saved the time from the stop until now, but no more than
@@ -6,12 +6,16 @@ morning. So each such stop saved the time from the stop until now, but no more t
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from stoker.queue.model import GpuUse, Usage
+from stoker.queue.model import Attempt, GpuUse, Job, Outcome, Usage
+from stoker.status.job_text import job_label
 from stoker.status.model import GpuHours
+
+if TYPE_CHECKING:
+    from stoker.queue import Store
 
 WEEK: Final = 7 * 86400.0
 # From an evening to the next morning.
@@ -47,7 +51,7 @@ _IN_ORDER: Final[tuple[GpuUse, ...]] = ("job", "background", "somebody", "unknow
 
 
 class GpuSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU's minutes; None without a reading."""
+    """One GPU over the times of a history; None without a reading. A point of several minutes is their mean."""
 
     host: str
     gpu: str
@@ -57,41 +61,137 @@ class GpuSeries(msgspec.Struct, frozen=True, kw_only=True):
     memory: tuple[int | None, ...]
     """Bytes."""
     state: tuple[GpuUse | None, ...]
-    """Its main state in the minute."""
+    """Its main state."""
+    power: tuple[float | None, ...]
+    """Watts."""
+    utilization_peak: tuple[float | None, ...]
+    """Of the minutes of each point."""
+    memory_peak: tuple[int | None, ...]
+    power_peak: tuple[float | None, ...]
+
+
+class JobSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """When a job had the GPU: one attempt at it. Times are seconds since the epoch."""
+
+    job: str
+    name: str
+    attempt: int
+    """Its number, from 1."""
+    started: float
+    ended: float | None
+    outcome: Outcome | None
+    """None while it runs."""
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """Several GPUs over the same minutes; the last minute is not over."""
+    """GPUs over the same times; the last point is not over."""
 
     times: tuple[int, ...]
-    """When each minute begins, in seconds since the epoch."""
+    """When each point begins, in seconds since the epoch."""
+    step: int
+    """How many minutes a point stands for."""
     gpus: tuple[GpuSeries, ...]
+    jobs: tuple[JobSpan, ...] = ()
+    """The jobs that had the GPU, the newest first, at most 100; none of a history of several GPUs, unless it is that of
+    a job."""
 
 
-def usage_history(rows: Sequence[Usage], now: float, minutes: int = 60) -> History:
-    """The last minutes of every GPU in the rows, by host and uuid."""
+# The attempts of a worker that are searched for those on one GPU: a worker with more short jobs has no room for marks.
+_MOST_SEARCHED: Final = 2000
+_MOST_SPANS: Final = 100
+_MOST_ATTEMPTS: Final = 20
+# A job may have begun this long before the time that is shown: the history is kept for as long.
+_LONGEST_JOB: Final = 31 * 86400.0
+
+
+def minutes_per_point(minutes: int, points: int) -> int:
+    """So that there are at most so many points, of which the first and the last may not be whole."""
+    return 1 if minutes <= points else -(-minutes // max(1, points - 1))
+
+
+def usage_history(rows: Sequence[Usage], now: float, minutes: int = 60, step: int = 1) -> History:
+    """The last minutes of every GPU in the rows, by host and uuid; `step`: minutes per point, as of the rows."""
     last = int(now // 60)
-    first = last - minutes + 1
+    points = range((last - minutes + 1) // step, last // step + 1)
     by_gpu: dict[tuple[str, str], dict[int, Usage]] = {}
     for row in rows:
-        if first <= row.minute <= last:
-            by_gpu.setdefault((row.host, row.gpu), {})[row.minute] = row
+        if row.minute // step in points:
+            by_gpu.setdefault((row.host, row.gpu), {})[row.minute // step] = row
     return History(
-        times=tuple(minute * 60 for minute in range(first, last + 1)),
+        times=tuple(point * step * 60 for point in points),
+        step=step,
         gpus=tuple(
-            _one(host, gpu, [by_minute.get(minute) for minute in range(first, last + 1)])
-            for (host, gpu), by_minute in sorted(by_gpu.items())
+            _one(host, gpu, [by_point.get(point) for point in points])
+            for (host, gpu), by_point in sorted(by_gpu.items())
         ),
     )
 
 
 def _one(host: str, gpu: str, rows: Sequence[Usage | None]) -> GpuSeries:
+    def peak(row: Usage | None, name: str) -> float | None:
+        highest: float | None = getattr(row, f"{name}_peak", None)
+        return getattr(row, name, None) if highest is None else highest
+
     return GpuSeries(
         host=host,
         gpu=gpu,
         utilization=tuple(None if row is None else row.utilization for row in rows),
         memory=tuple(None if row is None else row.memory for row in rows),
         state=tuple(None if row is None else _mostly(row) for row in rows),
+        power=tuple(None if row is None else row.power for row in rows),
+        utilization_peak=tuple(peak(row, "utilization") for row in rows),
+        memory_peak=tuple(None if (most := peak(row, "memory")) is None else int(most) for row in rows),
+        power_peak=tuple(peak(row, "power") for row in rows),
+    )
+
+
+def read_history(store: "Store", minutes: int, points: int, host: str | None = None, gpu: str | None = None) -> History:
+    """The last minutes of all GPUs, of a machine's or of one; of one GPU with the jobs that had it."""
+    now = store.clock()
+    step = minutes_per_point(minutes, points)
+    since = (int(now // 60) - minutes + 1) // step * step
+    history = usage_history(store.usage.read(since, host, gpu, step=step), now, minutes, step)
+    if host is None or gpu is None:
+        return history
+    started = store.attempts.of_workers(store.workers.of_host(host), since * 60.0 - _LONGEST_JOB, _MOST_SEARCHED)
+    shown = [one for one in started if gpu in one.gpus and (one.ended is None or one.ended >= since * 60)]
+    jobs = {job.id: job for job in store.jobs.with_ids(list({one.job for one in shown[:_MOST_SPANS]}))}
+    return msgspec.structs.replace(history, jobs=_spans(shown[:_MOST_SPANS], jobs))
+
+
+def read_job_history(store: "Store", job: Job, minutes: int | None, points: int) -> History:
+    """The GPUs of a job while it had them, over its whole run or the last minutes of it."""
+    hosts = {worker.id: worker.host for worker in store.workers.all()}
+    attempts = [one for one in store.attempts.of(job.id) if not one.pending][-_MOST_ATTEMPTS:]
+    now = store.clock()
+    ends = [now if one.ended is None else one.ended for one in attempts]
+    last = int(max(ends, default=now) // 60)
+    first = int(min((one.started for one in attempts), default=now) // 60)
+    minutes = min(last - first + 1, int(_LONGEST_JOB // 60), minutes or 2**31)
+    step = minutes_per_point(minutes, points)
+    since = (last - minutes + 1) // step * step
+    rows = []
+    for attempt, end in zip(attempts, ends, strict=True):
+        begin, until = max(since, int(attempt.started // 60)), int(end // 60) + 1
+        if attempt.worker in hosts and begin < until:
+            for gpu in attempt.gpus:
+                rows += store.usage.read(begin, hosts[attempt.worker], gpu, until_minute=until, step=step)
+    history = usage_history(rows, last * 60.0, minutes, step)
+    return msgspec.structs.replace(history, jobs=_spans(reversed(attempts), {job.id: job}))
+
+
+def _spans(attempts: Iterable[Attempt], jobs: Mapping[str, Job]) -> tuple[JobSpan, ...]:
+    return tuple(
+        JobSpan(
+            job=one.job,
+            name=job_label(jobs[one.job]),
+            attempt=one.number,
+            started=one.started,
+            ended=one.ended,
+            outcome=one.outcome,
+        )
+        for one in attempts
+        if one.job in jobs
     )
 
 

@@ -18,7 +18,7 @@ from stoker.engines.local.placement import ANY_HOST
 from stoker.engines.local.quarantine import JobEnd, Quarantine, changed, program_of
 from stoker.engines.local.shims import ShimPool
 from stoker.errors import StokerError
-from stoker.gpus.model import Look, Unknown
+from stoker.gpus.model import Look, Unknown, known
 from stoker.gpus.prober import Prober, Sampler
 from stoker.gpus.quarantine import Entries, QuarantineFile
 from stoker.gpus.source import AbsentError, is_simulated_source
@@ -242,8 +242,10 @@ class MachineView:
         self._quarantine.observe(look)
         self._apply_quarantine()
         self.tracker.observe(look, self._owner, self.holders())
+        watts = {reading.uuid: reading.power for reading in look.readings if known(reading.power)}
         for gpu in self.worker_gpus():
-            self.usage.observe(gpu.uuid, gpu.state, look.at, look.wall, gpu.utilization, gpu.memory_used)
+            power = watts.get(gpu.uuid)
+            self.usage.observe(gpu.uuid, gpu.state, look.at, look.wall, gpu.utilization, gpu.memory_used, power)
 
     def _owner(self, pid: int) -> str | None:
         job = next((one.job for one in self._shims.attempts.values() if one.owns(pid)), None)

@@ -668,6 +668,13 @@ FROM stoker_attempts WHERE id = :attempt
 SELECT {attempt_row}
 FROM stoker_attempts WHERE outcome IS NULL AND substr(worker_id, 1, length(:worker)) = :worker ORDER BY started, id
 
+-- attempts of worker --
+SELECT {attempt_row}
+FROM stoker_attempts WHERE worker_id = :worker AND started >= :since ORDER BY started DESC LIMIT :most
+
+-- workers of host --
+SELECT id FROM stoker_workers WHERE host = :host ORDER BY started DESC LIMIT :most
+
 -- write log --
 INSERT INTO stoker_logs (attempt_id, tail, is_last)
 SELECT a.id, :tail, :is_last FROM stoker_attempts a WHERE a.id = :attempt
@@ -796,28 +803,40 @@ UPDATE stoker_feeds SET version = version + 1, memory = :memory
 WHERE name = :name AND version = :version RETURNING version
 
 -- write usage --
-INSERT INTO stoker_usage (host, gpu, minute, job, background, somebody, free, unknown, utilization, memory)
-VALUES (:host, :gpu, :minute, :job, :background, :somebody, :free, :unknown, :utilization, :memory)
+INSERT INTO stoker_usage (host, gpu, minute, job, background, somebody, free, unknown, utilization, memory, power)
+VALUES (:host, :gpu, :minute, :job, :background, :somebody, :free, :unknown, :utilization, :memory, :power)
 ON CONFLICT (host, gpu, minute) DO UPDATE SET
   job = excluded.job, background = excluded.background, somebody = excluded.somebody, free = excluded.free,
-  unknown = excluded.unknown, utilization = excluded.utilization, memory = excluded.memory
+  unknown = excluded.unknown, utilization = excluded.utilization, memory = excluded.memory, power = excluded.power
 WHERE excluded.job + excluded.background + excluded.somebody + excluded.free + excluded.unknown
   >= stoker_usage.job + stoker_usage.background + stoker_usage.somebody + stoker_usage.free + stoker_usage.unknown
 
 -- usage --
-SELECT host, gpu, minute, job, background, somebody, free, unknown, utilization, memory FROM stoker_usage
+SELECT host, gpu, minute, job, background, somebody, free, unknown, utilization, NULL, memory, NULL, power, NULL
+FROM stoker_usage
 
--- usage_since --
-WHERE minute >= :since
+-- usage_means --
+SELECT host, gpu, minute / :step, sum(job), sum(background), sum(somebody), sum(free), sum(unknown), avg(utilization),
+  max(utilization), CAST(avg(memory) AS DOUBLE PRECISION), max(memory), avg(power), max(power)
+FROM stoker_usage
+
+-- usage_of_all --
+WHERE minute >= :since AND minute < :until
 
 -- usage_of_host --
-AND host = :host
+WHERE host = :host AND minute >= :since AND minute < :until
 
 -- usage_of_gpu --
-AND gpu = :gpu
+WHERE gpu = :gpu AND minute >= :since AND minute < :until
+
+-- usage_of_gpu_of_host --
+WHERE (host, gpu, minute) >= (:host, :gpu, :since) AND (host, gpu, minute) < (:host, :gpu, :until)
+
+-- usage_by_step --
+GROUP BY 1, 2, 3
 
 -- usage_order --
-ORDER BY host, gpu, minute
+ORDER BY 1, 2, 3
 
 -- usage totals --
 SELECT coalesce(sum(job), 0), coalesce(sum(background), 0), coalesce(sum(somebody), 0), coalesce(sum(free), 0),

@@ -108,7 +108,7 @@ CREATE TABLE stoker_attempts (
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX stoker_attempts_running ON stoker_attempts (lease_expires)
   WHERE (CASE WHEN outcome IS NULL THEN TRUE ELSE FALSE END);
-CREATE INDEX stoker_attempts_worker ON stoker_attempts (worker_id);
+CREATE INDEX stoker_attempts_worker ON stoker_attempts (worker_id, started);
 CREATE UNIQUE INDEX stoker_attempts_one ON stoker_attempts (job_id) WHERE outcome IS NULL;
 
 CREATE TABLE stoker_logs (
@@ -161,6 +161,7 @@ CREATE TABLE stoker_usage (
   unknown DOUBLE PRECISION NOT NULL,
   utilization DOUBLE PRECISION,
   memory BIGINT,
+  power DOUBLE PRECISION,
   PRIMARY KEY (host, gpu, minute)
 ) WITH (fillfactor = 70);
 CREATE INDEX stoker_usage_minute ON stoker_usage (minute);

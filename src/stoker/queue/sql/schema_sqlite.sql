@@ -117,7 +117,7 @@ CREATE TABLE stoker_attempts (
   UNIQUE (job_id, number)
 );
 CREATE INDEX stoker_attempts_running ON stoker_attempts (lease_expires) WHERE outcome IS NULL;
-CREATE INDEX stoker_attempts_worker ON stoker_attempts (worker_id);
+CREATE INDEX stoker_attempts_worker ON stoker_attempts (worker_id, started);
 CREATE UNIQUE INDEX stoker_attempts_one ON stoker_attempts (job_id) WHERE outcome IS NULL;
 
 CREATE TABLE stoker_logs (
@@ -170,6 +170,7 @@ CREATE TABLE stoker_usage (
   unknown REAL NOT NULL,
   utilization REAL,
   memory INTEGER,
+  power REAL,
   PRIMARY KEY (host, gpu, minute)
 ) WITHOUT ROWID;
 CREATE INDEX stoker_usage_minute ON stoker_usage (minute);

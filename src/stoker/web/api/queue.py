@@ -1,6 +1,6 @@
 """The queue as a whole, its workers and their GPUs, and the user of the token."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from fastapi import APIRouter, Path, Query
@@ -12,15 +12,20 @@ from stoker.queue.model import GpuUse, Worker
 from stoker.queue.steering import already
 from stoker.queue.store import Store
 from stoker.status.model import Snapshot
-from stoker.status.usage import History, usage_history
-from stoker.web.answers import Done, Undo, answer, answer_with_jobs, carry_out
+from stoker.status.usage import History, read_history, read_job_history
+from stoker.web.answers import Done, Undo, answer, answer_with_jobs, carry_out, found
 from stoker.web.api.bodies import DismissBody, body_of
+from stoker.web.api.jobs import JobId
 from stoker.web.api.openapi import operation
 from stoker.web.app_state import app_state_of, user_of
-from stoker.web.problems import NotFoundError
+from stoker.web.problems import NotFoundError, ParameterError
 
 router = APIRouter(tags=["queue"])
 
+# As many as a day has minutes.
+_MOST_POINTS: Final = 1440
+_LONGEST_HISTORY: Final = 7 * 1440
+Points = Annotated[int, Query(ge=2, le=_MOST_POINTS, description="At most this many.")]
 WorkerId = Annotated[str, Path(max_length=200, description="The id of a worker.")]
 
 
@@ -100,15 +105,35 @@ async def get_history(
     request: Request,
     host: Annotated[str | None, Query(max_length=300, description="Only the GPUs of this machine.")] = None,
     gpu: Annotated[str | None, Query(max_length=100, description="Only the GPU with this uuid.")] = None,
-    minutes: Annotated[int, Query(ge=1, le=1440)] = 60,
+    minutes: Annotated[int, Query(ge=1, le=_LONGEST_HISTORY, description="More than a day needs a host.")] = 60,
+    points: Points = _MOST_POINTS,
 ) -> Response:
-    """Get utilization, memory and use of each GPU by minute. Null stands for a minute without readings."""
+    """Get utilization, memory, power and use of each GPU. Null stands for times without readings.
 
-    def history(store: Store) -> History:
-        now = store.clock()
-        return usage_history(store.usage.read(int(now // 60) - minutes + 1, host, gpu), now, minutes)
+    Each point is a minute, or the mean and the peaks of several where there would be more than `points`. With host and
+    gpu, also the jobs that had the GPU.
+    """
+    if minutes > _MOST_POINTS and host is None:
+        raise ParameterError("minutes", "give the host as well: more than a day is read of one machine at a time")
+    return answer(await app_state_of(request).pool.run(lambda store: read_history(store, minutes, points, host, gpu)))
 
-    return answer(await app_state_of(request).pool.run(history))
+
+@operation(router, "GET", "/jobs/{job}/history", History, 404)
+async def get_job_history(
+    request: Request,
+    job: JobId,
+    minutes: Annotated[
+        int | None, Query(ge=1, le=_LONGEST_HISTORY, description="Only the last minutes of its run.")
+    ] = None,
+    points: Points = _MOST_POINTS,
+) -> Response:
+    """Get utilization, memory and power of a job's GPUs while it had them, over its run of at most a month.
+
+    `jobs` are its attempts. A GPU that it shares is shown as a whole.
+    """
+    return answer(
+        await app_state_of(request).pool.run(lambda store: read_job_history(store, found(store, job), minutes, points))
+    )
 
 
 @operation(router, "GET", "/usage", UsageTotals)
