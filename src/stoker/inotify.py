@@ -14,7 +14,6 @@ CLOSED: Final = 0x018
 OPENED: Final = 0x020
 MOVED_HERE: Final = 0x080
 CREATED: Final = 0x100
-DELETED: Final = 0x200
 REMOVED: Final = 0x400
 MOVED_AWAY: Final = 0x800
 OVERFLOWED: Final = 0x4000

@@ -371,13 +371,14 @@ def test_queue_is_read_again_only_for_jobs_that_could_change_the_decision(queue:
     assert is_due(scheduler)
 
 
-def test_many_workers_do_not_read_the_queue_all_at_once(queue: Store) -> None:
+def test_many_workers_do_not_read_the_queue_all_at_once(queue: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)  # a slow machine would let a worker poll meanwhile
     schedulers = [scheduler_of(Machine(1, 1)) for _ in range(200)]
     for scheduler in schedulers:
         settle(scheduler, queue)
         scheduler.workers = len(schedulers)
     few, many = (Changes(ready={shape_of(JobSpec(command="x")): Ready(0, number)}) for number in (1, 200))
-    now = time.monotonic()
     for scheduler in schedulers:
         scheduler.note_changes(few)
     at = sorted(scheduler.due() - now for scheduler in schedulers)

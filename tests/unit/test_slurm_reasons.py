@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from stoker.engines.slurm.reasons import can_never_start, pending_reason, why_ended, why_pending
+from stoker.engines.slurm.reasons import pending_reason, why_pending
 
 NOW = time.mktime((2026, 11, 18, 12, 0, 0, 0, 0, -1))
 
@@ -157,38 +157,12 @@ def test_text_is_understood_as_scontrol_writes_it() -> None:
 )
 def test_unknown_code_is_spelled_out(code: str, text: str) -> None:
     assert why_pending(code) == f"waits in Slurm: {text}"
-    assert not can_never_start(code)
+    assert pending_reason(code).outlook == "waits"
 
 
 def test_jobs_that_can_never_start() -> None:
-    never = {code for code in CODES if can_never_start(code)}
+    never = {code for code in CODES if pending_reason(code).outlook == "never"}
     assert {"DependencyNeverSatisfied", "BadConstraints", "PartitionTimeLimit", "QOSMaxGRESPerJob"} <= never
     by_themselves = {"Priority", "Resources", "Dependency", "BeginTime", "QOSMaxGRESPerUser", "AssocGrpCpuLimit"}
     by_others = {"JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue", "PartitionDown", "PartitionNodeLimit", "NodeDown"}
     assert not never & (by_themselves | by_others)
-    assert not can_never_start("")
-
-
-@pytest.mark.parametrize(
-    ("state", "sentence"),
-    [
-        ("NODE_FAIL", "lost its node, which failed"),
-        ("CANCELLED by 1000", "was cancelled in Slurm"),
-        ("CANCELLED+", "was cancelled in Slurm"),
-        ("TIMEOUT", "was ended by Slurm at its time limit"),
-        ("", "ended in Slurm"),
-        ("NEW_STATE", "ended in Slurm in the state NEW_STATE"),
-    ],
-)
-def test_states_of_ended_jobs(state: str, sentence: str) -> None:
-    assert why_ended(state) == sentence
-
-
-FINAL_STATES = """
-BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED LAUNCH_FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED RECONFIG_FAIL
-REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD REVOKED SPECIAL_EXIT STOPPED SUSPENDED TIMEOUT
-"""
-
-
-def test_every_final_state_has_a_sentence() -> None:
-    assert [state for state in FINAL_STATES.split() if state in why_ended(state)] == []

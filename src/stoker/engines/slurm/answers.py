@@ -91,9 +91,7 @@ class SlurmPartition(msgspec.Struct, frozen=True, kw_only=True):
     default: bool
     up: bool
     max_time: float | None
-    default_time: float | None
     nodes: str
-    preempt_mode: str
 
 
 class SlurmConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,11 +100,6 @@ class SlurmConfig(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     kill_wait: float
     """From SIGTERM to SIGKILL."""
-    min_job_age: float
-    """How long `squeue` shows a job that has ended."""
-    slurmd_timeout: float
-    """From the last answer of a node to its being down."""
-    preempt_mode: str
     version: str
 
 
@@ -224,9 +217,7 @@ def parse_partitions(answer: str) -> list[SlurmPartition]:
             default=fields.get("Default") == "YES",
             up=fields.get("State") == "UP",
             max_time=parse_duration(fields.get("MaxTime", "")),
-            default_time=parse_duration(fields.get("DefaultTime", "")),
             nodes=_text(fields.get("Nodes", "")),
-            preempt_mode=fields.get("PreemptMode", ""),
         )
         for fields in map(parse_fields, _records(answer, "PartitionName="))
     ]
@@ -239,9 +230,6 @@ def parse_config(answer: str) -> SlurmConfig:
     return SlurmConfig(
         cluster=found.get("ClusterName", ""),
         kill_wait=_seconds(found.get("KillWait", ""), 30.0),
-        min_job_age=_seconds(found.get("MinJobAge", ""), 300.0),
-        slurmd_timeout=_seconds(found.get("SlurmdTimeout", ""), 300.0),
-        preempt_mode=found.get("PreemptMode", ""),
         version=found["SLURM_VERSION"],
     )
 

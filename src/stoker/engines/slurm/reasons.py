@@ -1,4 +1,4 @@
-"""Slurm's reason codes and job states in sentences. Pure."""
+"""Slurm's reason codes in sentences. Pure."""
 
 import re
 from typing import Final, Literal, NamedTuple
@@ -159,11 +159,6 @@ def why_pending(
     return f"waits in Slurm: {text}{_at('; starts about', start, now)}"
 
 
-def can_never_start(code: str) -> bool:
-    """Whether Slurm does not start the job unless it, or a setting of the cluster, is changed."""
-    return pending_reason(code).outlook == "never"
-
-
 def pending_reason(code: str, partition: str = "") -> PendingReason:
     """What a reason code means. `partition`: the job's, named in the text where it matters."""
     known = _SINGLE.get(_known_code(code)) or _limit(_known_code(code)) or _with_details(code)
@@ -246,38 +241,3 @@ def _spelled_out(code: str) -> str:
 def _at(before: str, start: float | None, now: float) -> str:
     """`; starts about 14:30`; nothing without an estimate that means anything, or when it has passed."""
     return f"{before} {clock_time(start, now)}" if start is not None and 0 < start - now < _NO_ESTIMATE else ""
-
-
-# How a job ended.
-_ENDED: Final = {
-    "COMPLETED": "ended",
-    "FAILED": "failed",
-    "CANCELLED": "was cancelled in Slurm",
-    "TIMEOUT": "was ended by Slurm at its time limit",
-    "DEADLINE": "was ended by Slurm at its deadline",
-    "OUT_OF_MEMORY": "was ended by Slurm, for it used more memory than it had asked for",
-    "NODE_FAIL": "lost its node, which failed",
-    "PREEMPTED": "made room for another job in Slurm",
-    "BOOT_FAIL": "could not start, for its nodes did not boot",
-    "LAUNCH_FAILED": "could not be launched by Slurm",
-    "RECONFIG_FAIL": "could not start, for its nodes could not be configured",
-    "REVOKED": "went to another cluster of the federation",
-    "REQUEUED": "was requeued by Slurm",
-    "REQUEUE_FED": "was requeued by the federation of clusters",
-    "REQUEUE_HOLD": "was requeued and held by Slurm",
-    "SPECIAL_EXIT": "was requeued and held by Slurm after a special exit code",
-    "RESV_DEL_HOLD": "was held by Slurm, for its reservation was deleted",
-    "STOPPED": "was stopped by a signal",
-    "SUSPENDED": "was suspended by Slurm",
-}
-
-
-def why_ended(state: str) -> str:
-    """How a job ended by its state, without its subject: `lost its node, which failed`.
-
-    The state may have more behind it: `CANCELLED by 1000`.
-    """
-    word = state.strip().rstrip("+").partition(" ")[0].upper()
-    if not word:
-        return "ended in Slurm"
-    return _ENDED.get(word) or f"ended in Slurm in the state {word}"

@@ -14,7 +14,6 @@ from stoker.gpus.model import NOT_SUPPORTED, Unknown
 Function = Callable[..., int]
 
 SUCCESS: Final = 0
-UNINITIALIZED: Final = 1
 UNSUPPORTED: Final = 3
 NO_PERMISSION: Final = 4
 NOT_FOUND: Final = 6
