@@ -19,7 +19,7 @@ from tests.support.browser import chromium, screen
 from tests.support.command import Finished, stoker_command
 from tests.support.feeding import Feeders, write_trainer
 from tests.support.page_site import page_site
-from tests.support.slurm_cluster import SlurmCluster, running_cluster
+from tests.support.slurm_cluster import NODES, SlurmCluster, running_cluster
 from tests.support.waiting import wait_for
 from tests.support.work_site import PATIENCE, RunningWorker, WorkSite
 
@@ -179,7 +179,7 @@ def test_every_option_of_a_job_reaches_slurm(login: LoginNode) -> None:  # noqa:
     login.wait_until(sized, "cancelled")
 
 
-def test_every_verb_works_on_jobs_of_the_cluster(login: LoginNode) -> None:
+def test_every_verb_works_on_jobs_of_the_cluster(login: LoginNode) -> None:  # noqa: PLR0915 - one cluster for all
     worker = login.work("--max-pending", "2")
     idle = login.submit("--gpus", "1", "--gpu-model", "a100", *SOON, "--for", "5s", "--", "sleep", "600")
     login.wait_until_began(idle)
@@ -207,6 +207,9 @@ def test_every_verb_works_on_jobs_of_the_cluster(login: LoginNode) -> None:
     login.cluster.wait_for_state(pending, "CANCELLED")
     login.wait_until(behind[2], "succeeded")
     assert login.details(behind[2])["Partition"] == "spare"
+    # One that waits in Slurm at its deadline leaves Slurm, too.
+    late = login.submit("--deadline", "+8s", "--gpus", "2", "--gpu-model", "h100", "--", "true")
+    late_in_slurm = login.slurm_job(late)
     # What the worker last said of its nodes is some seconds old.
     line = f"cluster {login.cluster.name}  3 nodes, 6 GPUs: 3 allocated (3 by this queue), 3 free"
     wait_for(lambda: line in login.type("top", "--once"), deadline=PATIENCE, named="the end of behind2 on its node")
@@ -230,6 +233,9 @@ def test_every_verb_works_on_jobs_of_the_cluster(login: LoginNode) -> None:
     login.type("snooze", "--end", idle)
     login.wait_until(idle, "failed")
     assert "exit code 124: GPU 0 stayed below 1% for " in login.why(idle)
+    login.wait_until(late, "failed")
+    assert "it did not start by its deadline, 20" in login.why(late)
+    login.cluster.wait_for_state(late_in_slurm, "CANCELLED")
     login.site.create_flag("flag")
     login.type("wait", busy, behind[1])
     assert "queued again" in login.type("retry", idle, behind[0])
@@ -240,8 +246,13 @@ def test_every_verb_works_on_jobs_of_the_cluster(login: LoginNode) -> None:
     assert worker.stop() == 0
 
 
-def test_every_outcome_is_the_right_one_here_and_in_slurm(login: LoginNode) -> None:
+def test_every_outcome_is_the_right_one_here_and_in_slurm(login: LoginNode) -> None:  # noqa: PLR0915 - one cluster for all
+    # A job that exits with 0 at SIGTERM may end long before its supervisor gets the signal.
+    for node in NODES:
+        login.cluster.stop_node(node)
+        login.cluster.start_node(node, slow_kill=20)
     login.cluster.configure(["PartitionName=brief Nodes=ALL MaxTime=1 DefaultTime=1 State=UP"])
+    login.cluster.wait_until_ready()
     worker = login.work("--preemptible-partition", "spare")
 
     def checkpointing(name: str, *options: str, command: str = CHECKPOINTS) -> str:
@@ -252,8 +263,12 @@ def test_every_outcome_is_the_right_one_here_and_in_slurm(login: LoginNode) -> N
         saved = login.directory / login.site.job(job).name / "saved"
         return len(saved.read_text().splitlines()) if saved.exists() else 0
 
-    # Slurm looks at its time limits every half minute: this one goes on while the others are tried.
+    # Slurm looks at its time limits every half minute: these go on while the others are tried.
     limited = checkpointing("limited", "--gpus", "0", "--partition", "brief")
+    resumed = checkpointing(
+        *("resumed", "--gpus", "0", "--partition", "brief", "--requeue-at-limit"),
+        command=f"if [ -e saved ]; then echo resumed; exit 0; fi; echo begun; {CHECKPOINTS}",
+    )
     idle = login.submit("--gpus", "1", "--gpu-model", "a100", *SOON, "--", "sleep", "600")
     stalled = login.submit(
         *("--gpus", "2", "--gpu-model", "a100", *SOON, "--stalled-for", "3s", "--", stoker_command()),
@@ -261,18 +276,18 @@ def test_every_outcome_is_the_right_one_here_and_in_slurm(login: LoginNode) -> N
     )
     timed = checkpointing("timed", "--gpus", "0", "--time-limit", "3s")
     cancelled = checkpointing("cancelled", "--gpus", "0")
-    # It ends after its supervisor knows that it was cancelled: one that exits with 0 before that has succeeded.
-    scancelled = login.type(
-        *("submit", "--name", "scancelled", "--directory", login.in_its_own("scancelled"), "--gpus", "0", "--"),
-        CHECKPOINTS.replace("exit 0", "sleep 1; exit 0"),
-    ).strip()
+    scancelled = checkpointing("scancelled", "--gpus", "0")
+    spread = checkpointing("spread", "--gpus", "0", "--nodes", "2", command=CHECKPOINTS.replace("exit 0", "exit 1"))
     deaf = checkpointing("deaf", "--gpus", "0", command=DEAF)
     yielding = checkpointing("yielding", "--preemptible", "--gpus", "2", "--gpu-model", "h100")
     failing = login.submit("--gpus", "0", "--", "exit 7")
-    for job in (cancelled, scancelled, deaf, yielding):
-        wait_for((login.directory / login.site.job(job).name / "began").exists, named=f"the start of {job}")
+    for job in (cancelled, scancelled, spread, deaf, yielding):
+        began = login.directory / login.site.job(job).name / "began"
+        wait_for(began.exists, named=f"the start of {job}")
+        # The end of a short job is not held up to see whether it was signalled.
+        wait_for(lambda: time.time() > began.stat().st_mtime + 2.5)  # noqa: B023
     login.type("cancel", cancelled)
-    login.cluster.run("scancel", *(str(login.slurm_job(job)) for job in (scancelled, deaf)))
+    login.cluster.run("scancel", *(str(login.slurm_job(job)) for job in (scancelled, spread, deaf)))
     # A job of a higher partition takes the place of the preemptible one, which starts again as the same attempt.
     urgent = login.submit("--gpus", "2", "--gpu-model", "h100", "--", "sleep", "1")
     login.wait_until(urgent, "succeeded")
@@ -291,6 +306,7 @@ def test_every_outcome_is_the_right_one_here_and_in_slurm(login: LoginNode) -> N
         limited: ("failed", 124, "It had run for as long as Slurm allows", "FAILED", "124:0"),
         cancelled: ("cancelled", None, "", "CANCELLED", None),
         scancelled: ("cancelled", None, "it was cancelled in Slurm", "CANCELLED", None),
+        spread: ("cancelled", None, "it was cancelled in Slurm", "CANCELLED", None),
         deaf: ("cancelled", None, "it was cancelled in Slurm", "CANCELLED", None),
         yielding: ("cancelled", None, "", "CANCELLED", None),
         failing: ("failed", 7, "", "FAILED", "7:0"),
@@ -303,6 +319,11 @@ def test_every_outcome_is_the_right_one_here_and_in_slurm(login: LoginNode) -> N
         in_slurm = login.cluster.wait_for_state(login.slurm_job(job), "FAILED", "CANCELLED", "COMPLETED", "TIMEOUT")
         assert in_slurm == state, shown
         assert slurm_code in (None, login.details(job)["ExitCode"]), shown
+    assert [(one.outcome, one.reason) for one in login.site.store.attempts.of(resumed)] == [
+        ("requeued", "It had run for as long as Slurm allows"),
+        ("succeeded", ""),
+    ]
+    assert login.type("logs", resumed) == "resumed\n"
     for job in (idle, stalled, timed, limited):
         report = (login.record_of(job) / "report.md").read_text()
         assert report.startswith("# Stopped: "), report
@@ -310,11 +331,13 @@ def test_every_outcome_is_the_right_one_here_and_in_slurm(login: LoginNode) -> N
         details = login.site.store.attempts.details(login.attempt(job).id)
         assert details is not None
         assert details.report == report
-    for job in (timed, limited, cancelled, scancelled, deaf):
+    for job in (timed, limited, resumed, cancelled, scancelled, deaf):
         assert saves(job) == 1, f"{login.site.job(job).name} was asked to end {saves(job)} times"
     # Also where Slurm has signalled all processes itself.
     assert saves(yielding) == before + 1
     wait_for(lambda: not login.cluster.processes(), named="that no process is left on any node")
+    for node in NODES:
+        login.cluster.stop_node(node)
     # What the page calls GPU-hours.
     assert worker.stop() == 0
     assert login.site.store.usage.totals(0)["job"] > 3.0

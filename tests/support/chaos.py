@@ -112,6 +112,10 @@ STOP_PATIENCE: Final = 20.0
 DELIVERY_PATIENCE: Final = 5.0
 # A short sleep that takes longer than that means that this machine was held up, and so was Stoker.
 HELD_UP: Final = 1.0
+# Neither is Stoker at fault where this process waits for a core this many times as long as it has one: with 5, a
+# supervisor needs seconds to start.
+STARVED: Final = 5.0
+STARVED_WITHIN: Final = 1.0
 MOST_CONDITIONS: Final = 2
 MOST_ATTEMPTS: Final = 4
 
@@ -177,6 +181,7 @@ class ChaosRun:
         self._touched: dict[str, list[tuple[float, str]]] = {}
         self._database_away = False
         self._submit_at = 0.0
+        self._cores = (time.monotonic(), *_core_times())
         self._wrong: list[str] = []
         self.struck: Counter[str] = Counter()
         self.seconds = 0.0
@@ -285,8 +290,20 @@ class ChaosRun:
                     Condition("held up", None, journal_clock() - (time.monotonic() - before), journal_clock())
                 )
 
+    def _note_load(self) -> None:
+        """A machine that has too much else to do holds up Stoker as well."""
+        moment = time.monotonic()
+        since, had, waited = self._cores
+        if moment < since + STARVED_WITHIN:
+            return
+        self._cores = (moment, *_core_times())
+        if self._cores[2] - waited > STARVED * (self._cores[1] - had):
+            ended = journal_clock()
+            self._conditions.append(Condition("held up", None, ended - (moment - since), ended))
+
     def _look_after(self) -> None:
         moment = time.monotonic()
+        self._note_load()
         for active in [one for one in self._active if moment >= one.ends]:
             self._finish(active)
         for machine in self._machines:
@@ -322,6 +339,7 @@ class ChaosRun:
     def _is_delivered_within(self, seconds: float) -> bool:
         ends = time.monotonic() + seconds
         while not (delivered := self._all_is_delivered()) and time.monotonic() < ends:
+            self._note_load()
             time.sleep(0.1)
         return delivered
 
@@ -347,6 +365,7 @@ class ChaosRun:
     def _wait(self, there: Callable[[], bool], *, named: str) -> None:
         ends = time.monotonic() + LONGEST_END
         while not there():
+            self._note_load()
             if time.monotonic() > ends:
                 self._wrong.append(f"{named} did not come: {self._where_it_stands()}")
                 return
@@ -684,6 +703,15 @@ class ChaosRun:
             LONGEST_CONDITION * amount,
             lambda: machine.faults.withdraw(DATABASE_RULE) > 0,
         )
+
+
+def _core_times() -> tuple[float, float]:
+    """Seconds for which this thread had a core, and for which it waited for one."""
+    try:
+        had, waited, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    return int(had) / 1e9, int(waited) / 1e9
 
 
 def _open_files(pid: int) -> Iterator[str]:

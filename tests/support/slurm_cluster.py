@@ -24,6 +24,7 @@ import pytest
 
 from stoker.procfs import stat as read_stat
 from stoker.runs.processes.tree import children
+from tests.support.compiled import compiled
 from tests.support.waiting import kill_all, wait_for
 
 NODES = ("node1", "node2", "node3")
@@ -161,9 +162,15 @@ class SlurmCluster:
         """Only slurmd: jobs on the node go on."""
         self._end(node, how)
 
-    def start_node(self, node: str, hidden: Path | None = None) -> None:
-        """Nothing happens when it runs; a frozen one goes on. What is `hidden` is an empty directory there."""
+    def start_node(self, node: str, hidden: Path | None = None, slow_kill: int = 0) -> None:
+        """Nothing happens when it runs; a frozen one goes on. What is `hidden` is an empty directory there.
+
+        `slow_kill`: milliseconds between the signals to two processes of a job.
+        """
         command: tuple[str, ...] = ("slurmd", "-D", "-N", node)
+        if slow_kill:
+            library = compiled("slow_kill", "-shared", "-fPIC")
+            command = ("env", f"LD_PRELOAD={library}", f"SLOW_KILL={slow_kill}", *command)
         if hidden is not None:
             hide = f"mount -t tmpfs none {shlex.quote(str(hidden))} && exec {shlex.join(command)}"
             command = ("unshare", "--mount", "sh", "-c", hide)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stoker.engines.attempt import AttemptResult
+from stoker.engines.attempt import AttemptResult, lease_clock
 from stoker.engines.execution import STOPPED
 from stoker.engines.slurm import shim
 from stoker.engines.slurm.execution import SlurmExecution
@@ -78,10 +78,11 @@ def test_job_that_came_to_its_end_is_not_started_again(
     assert own(record) is None
 
 
-def execution(signals: SignalStream) -> SlurmExecution:
+def execution(signals: SignalStream, ran_for: float = 0.0) -> SlurmExecution:
     found = object.__new__(SlurmExecution)
     found._signals = signals
-    found._reaper = SimpleNamespace(owns=lambda _: False)  # type: ignore[assignment]
+    found._reaper = SimpleNamespace(owns=lambda _: False, pid=os.getpid())  # type: ignore[assignment]
+    found._began_at = lease_clock() - ran_for
     found._attempt_spec = SimpleNamespace(kill_wait=5.0)  # type: ignore[assignment]
     found._shared = SimpleNamespace(stop_order=lambda: None)  # type: ignore[assignment]
     found._owner = found._mine = Owner(7, start="this")
@@ -97,6 +98,40 @@ def test_job_that_dies_of_the_signal_by_which_slurm_ends_all_its_processes_did_n
         later.join()
     assert request is not None
     assert request.ending == "machine"
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_job_that_handles_the_signal_of_slurm_did_not_end_by_itself_whatever_its_code(code: int) -> None:
+    with SignalStream([signal.SIGTERM]) as signals:
+        later = threading.Timer(0.02, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM))
+        later.start()
+        request = execution(signals, ran_for=60.0).on_exit(code)
+        later.join()
+    assert request is not None
+    assert request.ending == "machine"
+
+
+def test_signal_that_has_reached_the_reaper_is_waited_for_also_when_a_short_job_ends() -> None:
+    with SignalStream([signal.SIGTERM]) as signals, subprocess.Popen(["env", "--block-signal=TERM", "cat"]) as reaper:
+        wait_for(lambda: "cat" in Path(f"/proc/{reaper.pid}/comm").read_text(), named="its start")
+        reaper.terminate()
+        later = threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM))
+        later.start()
+        found = execution(signals)
+        found._reaper = SimpleNamespace(owns=lambda _: False, pid=reaper.pid)  # type: ignore[assignment]
+        request = found.on_exit(0)
+        later.join()
+        reaper.kill()
+    assert request is not None
+    assert request.ending == "machine"
+
+
+def test_end_of_a_job_is_not_taken_for_its_time_limit_and_a_short_one_is_not_held_up() -> None:
+    with SignalStream([signal.SIGTERM, signal.SIGUSR2]) as signals:
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
+        assert execution(signals, ran_for=60.0).on_exit(0) is None
+        assert execution(signals).signalled_within(0) == pytest.approx(0.0, abs=0.01)
+        assert execution(signals, ran_for=86400.0).signalled_within(0) <= 0.1
 
 
 def test_shim_has_time_to_die_of_the_signal_that_killed_its_job() -> None:

@@ -41,7 +41,7 @@ STOPPED: Final = 128 + signal.SIGTERM
 # What asks a supervisor to end.
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # From the first to the last process that gets such a signal.
-_SAME_MOMENT: Final = 0.5
+SAME_MOMENT: Final = 0.5
 # The output is complete at once, unless the reaper is held up or a process of the job cannot be killed.
 _OUTPUT_COMPLETE_WITHIN: Final = 10.0
 # torchrun says which rank failed, as its last words.
@@ -278,13 +278,17 @@ class Execution(abc.ABC):
 
         After SIGKILL, this process does not return from here.
         """
-        ends = time.monotonic() + _SAME_MOMENT
-        while code - 128 in {*ENDING, signal.SIGKILL} and (seconds := ends - time.monotonic()) > 0:
+        ends = time.monotonic() + self.signalled_within(code)
+        while (seconds := ends - time.monotonic()) > 0:
             select.select([self._signals.fileno()], [], [], seconds)
             for received in self._signals.read():
-                if (request := self.on_signal(received)) is not None:
+                if received.signal in ENDING and (request := self.on_signal(received)) is not None:
                     return request
         return None
+
+    def signalled_within(self, code: int) -> float:
+        """Seconds from the end of the command, with this code, to a signal that has ended it and is for all."""
+        return SAME_MOMENT if code - 128 in {*ENDING, signal.SIGKILL} else 0.0
 
     def on_ended(self, status: Status) -> None:
         if self._fitted_run is not None:

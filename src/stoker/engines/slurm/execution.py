@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from stoker.engines.attempt import AttemptResult, lease_clock
-from stoker.engines.execution import ENDING, STOPPED, Execution
+from stoker.engines.execution import ENDING, SAME_MOMENT, STOPPED, Execution
 from stoker.engines.slurm.record import Owner, SlurmAttemptRecord, SlurmAttemptSpec
 from stoker.gpus.prober import Prober
 from stoker.gpus.visible import visible_gpus
@@ -30,8 +30,10 @@ POLL: Final = 1.0
 _LONGEST_HEARTBEAT: Final = 10.0
 # Before Slurm's SIGKILL everything must be gone and written.
 _BEFORE_KILL: Final = 3.0
-# From the first to the last process that gets a signal of Slurm, on a busy node.
+# From the first to the last process that gets a signal of Slurm, on a busy node. No job is held up for that by more
+# than this share of its time.
 _SAME_SIGNAL: Final = 0.1
+_SIGNAL_SHARE: Final = 0.05
 # A directory that cannot be read may be late; a disk that is full may be cleared.
 PATIENCE: Final = 120.0
 RETRY: Final = 0.5
@@ -75,6 +77,8 @@ class SlurmExecution(Execution):
         """When the directory was last reached."""
         self._killed_at: float | None = None
         """When Slurm kills what is left, after its SIGTERM."""
+        self._began_at = lease_clock()
+        """When the command was started."""
         self._timer = BootTimer()
         self._fence()
 
@@ -161,8 +165,17 @@ class SlurmExecution(Execution):
             grace = min(grace, self._killed_at - _BEFORE_KILL - lease_clock())
         return max(0.0, grace)
 
+    def signalled_within(self, code: int) -> float:
+        """Slurm signals the processes of a job one by one, this one last: a command that handles SIGTERM may have ended
+        before that, with any code. Between the two, the reaper gets the signal."""
+        if has_pending(self._reaper.pid, signal.SIGTERM):
+            return SAME_MOMENT
+        share = _SIGNAL_SHARE * (lease_clock() - self._began_at)
+        return max(super().signalled_within(code), min(_SAME_SIGNAL, share))
+
     def on_first_start(self) -> None:
         """The worker sees the start by the status."""
+        self._began_at = lease_clock()
 
     def announce(self, result: AttemptResult) -> None:
         self._write_result(result)
