@@ -30,7 +30,7 @@ sys.dont_write_bytecode = False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-snapshots", action="store_true", help="Write tests/snapshots anew.")
+    parser.addoption("--update-snapshots", action="store_true", help="Rewrite tests/snapshots.")
 
 
 def pytest_configure(config: pytest.Config) -> None:

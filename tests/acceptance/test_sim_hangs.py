@@ -1,4 +1,4 @@
-"""`stoker sim train --hang`: what each hang shows to whoever reads the GPUs, the processes and the output."""
+"""`stoker sim train --hang`: what each hang shows in the GPUs, the processes and the output."""
 
 import os
 import signal

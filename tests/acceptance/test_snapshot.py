@@ -1,4 +1,4 @@
-"""`stoker submit --snapshot` and `stoker diff`: the code as it is now, on whichever machine runs the job."""
+"""`stoker submit --snapshot` and `stoker diff`: the code as it is now, on the machine that runs the job."""
 
 import contextlib
 import re

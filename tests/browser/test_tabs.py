@@ -98,7 +98,7 @@ def test_many_windows_that_are_looked_at_share_one_connection(
 def _comes_back(tab: Page, output: Path) -> None:
     """Left for a while, it gives back what it has; then it goes on where it was."""
     _has_open(tab, 2)
-    # From here on its time goes by as it is told to: who is held up in between must not be left for longer.
+    # From here on the test sets its clock: a slow machine must not make the pause longer.
     tab.clock.install()
     tab.clock.pause_at(time.time() + 20)
     tab.evaluate("look(false)")

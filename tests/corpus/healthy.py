@@ -1,4 +1,4 @@
-"""Jobs that do what they were started for. Whoever stops one of them, at whatever time, destroys work."""
+"""Jobs that do what they were started for. Stopping one of them at any time destroys work."""
 
 from typing import Final
 

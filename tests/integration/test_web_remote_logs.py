@@ -297,7 +297,7 @@ def test_unknown_machine_is_not_waited_for(far: Far, monkeypatch: pytest.MonkeyP
 
 
 def test_edition_that_is_a_path_is_refused(far: Far, copies: Path) -> None:
-    """Whoever can write to the queue must not be able to write to the disk of the page."""
+    """A client that can write to the queue must not be able to write to the disk of the page."""
 
     async def story() -> None:
         far.store.logs.request_stream(far.attempt, 60.0)

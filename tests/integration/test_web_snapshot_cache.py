@@ -32,7 +32,7 @@ async def started(directory: Path) -> AsyncIterator[SnapshotCache]:
 
 
 async def until(snapshot_cache: SnapshotCache, number: int) -> Snapshot:
-    """The first overview with so many queued jobs."""
+    """The first overview with this number of queued jobs."""
     async with asyncio.timeout(60):
         version = -1
         while snapshot_cache.latest is None or snapshot_cache.latest.counts.get("queued", 0) != number:
@@ -94,7 +94,7 @@ def test_a_database_that_hangs_counts_as_away(postgres_url: str) -> None:
     init_queue(postgres_url).close()
 
     def answered(ask: Callable[[], T]) -> T:
-        """What it is told: a server that is held up for a moment may miss so short a patience."""
+        """The answer, asked for again while the busy server misses the short timeout."""
         (answer,) = wait_for(lambda: _unless_away(ask), named="an answer")
         return answer
 

@@ -1,4 +1,4 @@
-"""The API behind its gate, without a network: a queue of its own, and clients that have come in."""
+"""The API behind its authentication, without a network: a queue, and clients that are logged in."""
 
 import asyncio
 import contextlib
@@ -49,7 +49,7 @@ class Client:
 
 
 class ApiSite:
-    """The board has looked once, and looks again when it is told to."""
+    """The snapshot cache has been filled once, and is refreshed on request."""
 
     def __init__(self, directory: Path, app: FastAPI | None = None) -> None:
         self.queue = str(directory / "queue.db")

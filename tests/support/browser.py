@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, expect, s
 from tests.support.deep import DEEP
 
 ROOT: Final = Path(__file__).parents[2]
-# Of `make test DEEP=1`, kept after the run for whoever wants to look at them; never committed.
+# Of `make test DEEP=1`, kept after the run to be looked at; never committed.
 SCREENSHOTS: Final = ROOT / ".cache" / "screenshots"
 CHROMIUM: Final = "/usr/bin/chromium"
 ARGUMENTS: Final = (

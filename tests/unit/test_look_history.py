@@ -1,4 +1,4 @@
-"""What a client of a shared helper is given: everything since its own last look, whoever else looks meanwhile."""
+"""What a client of a shared helper is given: everything since its own last look, whatever other clients do."""
 
 import hashlib
 

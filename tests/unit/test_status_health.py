@@ -184,7 +184,7 @@ def test_jobs_that_cannot_start_are_reported() -> None:
 
 
 def test_only_jobs_held_by_stoker_are_reported() -> None:
-    lost = waiting("held", reason="its worker was not heard of in time")
+    lost = waiting("held", reason="its worker was not seen in time")
     assert sentences(waiting=(lost,)) == ["train-17 is held: lost with its machine"]
     assert sentences(waiting=(lost, lost, lost)) == ["train-17 and 2 other jobs are held: lost with their machine"]
     assert sentences(waiting=(waiting("held", reason="held"), waiting("held"))) == []

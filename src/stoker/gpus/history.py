@@ -180,7 +180,7 @@ def _with_power(look: Look, before: Look) -> Look:
 
 def _counted(reading: Reading, before: Maybe[float] | None, elapsed: float) -> Reading:
     now = reading.energy
-    # A counter that went backwards is that of a driver that was loaded anew.
+    # A counter that went backwards is that of a reloaded driver.
     if before is None or not known(before) or not known(now) or not known(reading.power) or now < before:
         return reading
     return msgspec.structs.replace(reading, power=(now - before) / elapsed)

@@ -102,7 +102,7 @@ class _Points:
         if at is None:
             at = float(self._count)
         elif at <= self._before / 2:
-            self._base += self._before  # the steps of the next epoch begin anew
+            self._base += self._before  # steps start over in the next epoch
         self._before = at
         self.last = value if math.isfinite(value) else None
         self._open.append(value)

@@ -158,7 +158,7 @@ class StepCounter:
 
     What counts is a number that exceeds all before it of the same kind, such as `epoch`, `step`, or `of 1000`. So a
     line that repeats the last step is none, and neither are two ranks that report different ones in turns. A number
-    that falls to half or less begins anew, as the steps of the next epoch do.
+    that falls to half or less starts over, as steps do in the next epoch.
     """
 
     def __init__(self) -> None:

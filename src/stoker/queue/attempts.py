@@ -406,7 +406,7 @@ class Attempts(Table):
         return [attempt_of(row) for row in self._driver.fetch("attempts of job", {"job": job})]
 
     def of_workers(self, workers: Iterable[str], since: float, most: int) -> list[Attempt]:
-        """What these workers have started since then, the newest first; of each worker, at most so many."""
+        """What these workers have started since then, newest first; at most `most` of each worker."""
         statement, found = "attempts of worker", list[Attempt]()
         for worker in workers:
             wanted: Parameters = {"worker": worker, "since": since, "most": most}

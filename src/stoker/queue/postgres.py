@@ -146,7 +146,7 @@ class PostgresDriver:
         def once() -> list[Row]:
             with self._explained():
                 cursor = self._connected().execute(sql.encode(), parameters, prepare=prepare)
-                # `cursor.description` says the same, but is built anew at each call.
+                # `cursor.description` says the same, but is built at each call.
                 return cursor.fetchall() if cursor.pgresult and cursor.pgresult.nfields else []
 
         # Inside a transaction only the whole transaction can be retried.
@@ -223,7 +223,7 @@ class PostgresDriver:
                     connection.notify_handler(one)
         except self._psycopg.Error:
             self.close()
-            # All workers lose their connections at the same moment: each comes back after a pause of its own.
+            # All workers lose their connections at the same moment: each waits a random time before it connects.
             self._lost_by_worker = any(listener.as_worker for listener in self._listeners)
             return False
         return True

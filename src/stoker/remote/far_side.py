@@ -154,7 +154,7 @@ def _lingers() -> bool:
 def start(unit: str, launcher: str, pid_file: str, log: str, files: Mapping[str, tuple[str, int]]) -> bool:
     """Writes these files, and starts the worker by its unit or else by its launcher; False when it was running.
 
-    One that was started with other files is started anew: its jobs go on meanwhile.
+    One that was started with other files is restarted; its jobs go on meanwhile.
     """
     write(files)
     digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()

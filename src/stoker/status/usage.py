@@ -105,7 +105,7 @@ _LONGEST_JOB: Final = 31 * 86400.0
 
 
 def minutes_per_point(minutes: int, points: int) -> int:
-    """So that there are at most so many points, of which the first and the last may not be whole."""
+    """The length of a point such that at most `points` cover the time; the first and the last may not be whole."""
     return 1 if minutes <= points else -(-minutes // max(1, points - 1))
 
 

@@ -193,7 +193,7 @@ class MockGpu:
     # Faults
 
     def report_xid(self, xid: int) -> None:
-        """Reports an error to whoever has registered for it; of a MIG device, with its GPU instance."""
+        """Reports an error to the processes that have registered for it; of a MIG device, with its GPU instance."""
         self._machine._add_event(self, xid)
 
     # Processes

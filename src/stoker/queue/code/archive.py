@@ -83,7 +83,7 @@ class Packer:
         import hashlib
         import tempfile
 
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - whoever takes the blob closes it
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller that takes the blob closes it
         self._hash = hashlib.sha256()
         self._compress = zlib.compressobj(_LEVEL)
 
