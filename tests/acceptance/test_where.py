@@ -65,6 +65,35 @@ def test_job_runs_only_where_it_fits_and_was_sent(site: WorkSite) -> None:
         site.wait_until(job, "succeeded")
 
 
+def test_job_gets_linked_gpus_unless_the_worker_chooses_by_index(site: WorkSite) -> None:
+    site.environment["STOKER_GPUS"] = "sim:4,nvlink=2"
+    assert site.stoker("gpus", "--topology").out.splitlines()[1:3] == [
+        "  0  -       nvlink  system  system",
+        "  1  nvlink  -       system  system",
+    ]
+    links = json.loads(site.stoker("gpus", "--json").out)[3]["links"]
+    assert links == {site.uuid(0): "system", site.uuid(1): "system", site.uuid(2): "nvlink"}
+
+    def got(run: str) -> list[tuple[str, ...]]:
+        """The GPUs of one job, of one for two GPUs, and of another one, which start in this order."""
+        found = []
+        for count in ("1", "2", "1"):
+            job = submitted(site, "--gpus", count, "--", site.until(run))
+            site.wait_until(job, "running")
+            found.append(site.last_attempt(job).gpus)
+        site.create_flag(run)
+        wait_for(lambda: not site.store.jobs.find(("running",)), named="the end of the jobs")
+        return found
+
+    zero, one, two, three = map(site.uuid, range(4))
+    worker = site.work()
+    assert got("by-links") == [(zero,), (two, three), (one,)]
+    worker.stop()
+    (site.directory / "stoker.toml").write_text('[work.local]\ngpu-order = "index"\n')
+    site.work(environment={"STOKER_CONFIG": str(site.directory / "stoker.toml")})
+    assert got("by-index") == [(zero,), (one, two), (three,)]
+
+
 def test_job_begins_recurs_and_fails_by_the_clock(site: WorkSite) -> None:
     site.work("--grace", "2s")
     none = ("--gpus", "0")

@@ -44,9 +44,43 @@ def test_devices_are_described(nvidia: MockMachine, prober: Prober) -> None:
         minor=mock.minor,
         memory=mock.memory_total,
         bus=mock.pci_bus_id[-12:].lower(),
+        links=((nvidia.gpus[1].uuid, "system"),),
     )
     assert second.index == 1
     assert mock.minor != 0
+
+
+@pytest.mark.parametrize(
+    ("level", "link"),
+    [(None, "nvlink"), (20, "switch"), (40, "node"), (60, None)],
+)
+def test_links_are_read_once(nvidia: MockMachine, prober: Prober, level: int | None, link: str | None) -> None:
+    if level is None:
+        nvidia.link(0, 1)
+    else:
+        nvidia.link(0, 1, level)
+    for _ in range(3):
+        first, second = prober.look().gpus
+        assert first.links == (() if link is None else ((second.uuid, link),))
+        assert second.links == (() if link is None else ((first.uuid, link),))
+    assert nvidia.calls("nvmlDeviceGetP2PStatus") == 1
+    assert nvidia.calls("nvmlDeviceGetTopologyCommonAncestor") == (0 if level is None else 1)
+
+
+def test_gpus_whose_links_cannot_be_read_are_listed_without(nvidia: MockMachine, prober: Prober) -> None:
+    nvidia.link(0, 1)
+    nvidia.fault("nvmlDeviceGetP2PStatus", code=13)
+    nvidia.fault("nvmlDeviceGetTopologyCommonAncestor", code=3)
+    look = prober.look()
+    assert [gpu.links for gpu in look.gpus] == [(), ()]
+    assert all(known(reading.utilization) for reading in look.readings)
+
+
+def test_mig_slices_are_not_connected(nvidia: MockMachine, prober: Prober) -> None:
+    nvidia.link(0, 1)
+    nvidia.gpus[0].add_mig()
+    nvidia.gpus[0].add_mig()
+    assert [gpu.links for gpu in prober.look().gpus] == [(), (), ()]
 
 
 def test_reading_has_the_values_of_the_driver(nvidia: MockMachine, prober: Prober, other_pid: int) -> None:

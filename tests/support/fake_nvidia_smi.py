@@ -8,6 +8,7 @@ cd '{folder}' || exit 99
 case "$1" in
     --query-gpu=*) part=gpus ;;
     --query-compute-apps=*) part=apps ;;
+    topo) part=topo ;;
     *) echo "unexpected: $*"; exit 2 ;;
 esac
 echo "$LC_ALL $*" >> calls
@@ -58,6 +59,7 @@ class FakeNvidiaSmi:
         script.chmod(0o755)
         self.lists_gpus(gpu_line(0), gpu_line(1))
         self.lists_processes()
+        self.connects("no matrix", code=2)
 
     @property
     def path(self) -> str:
@@ -69,6 +71,10 @@ class FakeNvidiaSmi:
 
     def lists_processes(self, *lines: str, code: int = 0, signal: str = "", errors: str = "") -> None:
         self._says("apps", lines, code, signal, errors)
+
+    def connects(self, matrix: str, code: int = 0) -> None:
+        """What `topo -m` prints."""
+        self._says("topo", (matrix,), code, "", "")
 
     def does_not_know(self, *fields: str) -> None:
         """A query with one of these fails as a whole."""

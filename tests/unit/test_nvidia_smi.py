@@ -117,8 +117,8 @@ class TestHealthyMachine:
         smi.does_not_know("clocks_throttle_reasons")
         source = opened()
         assert source.look().readings[0].throttling == ("power cap",)
-        assert len(smi.calls()) == 4
-        assert "clocks_event_reasons.active" in smi.calls()[2]
+        assert len(smi.calls()) == 5
+        assert "clocks_event_reasons.active" in smi.calls()[3]
 
     def test_version_without_the_later_fields_is_read_without_them(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source]
@@ -142,11 +142,33 @@ class TestHealthyMachine:
     ) -> None:
         monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
         source = opened()
-        assert len(smi.calls()) == 1
+        assert len(smi.calls()) == 2
+        assert smi.calls()[1] == "C topo -m"
         source.look()
-        gpus, processes = smi.calls()[1:]
+        gpus, processes = smi.calls()[2:]
         assert gpus.startswith("C --query-gpu=index,uuid,name,")
         assert processes == "C --query-compute-apps=gpu_uuid,pid,used_memory --format=csv,noheader,nounits"
+
+    def test_links_are_read_once_from_the_matrix(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
+        smi.lists_gpus(*(gpu_line(number) for number in range(4)))
+        smi.connects(
+            "\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
+            "GPU0\t X \tNV12\tPXB\tSYS\tPIX\t0-31\t0\t\tN/A\n"
+            "GPU1\tNV12\t X \tPHB\tSYS\tPIX\t0-31\t0\t\tN/A\n"
+            "GPU2\tPXB\tPHB\t X \tNEW\tPIX\t0-31\t0\t\tN/A\n"
+            "GPU3\tSYS\tSYS\tNEW\t X \tSYS\t32-63\t1\t\tN/A\n"
+            "NIC0\tPIX\tPIX\tPIX\tSYS\t X \n"
+            "\nLegend:\n\n  X    = Self\n  NV#  = Connection traversing a bonded set of # NVLinks\n"
+        )
+        source = opened()
+        source.look()
+        assert [dict(gpu.links) for gpu in source.look().gpus] == [
+            {uuid(1): "nvlink", uuid(2): "switch", uuid(3): "system"},
+            {uuid(0): "nvlink", uuid(2): "node", uuid(3): "system"},
+            {uuid(0): "switch", uuid(1): "node"},
+            {uuid(0): "system", uuid(1): "system"},
+        ]
+        assert sum("topo" in call for call in smi.calls()) == 1
 
     def test_gpus_are_in_the_order_of_their_indices(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
         smi.lists_gpus(gpu_line(2), gpu_line(10), gpu_line(0))
@@ -667,29 +689,31 @@ def test_ignored_sigchld_does_not_spoil_the_look(smi: FakeNvidiaSmi, opened: Cal
 class Canned(nvidia_smi._Asker):
     """Returns the given output without running a command."""
 
-    def __init__(self, gpus: str, processes: str, code: int) -> None:
+    def __init__(self, gpus: str, processes: str, topology: str, code: int) -> None:
         super().__init__("nvidia-smi")
-        self.answers = {"--query-gpu": gpus, "--query-compute-apps": processes}
+        self.answers = {"--query-gpu": gpus, "--query-compute-apps": processes, "topo": topology}
         self.code = code
 
-    def ask(self, query: str) -> nvidia_smi._Answer:
-        return nvidia_smi._Answer(self.answers[query.partition("=")[0]], self.code)
+    def ask(self, *arguments: str) -> nvidia_smi._Answer:
+        return nvidia_smi._Answer(self.answers[arguments[0].partition("=")[0]], self.code)
 
 
 SCRAPS = st.sampled_from(
     [
         *(gpu_line(0), gpu_line(1), gpu_line(1, utilization="[N/A]"), f"{uuid(0)}, 1, 5\n", uuid(1)),
+        *("\tGPU0\tGPU1\tCPU Affinity\n", "GPU0\t X \tNV2\n", "GPU1\tPIX", "GPU7", "NODE", "\x1b[4m", "\t"),
         *(",", "\n", " ", "[N/A]", "0", "9" * 25, "1" * 5000, "-1", "0000:01:00.0", LOST, "\x00", "\udcff"),
     ]
 )
 OUTPUT = st.lists(SCRAPS | st.text(max_size=5), max_size=15).map("".join)
 
 
-@given(gpus=OUTPUT, processes=OUTPUT, code=st.sampled_from([0, 1, 15, -9]))
-def test_any_output_leaves_a_valid_look_with_all_gpus(gpus: str, processes: str, code: int) -> None:
+@given(gpus=OUTPUT, processes=OUTPUT, topology=OUTPUT, code=st.sampled_from([0, 1, 15, -9]))
+def test_any_output_leaves_a_valid_look_with_all_gpus(gpus: str, processes: str, topology: str, code: int) -> None:
     query = nvidia_smi._QUERIES[0]
     rows, _ = nvidia_smi._parse(gpu_line(0) + gpu_line(1), query)
-    source = nvidia_smi.NvidiaSmiSource(Path("/nonexistent"), Canned(gpus, processes, code), query, rows)
+    source = nvidia_smi.NvidiaSmiSource(Path("/nonexistent"), Canned(gpus, processes, topology, code), query, rows)
+    source.read_links()
     look = source.look()
     assert {uuid(0), uuid(1)} <= {gpu.uuid for gpu in look.gpus}
     assert [gpu.uuid for gpu in look.gpus] == [reading.uuid for reading in look.readings]

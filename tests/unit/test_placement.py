@@ -2,9 +2,9 @@
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -15,6 +15,7 @@ from stoker.engines.engine import Reservation
 from stoker.engines.local.capacity import (
     SETTLES_WITHIN,
     Allocation,
+    GpuOrder,
     GpuState,
     Held,
     Obstacle,
@@ -39,7 +40,8 @@ from stoker.engines.local.placement import (
     place as decide,
 )
 from stoker.engines.local.waiting_reasons import describe_obstacle, why_waiting
-from stoker.gpus.model import Maybe, Unknown
+from stoker.gpus.model import LINKS, Link, Maybe, Unknown
+from stoker.gpus.sim import Shape as SimShape
 from tests.support.deep import examples
 
 GIB = 2**30
@@ -247,6 +249,104 @@ def test_job_gets_only_gpus_of_its_model_and_size() -> None:
         "waits for a GPU of model h100 or t4 of at least 80 GiB: GPU 0 is of another model (NVIDIA A100-SXM4-40GB), "
         "GPU 1 has only 15 GiB, GPU 2 is held by job r"
     )
+
+
+# Links
+
+
+# The GPUs of a DGX-1: six pairs within each half and four between the halves have NVLink.
+CUBE_MESH = {*combinations(range(4), 2), *combinations(range(4, 8), 2), (0, 4), (1, 5), (2, 6), (3, 7)}
+PAIRS_ON_SWITCHES = SimShape(8, 24 * GIB, (("nvlink", 2), ("switch", 4))).link
+
+
+def linked(seen: Sequence[GpuState], link: Callable[[int, int], Link | None]) -> list[GpuState]:
+    """These GPUs, connected as `link` says for two indices, the lower first."""
+    return [
+        msgspec.structs.replace(
+            gpu,
+            links=tuple(
+                (other.uuid, found)
+                for other in seen
+                if other is not gpu and (found := link(*sorted((gpu.index, other.index)))) is not None
+            ),
+        )
+        for gpu in seen
+    ]
+
+
+def on_pairs(count: int, *held: int) -> list[int]:
+    """What a job gets of eight GPUs, two by two on NVLink and four by four on a switch, of which some are held."""
+    taken = [running(a_job(f"r{index}"), index) for index in held]
+    return placed(place(linked(gpus(8), PAIRS_ON_SWITCHES), taken, a_job("j", count))).get("j", [])
+
+
+@pytest.mark.parametrize(
+    ("count", "held", "got"),
+    [
+        (2, (), [0, 1]),
+        (2, (0,), [2, 3]),
+        (2, (0, 2, 4, 6), [1, 3]),  # no pair is left: the same switch
+        (2, (0, 2, 3, 5, 6), [4, 7]),
+        (2, (1, 2, 3, 5, 6, 7), [0, 4]),
+        (3, (), [0, 1, 2]),
+        (3, (0, 1), [4, 5, 6]),
+        (4, (), [0, 1, 2, 3]),
+        (4, (1,), [4, 5, 6, 7]),
+        (4, (1, 4), [0, 2, 3, 5]),  # two switches, of which as few pairs as possible cross
+        (8, (), [0, 1, 2, 3, 4, 5, 6, 7]),
+        (1, (), [0]),
+        (1, (3,), [2]),  # its partner is taken already
+        (1, (0, 1), [2]),  # a switch that others already use stays in use
+        (1, (4, 5, 6), [7]),
+    ],
+)
+def test_job_gets_gpus_with_the_best_links_and_leaves_linked_ones_together(
+    count: int, held: tuple[int, ...], got: list[int]
+) -> None:
+    assert on_pairs(count, *held) == got
+
+
+def test_all_gpus_of_a_job_have_direct_links_where_not_all_do() -> None:
+    seen = linked(gpus(8), lambda one, other: "nvlink" if (one, other) in CUBE_MESH else "system")
+    assert placed(place(seen, [running(a_job("r"), 1)], a_job("j", 4))) == {"j": [4, 5, 6, 7]}
+    held = [running(a_job("r"), 1), running(a_job("s"), 5)]
+    assert placed(place(seen, held, a_job("j", 3))) == {"j": [0, 2, 3]}
+    assert placed(place(seen, held, a_job("j"))) == {"j": [0]}, "five have three links each, and each loses as much"
+
+
+def test_linked_set_is_found_among_many_gpus_with_other_links() -> None:
+    """Each of the last four is linked to the others, and to a GPU that comes first and has no other link."""
+    together = {*combinations(range(8, 12), 2), (0, 8), (1, 9), (2, 10), (3, 11)}
+    seen = linked(gpus(12), lambda one, other: "nvlink" if (one, other) in together else "node")
+    assert placed(place(seen, [], a_job("j", 4))) == {"j": [8, 9, 10, 11]}
+
+
+def test_links_come_before_memory_unless_told_otherwise() -> None:
+    sizes = [80, 80, 24, 48]
+    seen = linked(
+        [a_gpu(index, total=size * GIB) for index, size in enumerate(sizes)],
+        lambda one, other: "nvlink" if (one, other) == (0, 1) else "node",
+    )
+    jobs = [a_job("two", 2), a_job("one", order=1)]
+    assert placed(place(seen, [], *jobs)) == {"two": [0, 1], "one": [2]}
+    assert placed(place(seen, [], *jobs, rules=PlacementOptions(gpu_order="memory"))) == {"two": [2, 3], "one": [0]}
+    assert placed(place(seen, [], *jobs, rules=PlacementOptions(gpu_order="index"))) == {"two": [0, 1], "one": [2]}
+    assert placed(
+        place(seen, [], a_job("large", 2, gpu_memory=48 * GIB), rules=PlacementOptions(gpu_order="index"))
+    ) == {"large": [0, 1]}
+    assert placed(place(seen[2:], [], jobs[1], rules=PlacementOptions(gpu_order="index"))) == {"one": [2]}
+    assert placed(place(seen[:2] + seen[3:], [], jobs[1])) == {"one": [3]}, "48 GiB, and no NVLink to lose"
+
+
+def test_jobs_on_linked_gpus_are_preempted() -> None:
+    seen = linked(gpus(4), PAIRS_ON_SWITCHES)
+    newest_apart = [(0, 10.0), (2, 20.0), (3, 30.0), (1, 40.0)]
+    held = [running(a_job(f"p{n}", preemptible=True), n, since=NOW - age) for n, age in newest_apart]
+    assert set(place(seen, held, a_job("j", 2)).preempt) == {"p0", "p1"}
+    assert set(place(gpus(4), held, a_job("j", 2)).preempt) == {"p0", "p2"}
+    # One is enough beside a free GPU: the other of its pair.
+    assert place(seen, held[:3], a_job("j", 2)).preempt == ("p0",)
+    assert place(gpus(4), held[1:], a_job("j", 2)).preempt == ("p2",)
 
 
 # The machine
@@ -528,6 +628,15 @@ def troubled(draw: st.DrawFn, gpu: GpuState, held: Sequence[Allocation]) -> GpuS
     return msgspec.structs.replace(gpu, **changes[trouble])
 
 
+@st.composite
+def connected(
+    draw: st.DrawFn, seen: Sequence[GpuState], kinds: Sequence[Link | None] = (*LINKS, None)
+) -> list[GpuState]:
+    """These GPUs with links of any kind between any two; None is not known."""
+    links = {pair: draw(st.sampled_from(kinds)) for pair in combinations(range(len(seen)), 2)}
+    return linked(seen, lambda one, other: links[one, other])
+
+
 class World(msgspec.Struct):
     seen: list[GpuState]
     held: list[Allocation]
@@ -542,8 +651,12 @@ class World(msgspec.Struct):
 @st.composite
 def worlds(draw: st.DrawFn, *, slots: Sequence[int] = (1, 1, 2, 3), bounded: bool = True) -> World:
     """A busy machine: running jobs were placed by earlier decisions, and some have ended."""
-    rules = PlacementOptions(slots_per_gpu=draw(st.sampled_from(slots)), cpu_jobs=2)
+    rules = PlacementOptions(
+        slots_per_gpu=draw(st.sampled_from(slots)), cpu_jobs=2, gpu_order=draw(st.sampled_from(get_args(GpuOrder)))
+    )
     seen = [a_gpu(index, total=draw(st.sampled_from(TOTALS))) for index in range(draw(st.integers(1, 4)))]
+    if draw(st.booleans()):
+        seen = draw(connected(seen))
     hosts = draw(st.booleans())
     host = BOX if hosts else ANY_HOST
     if hosts:
@@ -673,6 +786,53 @@ def test_no_job_starts_on_a_machine_or_gpu_that_does_not_match_and_cpus_and_ram_
     later = after(world, decision)
     assert sum(allocation.request.cpus for allocation in later.held) <= later.host.cpus
     assert sum(allocation.request.ram for allocation in later.held) <= later.host.ram
+
+
+def distances(seen: Sequence[GpuState], uuids: Iterable[str]) -> list[int]:
+    """The links of a set, the slowest first; one that is not known is slower than any."""
+    links = {(gpu.uuid, other): LINKS.index(link) for gpu in seen for other, link in gpu.links}
+    return sorted((links.get(pair, len(LINKS)) for pair in combinations(uuids, 2)), reverse=True)
+
+
+@settings(deadline=None, max_examples=examples(100))
+@given(st.data(), st.integers(2, 8), st.sampled_from([1, 2]))
+def test_no_other_gpus_that_a_job_fits_on_are_better_connected(data: st.DataObject, count: int, slots: int) -> None:
+    seen = data.draw(connected([a_gpu(index, total=data.draw(st.sampled_from(TOTALS))) for index in range(count)]))
+    held = [running(a_job(f"r{index}"), index) for index in range(count) if data.draw(st.booleans())]
+    asked = data.draw(requests("w", 1, bounded=False))
+    job = a_job("j", data.draw(st.integers(1, count)), memory=data.draw(st.sampled_from([None, 8, 23.5])))
+    rules = PlacementOptions(slots_per_gpu=slots)
+    for request in [job, *asked]:
+        fitting = [
+            gpu for gpu in seen if place([gpu], held, msgspec.structs.replace(request, gpus=1), rules=rules).start
+        ]
+        started = place(seen, held, request, rules=rules).start
+        assert bool(started) is (len(fitting) >= request.gpus)
+        for start in started:
+            sets = combinations([gpu.uuid for gpu in fitting], request.gpus)
+            assert distances(seen, start.gpus) == min(distances(seen, one) for one in sets)
+
+
+@settings(deadline=None, max_examples=examples(15))
+@given(st.data(), st.integers(11, 13), st.integers(4, 6))
+def test_slowest_link_is_the_best_possible_on_a_machine_with_many_gpus(
+    data: st.DataObject, count: int, wanted: int
+) -> None:
+    seen = data.draw(connected(gpus(count), ("nvlink", "nvlink", "node")))
+    (start,) = place(seen, [], a_job("j", wanted)).start
+    slowest = min(distances(seen, one)[0] for one in combinations([gpu.uuid for gpu in seen], wanted))
+    assert distances(seen, start.gpus)[0] == slowest
+
+
+@settings(deadline=None)
+@given(worlds())
+def test_without_known_links_memory_decides(world: World) -> None:
+    world.seen = [msgspec.structs.replace(gpu, links=()) for gpu in world.seen]
+    decisions = []
+    for order in ("links", "memory"):
+        world.rules = msgspec.structs.replace(world.rules, gpu_order=order)
+        decisions.append(world.decide())
+    assert decisions[0] == decisions[1]
 
 
 @settings(deadline=None)
@@ -905,7 +1065,7 @@ def test_big_job_starts_after_the_running_jobs_despite_many_small_ones(
     count: int, data: st.DataObject, chance: random.Random
 ) -> None:
     small_jobs = SmallJobs(chance, sharing=False)
-    machine = a_machine_filled_with(small_jobs, gpus(count))
+    machine = a_machine_filled_with(small_jobs, data.draw(connected(gpus(count))))
     big = a_job("big", data.draw(st.integers(2, count)), order=-1)
     last = max(h.ends if math.isfinite(h.ends) else machine.ends[h.request.job] for h in machine.held)
     simulate_until_start(machine, big, small_jobs, last + Machine.GRACE)
@@ -927,7 +1087,7 @@ def test_job_for_whole_gpus_is_not_starved_by_sharing_jobs(
 @given(st.integers(0, 3), st.data(), st.randoms(use_true_random=False))
 def test_job_for_many_cpus_and_much_ram_is_not_starved(count: int, data: st.DataObject, chance: random.Random) -> None:
     small_jobs = SmallJobs(chance, sharing=False, demanding=True)
-    machine = a_machine_filled_with(small_jobs, gpus(3), BOX)
+    machine = a_machine_filled_with(small_jobs, data.draw(connected(gpus(3))), BOX)
     cpus, ram = data.draw(st.sampled_from([(8, 0), (0, 32 * GIB), (7, 30 * GIB), (8, 32 * GIB)]))
     big = a_job("big", count, order=-1, cpus=cpus, ram=ram, labels=("ib",))
     last = max((h.ends if math.isfinite(h.ends) else machine.ends[h.request.job] for h in machine.held), default=0.0)

@@ -21,6 +21,8 @@ GIB = 2**30
         ("2x24GiB", Shape(2, 24 * GIB)),
         ("1x512MiB", Shape(1, 512 * 2**20)),
         ("8x80G@/tmp/somewhere", Shape(8, 80 * GIB)),
+        ("8,switch=4,nvlink=2", Shape(8, 24 * GIB, (("nvlink", 2), ("switch", 4)))),
+        ("8x80G,node=4@/tmp/somewhere", Shape(8, 80 * GIB, (("node", 4),))),
     ],
 )
 def test_common_spellings_of_a_shape_are_accepted(argument: str, shape: Shape) -> None:
@@ -28,7 +30,11 @@ def test_common_spellings_of_a_shape_are_accepted(argument: str, shape: Shape) -
 
 
 @pytest.mark.parametrize(
-    "argument", ["x", "0", "65", "2x", "2x0GiB", "2x2TiB", "2xmuch", "-1", "4@", "2 x 24GiB x", "9" * 5000]
+    "argument",
+    [
+        *("x", "0", "65", "2x", "2x0GiB", "2x2TiB", "2xmuch", "-1", "4@", "2 x 24GiB x", "9" * 5000),
+        *("4,", "4,nvlink", "4,nvlink=0", "4,nvlink=2,nvlink=4", "4,pcie=2", "4,nvlink=2x80GiB"),
+    ],
 )
 def test_impossible_shape_is_refused_with_one_message(argument: str) -> None:
     with pytest.raises(BadInputError) as refused:
@@ -45,6 +51,18 @@ def test_gpus_are_the_same_in_every_process_with_unique_ids(tmp_path: Path) -> N
     assert all(gpu.minor != gpu.index for gpu in one.gpus)
     assert one.gpus[0].name == "Simulated 24 GiB"
     assert [len(part) for part in one.gpus[11].uuid.removeprefix("GPU-").split("-")] == [8, 4, 4, 4, 12]
+
+
+def test_gpus_are_connected_as_the_shape_says(tmp_path: Path) -> None:
+    machine = SimMachine.find(f"sim:8,nvlink=2,switch=4@{tmp_path}", {})
+    number = {gpu.uuid: gpu.index for gpu in machine.gpus}
+    assert [(number[uuid], link) for uuid, link in machine.gpus[2].links] == [
+        *((0, "switch"), (1, "switch"), (3, "nvlink")),
+        *((4, "system"), (5, "system"), (6, "system"), (7, "system")),
+    ]
+    assert machine.directory.name == "8x24GiB,nvlink=2,switch=4"
+    assert SimMachine.find(machine.spec, {}).gpus == machine.gpus
+    assert SimMachine.find("sim:8", {}).gpus[0].links == ()
 
 
 @pytest.mark.parametrize(

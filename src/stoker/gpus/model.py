@@ -6,7 +6,7 @@ Every field of a reading may be `Unknown`, with the reason in words. Zero is a v
 
 import functools
 import re
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -29,6 +29,12 @@ def known(value: T | Unknown) -> "TypeIs[T]":
     return not isinstance(value, Unknown)
 
 
+Link = Literal["nvlink", "switch", "node", "system"]
+"""How two GPUs are connected, the fastest first: by NVLink, through PCIe switches alone, within one NUMA node, between
+nodes."""
+LINKS: Final[tuple[Link, ...]] = get_args(Link)
+
+
 class Gpu(msgspec.Struct, frozen=True, array_like=True):
     """One device. Its identity is the uuid; the index is for people to type."""
 
@@ -44,6 +50,8 @@ class Gpu(msgspec.Struct, frozen=True, array_like=True):
     """PCI address such as 0000:65:00.0."""
     parent: str | None = None
     """For a MIG device: the uuid of the GPU that it is a slice of."""
+    links: tuple[tuple[str, Link], ...] = ()
+    """How it is connected to other GPUs, by their uuids, as far as known."""
 
 
 def is_model(name: str, wanted: str) -> bool:

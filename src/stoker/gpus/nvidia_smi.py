@@ -13,9 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
+import msgspec
+
 from stoker.gpus.model import (
     DeviceHealth,
     Gpu,
+    Link,
     Look,
     Maybe,
     Process,
@@ -78,6 +81,14 @@ _START_OF_ROW: Final = re.compile(r"([0-9]{1,4}), *(GPU-[0-9a-f]{8}(?:-[0-9a-f]{
 _PROCESS: Final = re.compile(r"([^,\s]+) *, *([^,]*),([^,]*)")
 _MINOR: Final = re.compile(r"^Device Minor:\s*([0-9]{1,9})\s*$", re.MULTILINE)
 
+# `topo -m` underlines its heading, also in a pipe.
+_ESCAPE: Final = re.compile(r"\x1b\[[0-9;]*m")
+_GPU_NAME: Final = re.compile(r"GPU([0-9]{1,4})")
+_NVLINK: Final = re.compile(r"NV[0-9]+")
+_PCI_LINKS: Final[dict[str, Link]] = {
+    "PIX": "switch", "PXB": "switch", "PHB": "node", "NODE": "node", "SYS": "system", "SOC": "system",
+}  # fmt: skip
+
 _NOT_REPORTED: Final = Unknown("nvidia-smi does not report it")
 _NO_MINOR: Final = Unknown("the driver's files do not contain this GPU's device number")
 
@@ -99,17 +110,20 @@ def open_source(root: Path = Path("/"), argument: str = "", *, command: str = "n
             raise AbsentError(f"{command} found no GPU")
         if answer.code in _NO_DRIVER_CODES or _NO_DRIVER.search(answer.text):
             raise AbsentError(f"there is no NVIDIA driver at work here: {_failure(answer)}")
-    return NvidiaSmiSource(root, asker, query, rows)
+    source = NvidiaSmiSource(root, asker, query, rows)
+    if len(rows) > 1:
+        source.read_links()
+    return source
 
 
 def _first_answer(asker: "_Asker") -> "tuple[str, _Answer]":
     """The first query whose fields this version knows, and its answer."""
     *telling, plain = _QUERIES
     for query in telling:
-        answer = asker.ask(query)
+        answer = asker.ask(query, _FORMAT)
         if not _UNKNOWN_FIELD.search(answer.text):
             return query, answer
-    return plain, asker.ask(plain)
+    return plain, asker.ask(plain, _FORMAT)
 
 
 class NvidiaSmiSource:
@@ -127,9 +141,20 @@ class NvidiaSmiSource:
             self._recognise(row)
         self._looked = time.monotonic()
 
+    def read_links(self) -> None:
+        """Asks how the GPUs are connected, once: that does not change."""
+        answer = self._ask("topo", "-m")
+        if isinstance(answer, Unknown):
+            return
+        uuids = {gpu.index: gpu.uuid for gpu in self._gpus.values()}
+        for index, found in _links(answer.text).items():
+            if (uuid := uuids.get(index)) is not None:
+                links = tuple((uuids[other], link) for other, link in found.items() if other in uuids)
+                self._gpus[uuid] = msgspec.structs.replace(self._gpus[uuid], links=links)
+
     def look(self) -> Look:
         self._process_cache.refresh()
-        answer = self._ask(self._query)
+        answer = self._ask(self._query, _FORMAT)
         at, wall = time.monotonic(), time.time()
         span, self._looked = at - self._looked, at
         if isinstance(answer, Unknown):
@@ -156,9 +181,9 @@ class NvidiaSmiSource:
         self._asker.close()
         self._process_cache.close()
 
-    def _ask(self, query: str) -> "_Answer | Unknown":
+    def _ask(self, *arguments: str) -> "_Answer | Unknown":
         try:
-            return self._asker.ask(query)
+            return self._asker.ask(*arguments)
         except _EarlierError:
             return Unknown("an earlier nvidia-smi has not ended yet")
         except OSError as problem:
@@ -189,6 +214,7 @@ class NvidiaSmiSource:
             minor=_settled(before.minor, gpu.minor),
             memory=_settled(before.memory, gpu.memory),
             bus=_settled(before.bus, gpu.bus),
+            links=before.links,
         )
         return self._gpus[row.uuid]
 
@@ -204,7 +230,7 @@ class NvidiaSmiSource:
 
     def _processes(self, seen: "Mapping[str, _Row]") -> dict[str, Maybe[tuple[Process, ...]]]:
         """The processes on each GPU; unknown on all when a line cannot be placed, for it may be of any."""
-        answer = self._ask(_PROCESSES)
+        answer = self._ask(_PROCESSES, _FORMAT)
         if isinstance(answer, Unknown):
             return dict.fromkeys(seen, answer)
         if answer.code != 0:
@@ -279,6 +305,26 @@ def _parse_row(line: str, after_name: int) -> _Row | None:
         return None
     fault = f"nvidia-smi's line about it makes no sense: {_quoted(line)}"
     return _Row(int(start[1]), start[2], fault, *[""] * 8)
+
+
+def _links(text: str) -> dict[int, dict[int, Link]]:
+    """The matrix of `topo -m`: a line that names all devices, then for each GPU one with a cell for each of them."""
+    heading: list[str] = []
+    found: dict[int, dict[int, Link]] = {}
+    for line in text.splitlines():
+        words = _ESCAPE.sub("", line).split()
+        if words[:2] == ["GPU0", "GPU1"]:
+            heading = words
+        elif words and (row := _GPU_NAME.fullmatch(words[0])):
+            columns = [(_GPU_NAME.fullmatch(name), cell) for name, cell in zip(heading, words[1:], strict=False)]
+            links = {int(column[1]): _link(cell) for column, cell in columns if column}
+            found[int(row[1])] = {index: link for index, link in links.items() if link is not None}
+    return found
+
+
+def _link(cell: str) -> Link | None:
+    """What a cell of the matrix stands for; None for the GPU itself and what is not known."""
+    return "nvlink" if _NVLINK.fullmatch(cell) else _PCI_LINKS.get(cell)
 
 
 def _reading(row: _Row, uuid: str, span: float, processes: Maybe[tuple[Process, ...]]) -> Reading:
@@ -401,8 +447,8 @@ class _Asker:
         self._command = command
         self._child: int | None = None
 
-    def ask(self, query: str) -> _Answer:
-        """The answer to a query, for which this waits; OSError when the command cannot be started."""
+    def ask(self, *arguments: str) -> _Answer:
+        """The answer to a command line, for which this waits; OSError when the command cannot be started."""
         if self._child is not None:
             if _exit_code(self._child, os.WNOHANG) is None:
                 raise _EarlierError
@@ -410,7 +456,7 @@ class _Asker:
         reading, writing = os.pipe()
         try:
             try:
-                self._child = self._start(query, writing)
+                self._child = self._start(arguments, writing)
             finally:
                 os.close(writing)
             text = _read_to_end(reading)
@@ -434,10 +480,10 @@ class _Asker:
             time.sleep(0.005)
         self._child = None
 
-    def _start(self, query: str, output: int) -> int:
+    def _start(self, arguments: tuple[str, ...], output: int) -> int:
         return os.posix_spawnp(
             self._command,
-            [self._command, query, _FORMAT],
+            [self._command, *arguments],
             {**os.environ, "LC_ALL": "C"},
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -100,6 +100,7 @@ def _entry(gpu: Gpu, reading: Reading, quarantine: QuarantinedGpu | None) -> dic
         "vendor": gpu.vendor,
         "minor": _or_null(gpu.minor),
         "parent": gpu.parent,
+        "links": dict(gpu.links),
         "state": state,
         "reason": reason,
         "utilization": utilization.mean if known(utilization) else None,

@@ -22,6 +22,9 @@ EVENTS: Final = 64
 GPM_METRICS: Final = 64
 """Metric ids below this one can be given a value."""
 
+NVLINK: Final = 1
+"""In the matrix of `links`. Other values are levels of nvmlGpuTopologyLevel_t, and 0 stands for the system."""
+
 PHYSICAL: Final = -1
 """The `parent` of a device that is not a MIG device."""
 EVERY_DEVICE: Final = -1
@@ -165,6 +168,7 @@ class State(ctypes.Structure):
         ("hangs", ctypes.c_int32 * HANGS),
         ("calls", ctypes.c_uint64 * FUNCTIONS),
         ("devices", Device * DEVICES),
+        ("links", ctypes.c_uint32 * (DEVICES * DEVICES)),
     )
 
 

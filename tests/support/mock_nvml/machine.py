@@ -356,6 +356,13 @@ class MockMachine:
         libraries = f"{self._library}:{self.path}" + (f":{after}" if after else "")
         return {"MOCK_NVML_STATE": str(self.path), "LD_LIBRARY_PATH": libraries}
 
+    # Links
+
+    def link(self, first: int, second: int, level: int = layout.NVLINK) -> None:
+        """Connects two entries: by NVLink, or as close as a level of nvmlGpuTopologyLevel_t says."""
+        for row, column in ((first, second), (second, first)):
+            self._shared.links[row * layout.DEVICES + column] = level
+
     # Faults
 
     def fault(

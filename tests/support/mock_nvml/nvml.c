@@ -560,6 +560,34 @@ API int nvmlDeviceGetCudaComputeCapability(const Device *device, int *major, int
 
 /* ---- What a device does ---- */
 
+enum { LINK_NVLINK = 1, LEVEL_SYSTEM = 50, P2P_OF_NVLINK = 2, P2P_OK = 0, P2P_NOT_SUPPORTED = 5 };
+
+static uint32_t link_of(const Device *first, const Device *second)
+{
+    const size_t devices = LENGTH(machine->devices);
+    return machine->links[(size_t)entry_of(first) * devices + (size_t)entry_of(second)];
+}
+
+API int nvmlDeviceGetTopologyCommonAncestor(const Device *first, const Device *second, unsigned *level)
+{
+    BEGIN_ON(nvmlDeviceGetTopologyCommonAncestor, first);
+    REQUIRE(entry_of(second) >= 0 && level != NULL, INVALID_ARGUMENT);
+    REQUIRE(!is_mig(first) && !is_mig(second), NOT_SUPPORTED);
+    /* A driver does not tell NVLink here: boards with it are often of different nodes. */
+    uint32_t link = link_of(first, second);
+    *level = link > LINK_NVLINK ? link : LEVEL_SYSTEM;
+    return SUCCESS;
+}
+
+API int nvmlDeviceGetP2PStatus(const Device *first, const Device *second, unsigned capability, unsigned *status)
+{
+    BEGIN_ON(nvmlDeviceGetP2PStatus, first);
+    REQUIRE(entry_of(second) >= 0 && status != NULL, INVALID_ARGUMENT);
+    REQUIRE(!is_mig(first) && !is_mig(second), NOT_SUPPORTED);
+    *status = capability == P2P_OF_NVLINK && link_of(first, second) == LINK_NVLINK ? P2P_OK : P2P_NOT_SUPPORTED;
+    return SUCCESS;
+}
+
 API int nvmlDeviceGetUtilizationRates(const Device *device, AbiUtilization *utilization)
 {
     BEGIN_ON(nvmlDeviceGetUtilizationRates, device);

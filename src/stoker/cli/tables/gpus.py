@@ -33,6 +33,21 @@ def print_look(look: Look) -> None:
     print_lines(screen, table_of(look, None if screen is None else screen.width))
 
 
+def print_topology(look: Look) -> None:
+    """How each two GPUs are connected, as `nvidia-smi topo -m` shows it."""
+    screen = terminal()
+    columns = [Column("GPU", "right"), *(Column(str(gpu.index)) for gpu in look.gpus)]
+    rows = [[str(gpu.index), *(_link(gpu, other) for other in look.gpus)] for gpu in look.gpus]
+    print_lines(screen, table_lines(columns, rows, None if screen is None else screen.width))
+
+
+def _link(gpu: Gpu, other: Gpu) -> str:
+    if gpu.uuid == other.uuid:
+        return Styled(("-", "dim"))
+    link = dict(gpu.links).get(other.uuid, "?")
+    return Styled((link, "green" if link == "nvlink" else ""))
+
+
 def show_live(looks: Iterator[Look], every: float) -> None:
     """The table, redrawn at every look; without a terminal, one table after the other."""
     screen = terminal()

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 @click.option("--follow", is_flag=True, help="Print one JSON line per look until Ctrl-C.")
 @click.option("--every", type=DURATION, metavar="DURATION", help="Time between looks with --watch or --follow [1s].")
 @click.option("--gpus", "chosen", metavar="GPUS", default="all", help="Only these: 0,2 or 0-3 or uuids [all].")
+@click.option(
+    "--topology", is_flag=True, help="Show how the GPUs are connected: by NVLink, a switch, a NUMA node or not."
+)
 @click.option("--explain", is_flag=True, help="Say why each source of readings was used or not.")
 @click.option("--release", metavar="GPU", help="Put a GPU back into rotation: its index or uuid, or all.")
 @click.option("--quarantine", metavar="GPU", help="Take a GPU out of rotation until it is released.")
@@ -42,6 +45,7 @@ def gpus_command(
     follow: bool,
     every: float | None,
     chosen: str,
+    topology: bool,
     explain: bool,
     release: str | None,
     quarantine: str | None,
@@ -50,15 +54,15 @@ def gpus_command(
     deadline: float | None,
 ) -> int:
     """Show what this machine's GPUs are doing: busy, idle or unknown, and why."""
-    if as_json + watch + follow > 1:
-        raise BadInputError("--json, --watch and --follow exclude each other: choose one")
+    if as_json + watch + follow + topology > 1:
+        raise BadInputError("--json, --watch, --follow and --topology exclude each other: choose one")
     if every is not None and not (watch or follow):
         raise BadInputError("--every goes with --watch or --follow")
     if reason is not None and quarantine is None:
         raise BadInputError("--reason goes with --quarantine")
     if release is not None and quarantine is not None:
         raise BadInputError("--release and --quarantine exclude each other: choose one")
-    if (release is not None or quarantine is not None) and (as_json or watch or follow or explain):
+    if (release is not None or quarantine is not None) and (as_json or watch or follow or topology or explain):
         raise BadInputError("--release and --quarantine go with no option that shows GPUs")
     if release is not None:
         return _release(release)
@@ -70,6 +74,8 @@ def gpus_command(
         look = _narrowed(prober.look(), chosen)
         if explain:
             _explain(prober.choices)
+        if topology:
+            return _show_topology(look)
         if watch:
             from stoker.cli.tables.gpus import show_live
 
@@ -128,6 +134,16 @@ def _show_table(look: Look) -> int:
 
     if look.gpus:
         print_look(look)
+    return _code(look)
+
+
+def _show_topology(look: Look) -> int:
+    from stoker.cli.tables.gpus import print_topology
+
+    if any(gpu.links for gpu in look.gpus):
+        print_topology(look)
+    elif not look.problem:
+        note(f"{look.source} does not report how the GPUs are connected")
     return _code(look)
 
 

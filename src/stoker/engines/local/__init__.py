@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.engines import EngineOption, integer
-from stoker.errors import InvalidFieldsError
+from stoker.errors import BadInputError, InvalidFieldsError
 from stoker.units import format_memory, parse_fraction, parse_memory, parse_positive_duration
 
 if TYPE_CHECKING:
@@ -12,6 +12,17 @@ if TYPE_CHECKING:
     from stoker.engines.local.engine import LocalEngine
     from stoker.queue.fields import JobSpec
     from stoker.queue.model import View
+
+_GPU_ORDERS: Final = ("links", "memory", "index")
+
+
+def _gpu_order(text: str) -> str:
+    if text not in _GPU_ORDERS:
+        raise BadInputError(
+            f"{text!r} is not an order of GPUs: choose {', '.join(_GPU_ORDERS[:-1])} or {_GPU_ORDERS[-1]}"
+        )
+    return text
+
 
 OPTIONS: Final = (
     EngineOption("--gpus", "GPUS", "Use only these: 0,2 or uuids [all].", "all"),
@@ -24,6 +35,13 @@ OPTIONS: Final = (
         "Run up to K jobs on one GPU at a time, also jobs submitted without --share [1].",
         "1",
         integer(1, 64),
+    ),
+    EngineOption(
+        "--gpu-order",
+        "ORDER",
+        "Prefer GPUs by links, memory or index [links].",
+        "links",
+        _gpu_order,
     ),
     EngineOption("--cpu-jobs", "N", "Run up to N jobs without a GPU at a time [4].", "4", integer(0, 1024)),
     EngineOption("--cpus", "N", "Let jobs with --cpus have N CPUs together (default: all).", None, integer(0, 65536)),

@@ -5,12 +5,12 @@ Pure: no clock and no I/O. All times are seconds on one clock of the caller's ch
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from stoker.engines.engine import Reservation
-from stoker.gpus.model import Maybe, Unknown, is_model
+from stoker.gpus.model import Link, Maybe, Unknown, is_model
 
 # Stands for the id of a job on GPUs with a background program.
 BACKGROUND: Final = "background"
@@ -94,6 +94,11 @@ class GpuState(msgspec.Struct, frozen=True):
     quarantine: str | None = None
     """Why it is out of rotation; None when it is not."""
     name: str = ""
+    links: tuple[tuple[str, Link], ...] = ()
+    """How it is connected to other GPUs, by their uuids, as far as known."""
+
+
+GpuOrder = Literal["links", "memory", "index"]
 
 
 class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +110,9 @@ class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
     """More than 1: this many jobs share one GPU, whether or not they asked to."""
     cpu_jobs: int = 4
     """How many jobs without a GPU run at a time."""
+    gpu_order: GpuOrder = "links"
+    """What decides between GPUs that a job fits on: how they are connected, as far as known, then their memory; their
+    memory alone, the least first; or their index."""
 
     def takes_whole_gpus(self, request: ResourceRequest) -> bool:
         return self.slots_per_gpu == 1 and not (request.shares and request.memory is not None)

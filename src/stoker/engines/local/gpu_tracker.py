@@ -205,6 +205,7 @@ class _Watched:
             quarantine=self.seen.quarantine,
             obstructed_since=self.seen.obstructed_since,
             name=title(self.gpu),
+            links=self.gpu.links,
         )
 
     def _tell_apart(self, look: Look, reading: Reading, owner: Owner) -> tuple[tuple[str, ...], bool]:

@@ -36,6 +36,7 @@ from stoker.engines.local.host_capacity import (
     HostTooSmall,
     NotForThisMachine,
 )
+from stoker.engines.local.links import Slowness, Topology
 
 # Sets of jobs to preempt that are tried, smallest first, before a merely minimal set is good enough: every set of the
 # jobs on the eight GPUs of a large machine, and all pairs of two dozen small jobs.
@@ -181,6 +182,8 @@ class _Turn:
             GpuCapacity(gpu, [allocation for allocation in allocations if gpu.uuid in allocation.gpus], rules, now)
             for gpu in sorted(gpus, key=lambda gpu: gpu.index)
         ]
+        self._topology = Topology(gpus)
+        self._goes_by_links = rules.gpu_order == "links" and self._topology.is_known
         self._stopping = {allocation.request.job for allocation in allocations if allocation.stopping}
         self._preemptible = {allocation.request.job for allocation in allocations if allocation.request.preemptible}
         self._background = {allocation.request.job for allocation in allocations if allocation.request.background}
@@ -239,13 +242,31 @@ class _Turn:
         ]
         if len(capacities) < request.gpus or not (self._host.has_room(request) and self._may_use_host(request)):
             return False
-        chosen = sorted(capacities, key=lambda capacity: _preference(capacity, request))[: request.gpus]
+        chosen = self._choose(capacities, request)
         allocation = Allocation(request, tuple(capacity.gpu.uuid for capacity in chosen), self._now, used={})
         for capacity in chosen:
             capacity.add(request, allocation.ends)
         self._host.add(request, allocation.ends)
         self._started.append(allocation)
         return True
+
+    def _choose(self, capacities: Iterable[GpuCapacity], request: ResourceRequest) -> list[GpuCapacity]:
+        """The GPUs that the job takes of those that it fits on."""
+        ordered = sorted(capacities, key=lambda capacity: self._preference(capacity, request))
+        if not request.gpus or not self._goes_by_links:
+            return ordered[: request.gpus]
+        by_uuid = {capacity.gpu.uuid: capacity for capacity in ordered}
+        penalties = {uuid: _penalty(capacity, request) for uuid, capacity in by_uuid.items()}
+        free = {one.gpu.uuid for one in self._capacities if one.outside is None and not one.holders}
+        chosen = self._topology.best_set(list(by_uuid), request.gpus, free, penalties)
+        return [by_uuid[uuid] for uuid in chosen]
+
+    def _preference(self, capacity: GpuCapacity, request: ResourceRequest) -> tuple[int, ...]:
+        """The order in which a job takes GPUs that it fits on, links aside: the smallest first."""
+        index = capacity.gpu.index
+        if self._rules.gpu_order == "index":
+            return (*_penalty(capacity, request), index)
+        return (*_penalty(capacity, request), capacity.left() if request.shares else capacity.total, index)
 
     def _may_use_host(self, request: ResourceRequest) -> bool:
         if self._host.may_use(request, self._now):
@@ -294,7 +315,7 @@ class _Turn:
             self._affecting.add(request.job)
         capacities = [capacity for capacity in self._unreserved() if capacity.will_have_room(request, self._stopping)]
         free_first = sorted(
-            capacities, key=lambda capacity: (not capacity.has_room(request), _preference(capacity, request))
+            capacities, key=lambda capacity: (not capacity.has_room(request), self._preference(capacity, request))
         )
         self._host.add(request, math.inf)
         if not request.gpus:
@@ -367,9 +388,17 @@ class _Turn:
             tries += math.comb(len(candidates), size)
             if tries > _MOST_TRIES:
                 break
-            for chosen in combinations(candidates, size):
-                if self._suffices(capacities, request, chosen):
-                    return list(chosen)
+            sufficient = (
+                list(chosen) for chosen in combinations(candidates, size) if self._suffices(capacities, request, chosen)
+            )
+            if self._goes_by_links and request.gpus > 1:
+                victims = min(
+                    sufficient, key=lambda one: self._slowness_without(one, capacities, request), default=None
+                )
+            else:
+                victims = next(sufficient, None)
+            if victims is not None:
+                return victims
         # Spares what can be spared: first on the GPUs that most would have to leave, and there what would lose most.
         beside = {
             job: min((len(one.holders) for one in capacities if one.is_held_by(job)), default=0) for job in candidates
@@ -380,6 +409,14 @@ class _Turn:
             if self._suffices(capacities, request, others):
                 victims = others
         return victims
+
+    def _slowness_without(
+        self, victims: Iterable[str], capacities: list[GpuCapacity], request: ResourceRequest
+    ) -> Slowness:
+        """How well the GPUs are connected that the job could get once these are gone."""
+        gone = self._stopping.union(victims)
+        chosen = self._choose([one for one in capacities if one.will_have_room(request, gone)], request)
+        return self._topology.slowness([capacity.gpu.uuid for capacity in chosen])
 
     def _suffices(self, capacities: list[GpuCapacity], request: ResourceRequest, victims: Iterable[str]) -> bool:
         """Whether the job fits once these are gone, with those that stop already."""
@@ -504,12 +541,10 @@ class _Turn:
         return obstacle
 
 
-def _preference(capacity: GpuCapacity, request: ResourceRequest) -> tuple[bool, int, int, int]:
-    """The order in which a job takes GPUs that it fits on: the smallest first.
+def _penalty(capacity: GpuCapacity, request: ResourceRequest) -> tuple[int, int]:
+    """What speaks against a GPU before its size: that it is reserved for another job, and who is on it.
 
-    A job that shares goes where least is left, which keeps whole GPUs free; another goes where fewest jobs are.
+    A job that shares goes where others are, which keeps whole GPUs free; another goes where fewest jobs are.
     """
-    kept = capacity.reservation is not None
-    if request.shares:
-        return (kept, 0 if capacity.holders else 1, capacity.left(), capacity.gpu.index)
-    return (kept, len(capacity.holders), capacity.total, capacity.gpu.index)
+    kept = int(capacity.reservation is not None)
+    return (kept, int(not capacity.holders) if request.shares else len(capacity.holders))

@@ -98,7 +98,7 @@ class Device:
         self.gpu = gpu
         self.health = HealthMeter(board)
         self._handle = handle
-        self._board = board
+        self.board = board
         self._functions = functions
         self._lists = processes
         self._meter = meter
@@ -288,14 +288,14 @@ class Device:
         if never := self._never.get("clock"):
             return never
         number = self._functions.number
-        code = self._functions.get_clock(self._board, pynvml.NVML_CLOCK_SM, self._functions.to_number)
+        code = self._functions.get_clock(self.board, pynvml.NVML_CLOCK_SM, self._functions.to_number)
         return plausible_megahertz(number.value) if code == library.SUCCESS else self._remember("clock", code)
 
     def _throttling(self) -> Maybe[tuple[str, ...]]:
         if never := self._never.get("throttling"):
             return never
         mask = self._functions.long_number
-        code = self._functions.get_throttling(self._board, self._functions.to_long_number)
+        code = self._functions.get_throttling(self.board, self._functions.to_long_number)
         return throttle_reasons(mask.value) if code == library.SUCCESS else self._remember("throttling", code)
 
     def _processes(self) -> Maybe[tuple[Process, ...]]:

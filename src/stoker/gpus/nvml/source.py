@@ -1,14 +1,17 @@
 """The `nvml` source: all NVIDIA devices of the machine, initialised once and read at every look."""
 
 import contextlib
+import ctypes
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
 import pynvml
 
-from stoker.gpus.model import Gpu, Look, Reading, Unknown, known
+from stoker.gpus.model import Gpu, Link, Look, Reading, Unknown, known
 from stoker.gpus.nvml import library
 from stoker.gpus.nvml.device import Device, DeviceFunctions
 from stoker.gpus.nvml.gpm import GpmMeter
@@ -106,7 +109,7 @@ class NvmlSource:
             return
         if not self._devices:
             raise AbsentError("the NVIDIA driver is loaded but knows no GPU")
-        self._gpus = tuple(device.gpu for device in self._devices)
+        self._gpus = tuple(_with_links(self._devices))
         self._lost_places = tuple(device.place for device in self._devices if isinstance(device, _LostDevice))
         self._problem = None
 
@@ -197,6 +200,49 @@ def _describe(handle: object, physical: object, uuid: str, index: int, *, parent
         bus=bus[-12:].lower() if known(bus) else bus,
         parent=parent,
     )
+
+
+# The levels of nvmlGpuTopologyLevel_t up to which a link is of a kind.
+_LEVELS: Final[tuple[tuple[int, Link], ...]] = (
+    (pynvml.NVML_TOPOLOGY_MULTIPLE, "switch"),
+    (pynvml.NVML_TOPOLOGY_NODE, "node"),
+    (pynvml.NVML_TOPOLOGY_SYSTEM, "system"),
+)
+
+
+def _with_links(devices: Sequence[Device | _LostDevice]) -> Iterator[Gpu]:
+    """The GPUs with their links. MIG slices have none: they cannot reach each other."""
+    whole = [device for device in devices if isinstance(device, Device) and device.gpu.parent is None]
+    links: dict[str, list[tuple[str, Link]]] = {device.gpu.uuid: [] for device in devices}
+    read = _LinkFunctions()
+    for first, second in combinations(whole, 2):
+        if (link := read.between(first.board, second.board)) is not None:
+            links[first.gpu.uuid].append((second.gpu.uuid, link))
+            links[second.gpu.uuid].append((first.gpu.uuid, link))
+    for device in devices:
+        yield msgspec.structs.replace(device.gpu, links=tuple(links[device.gpu.uuid]))
+
+
+class _LinkFunctions:
+    """Asks the driver how two GPUs are connected, once for each pair: that does not change while it is loaded."""
+
+    def __init__(self) -> None:
+        self._get_status = library.function("nvmlDeviceGetP2PStatus")
+        self._get_ancestor = library.function("nvmlDeviceGetTopologyCommonAncestor")
+        self._number = ctypes.c_uint()
+
+    def between(self, first: object, second: object) -> Link | None:
+        """None where the driver does not tell."""
+        if self._has_nvlink(first, second):
+            return "nvlink"
+        if self._get_ancestor(first, second, ctypes.byref(self._number)) != library.SUCCESS:
+            return None
+        return next((link for level, link in _LEVELS if self._number.value <= level), None)
+
+    def _has_nvlink(self, first: object, second: object) -> bool:
+        """Directly or through NVSwitch: what `nvidia-smi topo -p2p n` shows as OK."""
+        code = self._get_status(first, second, pynvml.NVML_P2P_CAPS_INDEX_NVLINK, ctypes.byref(self._number))
+        return code == library.SUCCESS and self._number.value == pynvml.NVML_P2P_STATUS_OK
 
 
 def _ask(call: Callable[[Any], Answer], handle: object) -> Answer | Unknown:

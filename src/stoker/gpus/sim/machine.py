@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
-from stoker.gpus.model import Gpu
+from stoker.gpus.model import LINKS, Gpu, Link
 from stoker.gpus.sim.load import HISTORY, Load, Use
 from stoker.paths import private_directory, state_home, write_atomically
 from stoker.procfs import read_stat
@@ -34,20 +34,27 @@ FIRST_MINOR: Final = 10
 LOCK_PATIENCE: Final = 30.0
 _LOCK_POLL: Final = 0.002
 
-_SHAPE: Final = re.compile(r"(\d{1,6})(?:x(.+))?")
+_SHAPE: Final = re.compile(r"(\d{1,6})(?:x([^,]+))?")
+_GROUP: Final = re.compile(r"(nvlink|switch|node)=(\d{1,6})")
 _LOAD_NAME: Final = re.compile(r"(\d+)-(\d+)\.json")
 _PREFIX: Final = "sim"
 _UNITS: Final = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """How many GPUs a simulated machine has, and how much memory each."""
+    """How many GPUs a simulated machine has, how much memory each, and how they are connected."""
 
     count: int
     memory: int
+    groups: tuple[tuple[Link, int], ...] = ()
+    """`("nvlink", 2)`: GPUs 0 and 1, 2 and 3, … are connected by NVLink. Empty: unknown, as where no driver tells."""
 
     def __str__(self) -> str:
-        return f"{self.count}x{_exact_memory(self.memory)}"
+        return f"{self.count}x{_exact_memory(self.memory)}" + "".join(f",{link}={size}" for link, size in self.groups)
+
+    def link(self, first: int, second: int) -> Link:
+        """How two of its GPUs are connected."""
+        return next((link for link, size in self.groups if first // size == second // size), "system")
 
 
 def _exact_memory(amount: int) -> str:
@@ -56,7 +63,7 @@ def _exact_memory(amount: int) -> str:
 
 
 def parse_shape(argument: str) -> Shape:
-    """The shape in what follows `sim:`: `4`, `2x24GiB`, either with `@DIR` behind it; nothing means `4`."""
+    """The shape in what follows `sim:`: `4`, `2x24GiB`, `8,nvlink=2`, with or without `@DIR`; nothing means `4`."""
     return _parse(argument)[0]
 
 
@@ -66,7 +73,8 @@ def _parse(argument: str) -> tuple[Shape, str | None]:
         raise BadInputError(f"'sim:{argument}' names no directory after the @: write it like sim:4@/tmp/machine")
     if not written:
         return Shape(DEFAULT_GPUS, DEFAULT_MEMORY), directory or None
-    match = _SHAPE.fullmatch(written)
+    size, *groups = written.split(",")
+    match = _SHAPE.fullmatch(size)
     if not match:
         raise BadInputError(f"'sim:{argument}' is not a simulated machine: write it like sim:4 or sim:2x24GiB")
     count = int(match[1])
@@ -75,7 +83,20 @@ def _parse(argument: str) -> tuple[Shape, str | None]:
         raise BadInputError(f"'sim:{argument}' asks for {count} GPUs: a simulated machine has 1 to {MOST_GPUS}")
     if not 1 <= memory <= MOST_MEMORY:
         raise BadInputError(f"'sim:{argument}' asks for GPUs with {memory} bytes: each has at least 1 and at most 1TiB")
-    return Shape(count, memory), directory or None
+    return Shape(count, memory, _groups(argument, groups)), directory or None
+
+
+def _groups(argument: str, written: list[str]) -> tuple[tuple[Link, int], ...]:
+    """How many GPUs in a row are connected by each kind of link, the fastest kind first."""
+    sizes: dict[str, int] = {}
+    for part in written:
+        match = _GROUP.fullmatch(part)
+        if not match or not int(match[2]) or match[1] in sizes:
+            raise BadInputError(
+                f"'sim:{argument}' does not say how its GPUs are connected: write it like sim:8,nvlink=2,switch=4"
+            )
+        sizes[match[1]] = int(match[2])
+    return tuple((link, sizes[link]) for link in LINKS if link in sizes)
 
 
 def state_directory(environment: Mapping[str, str]) -> Path:
@@ -263,8 +284,9 @@ def process_state(proc: Path, pid: int, started: int) -> str | None:
 
 
 def _gpu(shape: Shape, index: int) -> Gpu:
+    others = [other for other in range(shape.count) if other != index and shape.groups]
     return Gpu(
-        uuid=f"GPU-51000000-0000-4000-8000-{index:012x}",
+        uuid=_uuid(index),
         index=index,
         name=f"Simulated {format_memory(shape.memory)}",
         vendor="sim",
@@ -272,4 +294,9 @@ def _gpu(shape: Shape, index: int) -> Gpu:
         memory=shape.memory,
         # A PCI domain that no real machine uses: nothing of it is to be found in sysfs.
         bus=f"5100:{index + 1:02x}:00.0",
+        links=tuple((_uuid(other), shape.link(index, other)) for other in others),
     )
+
+
+def _uuid(index: int) -> str:
+    return f"GPU-51000000-0000-4000-8000-{index:012x}"
