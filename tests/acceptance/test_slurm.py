@@ -411,7 +411,16 @@ def test_what_the_cluster_cannot_do_is_refused(login: LoginNode) -> None:
         assert f"with exit code 125: Slurm refuses the job: {sentence} (" in login.why(job)
     in_slurm = login.cluster.run("squeue", "--noheader", "--states=all", "--format=%j")
     assert not [job for job in jobs if job in in_slurm]
-    login.cluster.run("scontrol", "update", "PartitionName=spare", "MaxTime=UNLIMITED")
+    login.cluster.run("scontrol", "update", "PartitionName=spare", "MaxTime=UNLIMITED", "State=DRAIN")
+    # What is closed for a while is waited for; jobs for elsewhere go on.
+    waits = [login.submit("--gpus", "0", "--partition", "spare", "--", "true") for _ in range(3)]
+    for job in waits:
+        login.site.wait_for_why(
+            job, "waits until Slurm takes jobs there again: the partition takes no new jobs, it is dr"
+        )
+    login.type("edit", *waits, "--partition", "main")
+    login.type("wait", *waits, login.submit("--gpus", "0", "--", "true"))
+    login.cluster.run("scontrol", "update", "PartitionName=spare", "State=UP")
     assert worker.stop() == 0
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from stoker.engines.slurm.answers import JOB_FIELDS, SEPARATOR_LENGTH, failure, parse_duration
 from stoker.engines.slurm.client import (
+    SlurmClosed,
     SlurmFull,
     SlurmJob,
     SlurmProblem,
@@ -285,6 +286,22 @@ def test_limit_of_submitted_jobs_is_no_refusal_of_the_job(limit: str, sentence: 
     rest = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
     found = failure("sbatch", 1, f"sbatch: error: {limit}\nsbatch: error: Batch job submission failed: {rest}\n")
     assert isinstance(found, SlurmFull)
+    assert str(found) == sentence
+
+
+@pytest.mark.parametrize(
+    ("complaint", "sentence"),
+    [
+        (
+            "Required partition not available (inactive or drain)",
+            "the partition takes no new jobs, it is drained or inactive",
+        ),
+        ("Requested reservation not usable now", "the reservation cannot be used now"),
+    ],
+)
+def test_partition_or_reservation_that_is_closed_is_no_refusal_of_the_job(complaint: str, sentence: str) -> None:
+    found = failure("sbatch", 1, f"sbatch: error: Batch job submission failed: {complaint}\n")
+    assert isinstance(found, SlurmClosed)
     assert str(found) == sentence
 
 

@@ -1,13 +1,15 @@
-"""Which jobs the Slurm engine ends in Slurm."""
+"""Which jobs the Slurm engine starts and ends in Slurm."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stoker.engines.slurm.answers import SlurmJob
+from stoker.engines.attempt import AttemptResult
+from stoker.engines.slurm.answers import SlurmClosed, SlurmJob
 from stoker.engines.slurm.cluster import Cluster
-from stoker.engines.slurm.engine import SlurmEngine, _on_nodes
+from stoker.engines.slurm.engine import SlurmEngine, SlurmEngineOptions, _on_nodes
+from stoker.queue.model import ReadyJob
 
 LEASE = 600.0
 
@@ -22,7 +24,7 @@ def slurm_job(number: int, state: str = "RUNNING") -> SlurmJob:
 def engine(jobs: dict[str, SlurmJob], **attempts: int) -> SlurmEngine:
     """It knows these attempts by their Slurm jobs; `jobs` is what Slurm lists."""
     found: Any = object.__new__(SlurmEngine)
-    found._options = SimpleNamespace(lease=LEASE)
+    found._options = SimpleNamespace(lease=LEASE, labels=())
     found._has_found_all = True
     found._jobs = jobs
     found._attempts = {name: SimpleNamespace(id=name, slurm_job=job) for name, job in attempts.items()}
@@ -31,6 +33,10 @@ def engine(jobs: dict[str, SlurmJob], **attempts: int) -> SlurmEngine:
     found._strays = {}
     found._forgotten = ["over"]
     return found  # type: ignore[no-any-return]
+
+
+def ready_job(name: str, **slurm: str) -> ReadyJob:
+    return ReadyJob(id=name, command=("true",), gpus=0, slurm=slurm, shape=name, position=0.0, submitted=0.0)
 
 
 def test_job_of_an_attempt_that_is_over_is_ended_at_once_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +63,34 @@ def test_job_whose_end_slurm_does_not_notice_is_ended_after_a_lease(monkeypatch:
         found._cancel_strays()
         seen.append(set(found._to_cancel))
     assert seen == [set(), set(), {9}]
+
+
+def test_job_for_a_closed_partition_waits_and_is_tried_again_while_others_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("stoker.engines.slurm.engine.time.monotonic", lambda: now)
+    found: Any = engine({})
+    found._own = SlurmEngineOptions(partition="main")
+    found._problem, found._full_until, found._closed, found._to_submit = None, 0.0, {}, {}
+    found._cluster = SimpleNamespace(why_never=lambda *_: None)
+    results: list[AttemptResult] = []
+    closed = SimpleNamespace(destination=("spare", None), refused=results.append)
+    found._attempts = {"refused": closed}
+
+    def refuse() -> str:
+        raise SlurmClosed("the partition takes no new jobs")
+
+    found._submitting = {"refused": SimpleNamespace(has_ended=lambda: True, result=refuse)}
+    found._take_submissions()
+    assert [(one.outcome, one.cause) for one in results] == [("requeued", "start")], "no trouble of the machine"
+    found._attempts = {}
+    jobs = [ready_job("a", partition="spare"), ready_job("b"), ready_job("c", partition="spare", reservation="course")]
+    decided = found.decide(jobs, 0.0)
+    assert [start.job for start in decided.start] == ["b", "c"]
+    assert found._waiting == {"a": "waits until Slurm takes jobs there again: the partition takes no new jobs"}
+    now += 120.0
+    assert [start.job for start in found.decide(jobs, 0.0).start] == ["a", "b", "c"]
 
 
 def test_nodes_are_asked_for_soon_after_a_job_began_or_ended_and_rarely_otherwise(

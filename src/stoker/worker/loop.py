@@ -16,7 +16,7 @@ import msgspec
 
 from stoker.backoff import Backoff
 from stoker.engines import engine_module
-from stoker.engines.attempt import CANCELLED, TIME_LIMIT, AttemptResult, lease_clock
+from stoker.engines.attempt import CANCELLED, AttemptResult, lease_clock
 from stoker.engines.delivery import deliver_last_logs, write_details
 from stoker.engines.engine import CannotTellError, Engine, Log, RunningAttempt, WorkerOptions
 from stoker.engines.identity import WorkerIdentity
@@ -494,8 +494,8 @@ class WorkerLoop:
 
 
 def _is_trouble(result: AttemptResult) -> bool:
-    """Whether the machine could not run it, which is no fault of the job."""
-    return result.outcome == "requeued" and result.cause != TIME_LIMIT
+    """Whether the machine could not run it: neither the job nor where it was to run is the cause."""
+    return result.outcome == "requeued" and not result.cause
 
 
 def _gist(view: View) -> tuple[object, ...]:

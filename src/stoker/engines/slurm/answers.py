@@ -30,6 +30,10 @@ class SlurmFull(SlurmProblem):
     """Slurm takes no more jobs until some of those that it has have ended."""
 
 
+class SlurmClosed(SlurmProblem):
+    """Slurm takes no jobs for this partition or reservation now; it says nothing against the job."""
+
+
 class SlurmRefusal(BadInputError):  # noqa: N818 - an answer
     """Slurm answered no, and would do so again."""
 
@@ -346,6 +350,11 @@ _UNDECIDED: Final = re.compile(
 _FULL: Final = re.compile(r"\w*SubmitJobs?\w*(?: |$)", re.IGNORECASE)
 # `sbatch` itself tries again then, for minutes.
 TRIES_AGAIN: Final = "temporarily unable to accept job"
+# What an administrator opens again, in plain English, by a part of slurm_strerror.
+_CLOSED: Final = {
+    "Required partition not available": "the partition takes no new jobs, it is drained or inactive",
+    "Requested reservation not usable now": "the reservation cannot be used now",
+}
 # slurm_strerror in plain English, by a part of it.
 _MEANINGS: Final = {
     "Invalid partition name": "Slurm has no such partition",
@@ -358,7 +367,6 @@ _MEANINGS: Final = {
     "Invalid feature specification": "no node has the features that the constraint names",
     "Requested reservation is invalid": "Slurm has no such reservation",
     "Access denied to requested reservation": "this user may not use that reservation",
-    "Requested reservation not usable now": "the reservation cannot be used now",
     "Requested time limit is invalid": "the time limit is missing, or longer than the partition allows",
     "Requested time limit exceeds": "the time limit is longer than the partition allows",
     "Job violates accounting/QOS policy": "the job is over a limit of the account or QOS: number of jobs, size or time",
@@ -390,6 +398,8 @@ def failure(command: str, code: int, errors: str) -> SlurmProblem | SlurmRefusal
     last = lines[-1].removeprefix("Batch job submission failed: ")
     if limit := next((found[0].strip() for line in lines if (found := _FULL.fullmatch(line))), None):
         return SlurmFull(pending_reason(limit).text)
+    if closed := next((text for part, text in _CLOSED.items() if part in last), None):
+        return SlurmClosed(closed)
     if _UNDECIDED.search(last) or (command != "sbatch" and "Invalid job id" not in told and "denied" not in told):
         return SlurmProblem(f"{command}: {last}")
     for part, meaning in _MEANINGS.items():

@@ -14,6 +14,7 @@ from stoker.engines.slurm.answers import SlurmJob
 from stoker.engines.slurm.evidence import ACTIVE, WAITING, Evidence, Fence, Void, conclude
 from stoker.engines.slurm.execution import heartbeat_of
 from stoker.engines.slurm.record import VOID, Owner, SlurmAttemptRecord, SlurmAttemptSpec, StopOrder
+from stoker.engines.slurm.submission import Destination
 from stoker.logs.reader import read_tail
 from stoker.queue import queue_address
 from stoker.runs.record import Status
@@ -42,6 +43,8 @@ class SlurmAttempt(RunningAttempt):
         self.slurm_job = None if known is None else known.slurm_job
         self.submitting = submitting
         """Whether `sbatch` runs for it, or will."""
+        self.destination: Destination = (None, None)
+        """Of an attempt that this worker submits."""
         self.cancel_at = math.inf
         """When Slurm is to end its job, in monotonic seconds."""
         self.reported = False

@@ -14,6 +14,7 @@ from stoker.engines.slurm.answers import (
     JOB_FIELDS,
     SEPARATOR_LENGTH,
     TRIES_AGAIN,
+    SlurmClosed,
     SlurmConfig,
     SlurmFull,
     SlurmJob,
@@ -35,6 +36,7 @@ from stoker.engines.slurm.answers import (
 __all__ = [
     "DEADLINE",
     "Running",
+    "SlurmClosed",
     "SlurmConfig",
     "SlurmFull",
     "SlurmJob",

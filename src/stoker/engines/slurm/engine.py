@@ -23,7 +23,7 @@ from stoker.engines.gpu_usage import UsagePerMinute
 from stoker.engines.identity import WorkerIdentity
 from stoker.engines.preparation import KNOWN_LATER, batch_size_fit, on_one_machine, prepare
 from stoker.engines.slurm import answers, client
-from stoker.engines.slurm.answers import SlurmFull, SlurmJob, SlurmProblem, SlurmRefusal, gpus_in
+from stoker.engines.slurm.answers import SlurmClosed, SlurmFull, SlurmJob, SlurmProblem, SlurmRefusal, gpus_in
 from stoker.engines.slurm.attempts import SlurmAttempt, find_attempts
 from stoker.engines.slurm.client import Running
 from stoker.engines.slurm.cluster import Cluster
@@ -31,12 +31,14 @@ from stoker.engines.slurm.evidence import ACTIVE, WAITING
 from stoker.engines.slurm.reasons import why_pending
 from stoker.engines.slurm.record import SlurmAttemptRecord, SlurmAttemptSpec
 from stoker.engines.slurm.submission import (
+    Destination,
     SubmissionOptions,
     WhereItRuns,
     arguments,
     attempt_of,
     check,
     comment_of,
+    destination_of,
     partition_of,
     script,
 )
@@ -63,7 +65,8 @@ _COUNT_EVERY: Final = 5.0
 _MOST_SUBMITTING: Final = 4
 # Jobs that are claimed ahead of `sbatch`, so that it never waits for the queue.
 _MOST_AHEAD: Final = 16
-# Slurm took no more jobs: the next one is tried after this long, or when a job of this worker has ended.
+# Slurm took no more jobs: the next one is tried after this long, or when a job of this worker has ended. One for a
+# partition that is closed is tried only after this long.
 _FULL_FOR: Final = 120.0
 # A submission under way when the worker ends.
 _CLOSE_WITHIN: Final = 5.0
@@ -130,6 +133,8 @@ class SlurmEngine:
         self._full = ""
         """Why Slurm takes no more jobs."""
         self._full_until = -math.inf
+        self._closed: dict[Destination, tuple[str, float]] = {}
+        """Why Slurm takes no jobs for a partition or reservation, and when the next one is tried."""
         self._look_at = -math.inf
         self._count_at = -math.inf
         self._waiting: dict[str, str] = {}
@@ -182,6 +187,8 @@ class SlurmEngine:
                 self._waiting[job.id] = f"waits until Slurm answers again: {self._problem}"
             elif self._is_full():
                 self._waiting[job.id] = f"waits until Slurm takes more jobs: {self._full}"
+            elif (closed := self._why_closed(job)) is not None:
+                self._waiting[job.id] = f"waits until Slurm takes jobs there again: {closed}"
             elif len(starts) < min(free, _MOST_AHEAD):
                 starts.append(Start(job.id, pending=True))
             else:
@@ -200,6 +207,10 @@ class SlurmEngine:
 
     def _is_full(self) -> bool:
         return time.monotonic() < self._full_until
+
+    def _why_closed(self, job: ReadyJob) -> str | None:
+        why, until = self._closed.get(destination_of(job, self._own), ("", -math.inf))
+        return why if time.monotonic() < until else None
 
     def _why_never(self, job: ReadyJob) -> str | None:
         try:
@@ -250,6 +261,7 @@ class SlurmEngine:
             shutil.rmtree(record.directory, ignore_errors=True)
             raise
         running = self._attempts[attempt.id] = SlurmAttempt(record, attempt_spec, submitting=True)
+        running.destination = destination_of(job, self._own)
         self._to_submit[attempt.id] = words
         self._waiting.pop(job.id, None)
         self._submit()
@@ -363,6 +375,11 @@ class SlurmEngine:
             except SlurmRefusal as error:
                 if attempt is not None:
                     attempt.refused(AttemptResult("failed", 125, str(error), "start"))
+            except SlurmClosed as error:
+                if attempt is not None:
+                    self._closed[attempt.destination] = str(error), time.monotonic() + _FULL_FOR
+                    # With a cause: nothing is wrong with this worker, and jobs for other partitions go on.
+                    attempt.refused(AttemptResult("requeued", None, f"Slurm did not take it: {error}", "start"))
             except SlurmProblem as error:
                 if isinstance(error, SlurmFull):
                     self._full, self._full_until = str(error), time.monotonic() + _FULL_FOR

@@ -30,6 +30,9 @@ _LONGEST_NAME: Final = 60
 _NOT_IN_NAME: Final = re.compile(r"[^A-Za-z0-9_.=+-]+")
 _PREFIX: Final = "stoker"
 
+Destination = tuple[str | None, str | None]
+"""A partition and a reservation."""
+
 
 class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What all jobs of a worker ask Slurm for, unless a job says otherwise."""
@@ -142,6 +145,12 @@ def partition_of(job: JobSpec, options: SubmissionOptions) -> str | None:
     """The partition that it is submitted to; None for the cluster's default."""
     found = _asked(job, options)["partition"]
     return None if found is None else str(found)
+
+
+def destination_of(job: JobSpec, options: SubmissionOptions) -> Destination:
+    """What may be closed to it, and open to others."""
+    asked = _asked(job, options)
+    return asked["partition"], asked["reservation"]
 
 
 def script(python: str, directory: str) -> str:
