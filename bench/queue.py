@@ -152,13 +152,13 @@ def history(places: Places) -> list[Figure]:
     for database in DATABASES:
         with places.queue(database) as (queue, _url):
             queue.jobs.submit([JobSpec(command="before")] * TURNS)
-            without = _median(lambda: _claim_and_finish(queue), TURNS)
+            without = _median(lambda: claim_and_finish(queue), TURNS)
         with places.queue(database) as (queue, _url):
             write_history(queue, MILLION)
             queue.jobs.submit([JobSpec(command="after")] * TURNS)
             listed = _median(lambda: (queue.jobs.find(), queue.jobs.counts()), 7)
             unfinished = _median(lambda: queue.jobs.find(["queued", "held", "running"], order="queue"), 7)
-            claimed = _median(lambda: _claim_and_finish(queue), TURNS)
+            claimed = _median(lambda: claim_and_finish(queue), TURNS)
             walks = "stoker_jobs_ready" in _plan_of_claim(queue)
         print(
             f"  {database}: over a million jobs, the newest hundred and the counts {listed * 1000:.0f} ms, "
@@ -174,7 +174,7 @@ def history(places: Places) -> list[Figure]:
     return figures
 
 
-def _claim_and_finish(queue: Store) -> None:
+def claim_and_finish(queue: Store) -> None:
     claimed = queue.attempts.take_head(_NEXT)
     assert claimed is not None
     assert queue.attempts.finish(claimed.attempt.id, "succeeded", 0)

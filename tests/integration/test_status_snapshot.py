@@ -11,7 +11,8 @@ import pytest
 from stoker.errors import BadInputError
 from stoker.queue import AttemptDetails, JobSpec, Store, Usage, View, WorkerGpu, init_queue
 from stoker.queue.driver import Parameters, Row
-from stoker.queue.model import ClusterNode, DeferredStart
+from stoker.queue.listing import MOST_QUEUED
+from stoker.queue.model import ClusterNode, DeferredStart, Failure
 from stoker.runs.record import Record, Status
 from stoker.status.detail import read_detail
 from stoker.status.log_follower import LogFollower, queries_on
@@ -150,6 +151,37 @@ def test_recent_change_is_in_the_next_snapshot(here: Store, home: Path, monkeypa
     seen = observer.observe(here)
     assert seen.counts == {"queued": 1}
     assert not any("failed" in point.message for point in seen.health.points)
+
+
+def test_many_queued_jobs_are_counted_once_in_a_while(here: Store, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Counting took long, so it is not repeated soon.
+    monkeypatch.setattr("stoker.status.snapshot._CHEAP", 0.0)
+    monkeypatch.setattr("stoker.status.snapshot._SHARE", 1e-9)
+    here.jobs.submit([JobSpec(command="true")] * (MOST_QUEUED + 2))
+    builder = SnapshotBuilder(home)
+    assert builder.observe(here).counts == {"queued": MOST_QUEUED + 2}
+    here.jobs.submit([JobSpec(command="true"), JobSpec(command="true", hold=True)])
+    assert builder.observe(here).counts == {"queued": MOST_QUEUED + 2, "held": 1}
+
+
+def test_many_failures_are_counted_again_when_there_is_a_new_one(
+    here: Store, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.status.snapshot._CHEAP", math.inf)
+    monkeypatch.setattr("stoker.status.snapshot._FEW_FAILURES", 2)
+    really, counted = here.jobs.count_failures, list[int]()
+
+    def count(kind: Failure, at: float) -> int:
+        counted.append(really(kind, at))
+        return counted[-1]
+
+    monkeypatch.setattr(here.jobs, "count_failures", count)
+    builder = SnapshotBuilder(home)
+    for name in submit(here, "a", "b", "c"):
+        end(here, name)
+        for _ in range(3):
+            builder.observe(here)
+    assert counted == [1, 1, 1, 2, 3]
 
 
 def test_stopped_worker_differs_from_a_lost_one(queue: Store, home: Path) -> None:

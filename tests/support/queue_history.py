@@ -18,13 +18,14 @@ INSERT INTO stoker_jobs
   ended)
 {numbers}
 SELECT {id}, 'run ' || n, CASE WHEN n {modulo} 10 = 0 THEN 'failed' ELSE 'succeeded' END, 0, n, '{shape}',
-  '{spec}', 0, 0, 1, 'a' || n, 1000.0 + n, 1001.0 + n, 1002.0 + n
+  '{spec}', 0, 0, 1, 'a' || n, {began} + n * {every}, {began} + n * {every} + 1, {began} + n * {every} + 2
 FROM numbers
 """
 ATTEMPTS = """
 INSERT INTO stoker_attempts (id, job_id, worker_id, number, gpus, started, lease_expires, ended, outcome)
 {numbers}
-SELECT 'a' || n, {id}, 'w' || (n {modulo} 1000), 1, '[]', 1001.0 + n, 1061.0 + n, 1002.0 + n, 'succeeded' FROM numbers
+SELECT 'a' || n, {id}, 'w' || (n {modulo} 1000), 1, '[]', {began} + n * {every} + 1, {began} + n * {every} + 61,
+  {began} + n * {every} + 2, 'succeeded' FROM numbers
 """
 FINDINGS = """
 INSERT INTO stoker_attempt_details (attempt_id, cause, rule, report, fit, written)
@@ -62,18 +63,19 @@ def write_texts(queue: Store) -> None:
     if is_file:
         driver.fetch_text(TEXTS.format(**pieces, grams_column="", grams=""), {})
         return
-    grams = f", CAST(%(grams)s AS INTEGER[]) || pg_temp.numbered('  ' || {NUMBER} || '  ') || pg_temp.numbered(id)"
+    grams = f", CAST(%(grams)s AS INTEGER[]) || pg_temp.numbered('  ' || {NUMBER} || '  ')"
+    grams += f" || pg_temp.numbered('seed=' || {NUMBER} || '  ') || pg_temp.numbered(id)"
     index = "CREATE INDEX stoker_texts_grams ON stoker_texts USING gin (grams)"
     for sql in (NUMBERED, "DROP INDEX stoker_texts_grams"):
         driver.fetch_text(sql, {})
     text = TEXTS.format(**pieces, grams_column=", grams", grams=grams)
-    driver.fetch_text(text, {"grams": numbered(trigrams(*WORDS, "seed="))})
+    driver.fetch_text(text, {"grams": numbered(trigrams(*WORDS, "  seed="))})
     for sql in (index, "VACUUM ANALYZE stoker_texts"):
         driver.fetch_text(sql, {})
 
 
-def write_history(queue: Store, count: int) -> None:
-    """Jobs that ended long ago, one in ten failed, and some minutes of GPU usage."""
+def write_history(queue: Store, count: int, began: float = 1000.0, every: float = 1.0) -> None:
+    """Jobs that ended, one in ten failed, and some minutes of GPU usage; by default long ago, one in a second."""
     kind = "sqlite" if Path(queue.place).exists() else "postgres"
     pieces = {
         "numbers": NUMBERS[kind],
@@ -81,6 +83,8 @@ def write_history(queue: Store, count: int) -> None:
         "spec": SPEC,
         "shape": shape_of(JobSpec(command="")),
         "modulo": "%" if kind == "sqlite" else "%%",
+        "began": repr(float(began)),
+        "every": repr(float(every)),
     }
     driver = queue._driver
 
@@ -100,14 +104,17 @@ WAITING = """
 INSERT INTO stoker_jobs
   (id, name, state, priority, position, shape, blocked, not_before, spec, retries, retries_left, submitted)
 {numbers}
-SELECT '{prefix}' || {id}, '', 'queued', n {modulo} 3, n, CASE WHEN n {modulo} 4 = 0 THEN '{other}' ELSE '{shape}' END,
-  {blocked}, {not_before}, '{spec}', 0, 0, 1000.0 + n
+SELECT '{prefix}' || {id}, '', 'queued', n {modulo} 3, {behind} + n,
+  CASE WHEN n {modulo} 4 = 0 THEN '{other}' ELSE '{shape}' END,
+  {blocked}, {not_before}, '{spec}', 0, 0, {began} + n
 FROM numbers
 """
 
 
-def write_waiting(queue: Store, count: int, *, blocked: int = 0, not_before: float = 0.0) -> None:
-    """Queued jobs of two shapes and three priorities, without any statistics of them."""
+def write_waiting(
+    queue: Store, count: int, *, blocked: int = 0, not_before: float = 0.0, began: float = 1000.0, behind: int = 0
+) -> None:
+    """Queued jobs of two shapes and three priorities, without any statistics of them; `behind` so many others."""
     kind = "sqlite" if Path(queue.place).exists() else "postgres"
     text = WAITING.format(
         numbers=NUMBERS[kind],
@@ -118,6 +125,8 @@ def write_waiting(queue: Store, count: int, *, blocked: int = 0, not_before: flo
         other=shape_of(JobSpec(command="", gpus=0)),
         blocked=blocked,
         not_before=not_before,
+        began=repr(float(began)),
+        behind=behind,
         spec=SPEC,
     )
     queue._driver.fetch_text(text, {"count": count})

@@ -1,7 +1,7 @@
 """Looking jobs up and listing them. No statement gets slower with the number of ended jobs."""
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from stoker.errors import BadInputError
 from stoker.queue.driver import Parameters, Row
@@ -9,11 +9,14 @@ from stoker.queue.explanation import Needs
 from stoker.queue.field_kinds import ID
 from stoker.queue.fields import State
 from stoker.queue.model import ENDED, Failure, Job, NoSuchJobError, Order
-from stoker.queue.search import EVERY_JOB, MOST_SORTED, NEWEST_FIRST, Mark, Query, SearchStatements, Sort
+from stoker.queue.search import EVERY_JOB, FEW, MOST_SORTED, NEWEST_FIRST, Mark, Query, SearchStatements, Sort
 from stoker.queue.table import Table, clean_text, job_of, json_text, literal
 
 GROUP_PREFIX: Final = "group:"
 """Before a name that means a group, whatever jobs are called."""
+
+MOST_QUEUED: Final = 5000
+"""As in the statement `unfinished counts`."""
 
 
 class Matches(NamedTuple):
@@ -92,6 +95,10 @@ class JobReader(Table):
     ) -> list[Job]:
         """The newest jobs, or the first in the order of the queue. Running jobs that are pending come last."""
         parameters = dict[str, str | int | float | None](limit=limit, offset=offset)
+        if tag is None and order == "queue" and list(states) == ["queued"]:
+            # With the state as a value, no database walks along the index of queued jobs.
+            sql = f"{self._driver.sql('in line')} {_limit(limit)} OFFSET {max(0, offset):d}"
+            return [job_of(row) for row in self._driver.fetch_text(sql, {})]
         if tag is not None:
             parameters["tag"] = clean_text(tag)
         sql = self._driver.sql("all jobs" if tag is None else "tagged jobs")
@@ -108,27 +115,33 @@ class JobReader(Table):
         """One page of the jobs that match; `after` is the mark of the page before."""
         if sort.by != "submitted":
             return self._sorted(query, sort, after, limit)
-        search = SearchStatements(
-            query=query, sql=self._driver.sql, descending=sort.descending, is_next=after is not None, limit=limit + 1
-        )
-        rows = self._found(search, after)
+        rows = self._found(query, after, descending=sort.descending, is_next=after is not None, limit=limit + 1)
         jobs = [job_of(row[:-1]) for row in rows[:limit]]
         return Matches(jobs, (jobs[-1].submitted, float(rows[limit - 1][-1])) if len(rows) > limit else None)
 
     def matching(self, query: Query) -> list[Job]:
         """All jobs that match, the newest first."""
-        return [job_of(row[:-1]) for row in self._found(SearchStatements(query=query, sql=self._driver.sql))]
+        return [job_of(row[:-1]) for row in self._found(query)]
 
     def with_ids(self, ids: Sequence[str]) -> list[Job]:
         """Those of these jobs that there are."""
         sql = f"SELECT {self._driver.sql('job')} FROM stoker_jobs j WHERE {self._driver.sql('chosen jobs')}"  # noqa: S608  # our own pieces
         return [job_of(row) for row in self._driver.fetch_text(sql, {"ids": json_text(list(ids))})]
 
-    def _found(self, search: SearchStatements, after: Mark | None = None, columns: str = "job") -> list[Row]:
+    def _found(self, query: Query, after: Mark | None = None, columns: str = "job", **how: Any) -> list[Row]:
+        """`how`: fields of `SearchStatements`."""
+
+        def are_few(source: str) -> bool:
+            sql = f"SELECT count(*) FROM (SELECT 1 FROM {source} LIMIT {FEW:d}) AS counted"  # noqa: S608  # our own pieces
+            return bool(self._driver.fetch_text(sql, parameters)[0][0] < FEW)
+
+        search = SearchStatements(query=query, sql=self._driver.sql, are_few=are_few, **how)
         parameters = search.parameters()
         for name, text in search.machines().items():
-            hosts = self._driver.fetch("hosts", {})
-            parameters[name] = json_text([worker for worker, host in hosts if text in host.lower()])
+            workers = [worker for worker, host in self._driver.fetch("hosts", {}) if text in host.lower()]
+            if not workers:
+                return []
+            parameters[name] = json_text(workers)
         if after is not None:
             if not all(isinstance(one, float) for one in after):
                 raise BadInputError("the mark belongs to a list in another order")
@@ -141,8 +154,7 @@ class JobReader(Table):
         return rows
 
     def _sorted(self, query: Query, sort: Sort, after: Mark | None, limit: int) -> "Matches":
-        newest = SearchStatements(query=query, sql=self._driver.sql, limit=MOST_SORTED + 1)
-        found = [row[0] for row in self._found(newest, columns="id of job")]
+        found = [row[0] for row in self._found(query, columns="id of job", limit=MOST_SORTED + 1)]
         parameters: dict[str, str | int | float | bytes | None] = {"ids": json_text(found[:MOST_SORTED])}
         key, way, beyond = self._driver.sql(f"sort by {sort.by}"), *(("DESC", "<") if sort.descending else ("ASC", ">"))
         conditions = [self._driver.sql("chosen jobs")]
@@ -183,8 +195,11 @@ class JobReader(Table):
         return dict(self._driver.fetch("counts", {}))
 
     def unfinished_counts(self) -> dict[State, int]:
-        """The same for jobs that have not ended, which takes no longer with many ended ones."""
-        return dict(self._driver.fetch("unfinished counts", {}))
+        """The same for jobs that have not ended, in little time however many there are.
+
+        Queued ones are counted up to `MOST_QUEUED`.
+        """
+        return {state: number for state, number in self._driver.fetch("unfinished counts", {}) if number}
 
     def failures(self, kind: Failure, at: float, limit: int = 20) -> list[Job]:
         """Failures of this kind after this time that were not dismissed, the newest first."""

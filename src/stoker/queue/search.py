@@ -310,9 +310,13 @@ def text_row(job: str, spec: JobSpec) -> dict[str, str]:
 
 # How many of the newest jobs are looked at before an index: it would first collect every match of a frequent word.
 _LOOKED_AT: Final = 1000
+# Up to this many jobs of some states, or of some time, are all looked at, instead of those with a frequent word.
+FEW: Final = 5000
 _ALL: Final = 2**31 - 1
 # Of jobs in these states there are few: all are looked at.
-_FEW: Final[frozenset[State]] = frozenset({"held", "running"})
+_FEW_STATES: Final[frozenset[State]] = frozenset({"held", "running"})
+_WAITING: Final[frozenset[State]] = frozenset({"queued", "held"})
+_ENDED: Final[frozenset[State]] = frozenset({"succeeded", "failed", "cancelled"})
 
 Mark = tuple[float | str, float | str]
 """Where a page of a list ends: when its last job was submitted, and what tells those of one moment apart; in
@@ -327,6 +331,8 @@ class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
 
     query: Query
     sql: Callable[[str], str]
+    are_few: Callable[[str], bool]
+    """Whether a source of rows has fewer than `FEW`."""
     descending: bool = True
     is_next: bool = False
     """Whether it begins after a mark: the parameters `submitted` and `tie`."""
@@ -336,30 +342,20 @@ class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
     def statements(self, columns: str) -> Iterator[str]:
         """`columns`: of `j`; one that tells jobs of one moment apart follows."""
         filters, grams, narrow = self._conditions()
-        states = [f"j.state IN ({', '.join(map(literal, self.query.states))})"] if self.query.states else []
-        few = bool(self.query.states) and set(self.query.states) <= _FEW
-        if grams:
-            if few or self.limit is not None:
-                joined = [*filters, "t.job_id = j.id", *self._after_seq("t.seq")]
-                yield self._statement(
-                    f"{columns}, t.seq", self._first_texts(_ALL if few else _LOOKED_AT), joined, "t.seq"
-                )
-            if not few:
-                seq, source = self.sql("seq"), self.sql("found by text")
-                conditions = [*filters, *states, *self._after_seq(seq)]
-                yield self._statement(f"{columns}, t.seq", source, conditions, seq)
+        if not grams and not narrow:
+            yield self._by_submission(columns, filters)
             return
-        columns = f"{columns}, j.position"
-        order = ("j.submitted", "j.position")
-        if narrow and not few:
-            if self.limit is not None:
-                yield self._statement(columns, self._first_jobs(_LOOKED_AT, self._after_last()), filters, *order)
-            source = f"({narrow}) n CROSS JOIN stoker_jobs j"
-            yield self._statement(columns, source, ["j.id = n.id", *filters, *states, *self._after_last()], *order)
-        elif len(self.query.states) > 1:
-            yield self._statement(columns, self._first_jobs(self.limit, [*filters, *self._after_last()]), [], *order)
+        are_few = bool(self.query.states) and set(self.query.states) <= _FEW_STATES
+        if self.limit is not None and not are_few:
+            yield self._among_first(columns, _LOOKED_AT, filters, grams)
+        if are_few or (self.query.states and self.are_few(self._first_jobs(FEW, [], "1 AS found"))):
+            yield self._among_first(columns, _ALL, filters, grams)
+        elif narrow and (not grams or self.are_few(f"({narrow}) n")):
+            yield self._among(columns, narrow, filters, grams)
         else:
-            yield self._statement(columns, "stoker_jobs j", [*states, *filters, *self._after_last()], *order)
+            seq, source = self.sql("seq"), self.sql("found by text")
+            conditions = [*filters, *self._in_states(), *self._after_seq(seq)]
+            yield self._statement(f"{columns}, t.seq", source, conditions, seq)
 
     def parameters(self) -> dict[str, str | int | float | bytes | None]:
         values: dict[str, str | int | float | bytes | None] = {
@@ -383,19 +379,62 @@ class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
         return trigrams(*(term.text for term in self.query.terms if term.kind not in {"since", "before", "machine"}))
 
     def _conditions(self) -> tuple[list[str], list[str], str]:
-        """Conditions on the job `j` and its text `t`; trigrams; and without those, another index to find jobs by."""
+        """Conditions on the job `j` and its text `t`; trigrams; and another index to find jobs by."""
         filters, narrow = list[str](), list[str]()
         for number, term in enumerate(self.query.terms):
             time = " ago" if term.ago else " at"
-            name, source = {
-                "since": (f"since{time}", f"changed since{time}"),
-                "before": (f"before{time}", ""),
-                "machine": ("with machine", "ran on machine"),
-                "id": ("id begins", ""),
-            }.get(term.kind, (f"with {term.kind}", ""))
-            filters.append(self.sql(name).replace("term", f"term{number}"))
-            narrow += [self.sql(source).replace("term", f"term{number}")] if source else []
+            name = {"since": f"since{time}", "before": f"before{time}", "id": "id begins"}.get(
+                term.kind, f"with {term.kind}"
+            )
+            filters.append(self._numbered(name, number))
+            if term.kind == "machine":
+                narrow.append(self._numbered("ran on machine", number))
+            elif term.kind == "since":
+                narrow.append(self._changed(number, time))
         return filters, self._grams(), narrow[0] if narrow else ""
+
+    def _numbered(self, name: str, number: int) -> str:
+        return self.sql(name).replace("term", f"term{number}")
+
+    def _changed(self, number: int, time: str) -> str:
+        """The ids of jobs in these states that came into them since then."""
+        parts = []
+        for states, name in (
+            (_ENDED, f"ended since{time}"),
+            (_WAITING, f"submitted since{time}"),
+            (frozenset[State](("running",)), "running now"),
+        ):
+            wanted = [state for state in self.query.states if state in states] if self.query.states else sorted(states)
+            if wanted:
+                parts.append(f"{self._numbered(name, number)} AND c.state IN ({', '.join(map(literal, wanted))})")
+        return " UNION ALL ".join(parts)
+
+    def _in_states(self) -> list[str]:
+        return [f"j.state IN ({', '.join(map(literal, self.query.states))})"] if self.query.states else []
+
+    def _by_submission(self, columns: str, filters: Sequence[str]) -> str:
+        """Along the index of all jobs, or of those in a state."""
+        columns, order, conditions = f"{columns}, j.position", ("j.submitted", "j.position"), self._after_last()
+        if len(self.query.states) > 1:
+            return self._statement(columns, self._first_jobs(self.limit, [*filters, *conditions]), [], *order)
+        return self._statement(columns, "stoker_jobs j", [*self._in_states(), *filters, *conditions], *order)
+
+    def _among_first(self, columns: str, most: int, filters: Sequence[str], grams: Sequence[str]) -> str:
+        """Those that match among the first jobs in these states."""
+        if not grams:
+            source = self._first_jobs(most, self._after_last())
+            return self._statement(f"{columns}, j.position", source, filters, "j.submitted", "j.position")
+        joined = [*filters, "t.job_id = j.id", *self._after_seq("t.seq")]
+        return self._statement(f"{columns}, t.seq", self._first_texts(most), joined, "t.seq")
+
+    def _among(self, columns: str, ids: str, filters: Sequence[str], grams: Sequence[str]) -> str:
+        """Those that match among the jobs with these ids."""
+        source, joined = f"({ids}) n CROSS JOIN stoker_jobs j", ["j.id = n.id", *filters, *self._in_states()]
+        if not grams:
+            joined += self._after_last()
+            return self._statement(f"{columns}, j.position", source, joined, "j.submitted", "j.position")
+        joined += ["t.job_id = j.id", *self._after_seq("t.seq")]
+        return self._statement(f"{columns}, t.seq", f"{source} {self.sql('text_of_job')}", joined, "t.seq")
 
     def _statement(self, columns: str, source: str, conditions: Sequence[str], *order: str) -> str:
         return self._first(self.limit, columns, source, conditions, *order)
@@ -414,18 +453,27 @@ class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
     def _after_seq(self, seq: str) -> list[str]:
         return [f"{seq} {self._beyond} {self.sql('last seq')}"] if self.is_next else []
 
-    def _first_jobs(self, limit: int | None, conditions: Sequence[str]) -> str:
+    def _submitted_before(self) -> list[str]:
+        """What changed before a moment was submitted before it: the index begins there."""
+        return [
+            self._numbered("submitted before ago" if term.ago else "submitted before at", number)
+            for number, term in enumerate(self.query.terms)
+            if term.kind == "before"
+        ]
+
+    def _first_jobs(self, limit: int | None, conditions: Sequence[str], columns: str = "*") -> str:
         """Of each state by itself, because the index finds the newest of one state, not of several."""
         of_state = [[f"j.state = {literal(state)}"] for state in self.query.states] or [list[str]()]
+        within = [*self._submitted_before(), *conditions]
         parts = [
-            self._first(limit, "*", "stoker_jobs j", [*state, *conditions], "j.submitted", "j.position")
+            self._first(limit, columns, "stoker_jobs j", [*state, *within], "j.submitted", "j.position")
             for state in of_state
         ]
         return "(" + " UNION ALL ".join(f"SELECT * FROM ({part}) AS one" for part in parts) + ") j"  # noqa: S608  # the same
 
     def _first_texts(self, limit: int) -> str:
         """With the jobs that they are of."""
-        if not self.query.states:
+        if not self.query.states and not self._submitted_before():
             part = self._first(limit, "*", "stoker_texts t", self._after_seq("t.seq"), "t.seq")
             return f"({part}) t {self.sql('job_of_text')}"
         after = [f"j.submitted {self._beyond}= {self.sql('last submitted')}"] if self.is_next else []

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from stoker.queue.explanation import Surroundings, explain, gpu_names, look_around, with_names
 from stoker.queue.fields import State
 from stoker.queue.groups import Group
+from stoker.queue.listing import MOST_QUEUED
 from stoker.queue.model import ENDED, Failure, Job
 from stoker.status import usage as hours
 from stoker.status.health import RECENT, HealthInputs, assess
@@ -42,9 +43,9 @@ class SnapshotBuilder:
     def __init__(self, home: Path) -> None:
         """`home`: the state directory of this machine."""
         self._home = home
-        self._ended_counts = ThrottledCache[dict[State, int]]()
-        self._failed = ThrottledCache[tuple[Job | None, int]]()
-        self._stopped = ThrottledCache[tuple[Job | None, int]]()
+        self._all_counts = ThrottledCache[dict[State, int]]()
+        self._failed = _Failures("failed")
+        self._stopped = _Failures("stopped")
         self._hours = ThrottledCache[GpuHours](_HOURS_EVERY)
         self._clock_correction = ClockCorrection()
 
@@ -59,8 +60,8 @@ class SnapshotBuilder:
         running = self._running(store, running_jobs, around)
         waiting = _waiting(store, around)
         since = around.now - RECENT
-        failed, failures = self._failed.get(lambda: _failures(store, "failed", since))
-        stopped, stops = self._stopped.get(lambda: _failures(store, "stopped", since))
+        failed, failures = self._failed.read(store, since)
+        stopped, stops = self._stopped.read(store, since)
         ended = _ended(store, store.jobs.ended_since(0.0, MOST_ENDED), around)
         health = assess(
             HealthInputs(
@@ -92,11 +93,13 @@ class SnapshotBuilder:
         )
 
     def _counts(self, store: "Store") -> dict[State, int]:
-        """Counts of ended jobs may be some seconds old if there are very many."""
-        if self._ended_counts.is_due():
-            return dict(self._ended_counts.get(store.jobs.counts))
-        kept = self._ended_counts.get(store.jobs.counts)
-        return store.jobs.unfinished_counts() | {state: kept[state] for state in ENDED if state in kept}
+        """Counts of ended and queued jobs may be some seconds old if there are very many."""
+        if self._all_counts.is_due():
+            return dict(self._all_counts.get(store.jobs.counts))
+        kept, fresh = self._all_counts.get(store.jobs.counts), store.jobs.unfinished_counts()
+        if fresh.get("queued", 0) >= MOST_QUEUED:
+            fresh["queued"] = max(fresh["queued"], kept.get("queued", 0))
+        return fresh | {state: kept[state] for state in ENDED if state in kept}
 
     def _running(self, store: "Store", jobs: Sequence[Job], around: Surroundings) -> tuple[RunningJob, ...]:
         attempts = {job.id: around.running[job.id] for job in jobs if job.id in around.running}
@@ -123,12 +126,6 @@ class SnapshotBuilder:
                 )
             )
         return tuple(found)
-
-
-def _failures(store: "Store", kind: Failure, since: float) -> tuple[Job | None, int]:
-    """The newest failure, and how many there are."""
-    newest = next(iter(store.jobs.failures(kind, since, 1)), None)
-    return newest, 0 if newest is None else store.jobs.count_failures(kind, since)
 
 
 def _ended(store: "Store", jobs: Sequence[Job], around: Surroundings) -> tuple[EndedJob, ...]:
@@ -198,3 +195,31 @@ class ThrottledCache(Generic[T]):
         worth = min(took / _SHARE, _MAX_KEPT) if took > _CHEAP else 0.0
         self._due = began + took + max(self._at_least, worth)
         return answer
+
+
+# To count this many takes no time.
+_FEW_FAILURES: Final = 100
+# Failures also become fewer: with time, and when jobs are retried or deleted.
+_RECOUNTED_AFTER: Final = 10.0
+
+
+class _Failures:
+    """The newest failure of a kind, and how many there are: many are counted again when there is a new one."""
+
+    def __init__(self, kind: Failure) -> None:
+        self._kind: Failure = kind
+        self._counted = ThrottledCache[int]()
+        self._number = 0
+        self._newest: tuple[str, float | None] | None = None
+        self._recounted = 0.0
+
+    def read(self, store: "Store", since: float) -> tuple[Job | None, int]:
+        newest = next(iter(store.jobs.failures(self._kind, since, 1)), None)
+        if newest is None:
+            return None, 0
+        which, now = (newest.id, newest.ended), time.monotonic()
+        is_old = which != self._newest or now >= self._recounted + _RECOUNTED_AFTER or self._number < _FEW_FAILURES
+        if is_old and self._counted.is_due():
+            self._newest, self._recounted = which, now
+            self._number = self._counted.get(lambda: store.jobs.count_failures(self._kind, since))
+        return newest, self._number

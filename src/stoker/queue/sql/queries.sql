@@ -515,24 +515,31 @@ CASE WHEN j.ended IS NOT NULL THEN j.ended WHEN j.state = 'running' THEN coalesc
 -- since at --
 {came} >= :term
 
+-- submitted before ago --
+j.submitted < {now} - :term
+
+-- submitted before at --
+j.submitted < :term
+
 -- before ago --
-{came} < {now} - :term
+j.submitted < {now} - :term AND {came} < {now} - :term
 
 -- before at --
-{came} < :term
+j.submitted < :term AND {came} < :term
 
--- changed since ago --
+-- ended since ago --
 SELECT c.id FROM stoker_jobs c WHERE c.ended >= {now} - :term
-UNION ALL
-SELECT c.id FROM stoker_jobs c WHERE c.state IN ('queued', 'held') AND c.submitted >= {now} - :term
-UNION ALL
-SELECT c.id FROM stoker_jobs c WHERE c.state = 'running'
 
--- changed since at --
+-- ended since at --
 SELECT c.id FROM stoker_jobs c WHERE c.ended >= :term
-UNION ALL
-SELECT c.id FROM stoker_jobs c WHERE c.state IN ('queued', 'held') AND c.submitted >= :term
-UNION ALL
+
+-- submitted since ago --
+SELECT c.id FROM stoker_jobs c WHERE c.submitted >= {now} - :term
+
+-- submitted since at --
+SELECT c.id FROM stoker_jobs c WHERE c.submitted >= :term
+
+-- running now --
 SELECT c.id FROM stoker_jobs c WHERE c.state = 'running'
 
 -- sort by state --
@@ -560,7 +567,9 @@ SELECT {job} FROM stoker_jobs j WHERE j.ended >= :at ORDER BY j.ended DESC
 SELECT state, count(*) FROM stoker_jobs GROUP BY state
 
 -- unfinished counts --
-SELECT state, count(*) FROM stoker_jobs WHERE state IN ('queued', 'held', 'running') GROUP BY state
+SELECT state, count(*) FROM stoker_jobs WHERE state IN ('held', 'running') GROUP BY state
+UNION ALL
+SELECT 'queued', count(*) FROM (SELECT 1 AS one FROM stoker_jobs j {by_queued} WHERE {queued} {in_order} LIMIT 5000) AS counted
 
 -- in line --
 SELECT {job} FROM stoker_jobs j {by_queued} WHERE {queued} {in_order}
