@@ -9,8 +9,9 @@ from playwright.sync_api import Browser, expect
 
 from stoker.logs.reader import attempt_directory
 from stoker.paths import private_directory
-from stoker.queue import JobSpec, Store, init_queue
-from tests.support.attempts import be_there, run, submit
+from stoker.queue import JobSpec, Store, Usage, init_queue
+from stoker.queue.model import GpuUse
+from tests.support.attempts import HOST, be_there, run, start, submit
 from tests.support.browser import Screen, screen
 from tests.support.page_site import PageSite, page_site
 from tests.support.waiting import wait_for
@@ -113,6 +114,82 @@ def test_curves_of_a_job_and_of_a_group_on_a_phone(browser: Browser, site: PageS
         page.get_by_role("button", name="Compare").click()
         expect(page.locator(".note.bad")).to_contain_text("nobody")
         shown.look_over("25-compare-unknown")
+
+
+def test_gpu_and_job_over_an_hour_a_day_and_a_week_on_a_phone(browser: Browser, site: PageSite, store: Store) -> None:
+    be_there(store, gpus=16)
+    first, second = submit(store, "resnet", "bert --lr 1e-3", gpus=1)
+    write_days(store, first, second)
+    with screen(browser, "phone") as shown:
+        shown.watch_requests(site.address)
+        shown.page.goto(f"{site.address}/login#{site.token}")
+        page = shown.page
+        page.get_by_role("link", name="History of GPU 3 on gpu-box").tap()
+        expect(page.get_by_role("heading", name="GPU 3 on gpu-box")).to_be_visible()
+        use = page.get_by_role("img", name=re.compile("^Utilization: "))
+        expect(use.locator("canvas")).to_be_visible()
+        expect(use).to_have_accessible_name("Utilization: 80 % on average, 80 % at most")
+        expect(page.get_by_role("link", name=re.compile("^bert"))).to_be_visible()
+        expect(page.get_by_role("link", name=re.compile("^resnet"))).not_to_be_visible()
+        page.get_by_role("button", name="24 h").tap()
+        expect(page.get_by_role("link", name=re.compile("^resnet"))).to_be_visible()
+        expect(page.get_by_role("img", name=re.compile("^Power: .* W at most"))).to_be_visible()
+        shown.look_over("27-gpu-day")
+
+        page.emulate_media(color_scheme="dark")
+        page.get_by_role("button", name="7 d").tap()
+        expect(use).to_have_accessible_name(re.compile("100 % at most"))
+        box = use.locator(".u-over").bounding_box()
+        assert box is not None
+        values = page.locator("[data-figure=utilization] .curve-values")
+        page.touchscreen.tap(box["x"] + box["width"] * 0.985, box["y"] + box["height"] / 2)
+        expect(values).to_contain_text(re.compile(r"^\w.*: 80 %, at most 80 % · bert --lr 1e-3$"))
+        # All charts show the same moment.
+        expect(page.locator("[data-figure=power] .curve-values")).to_contain_text("W, at most")
+        # A gap is unknown, and not zero.
+        page.touchscreen.tap(box["x"] + box["width"] * 0.5, box["y"] + box["height"] / 2)
+        expect(values).to_contain_text(re.compile(r": unknown$"))
+        shown.look_over("28-gpu-week")
+
+        page.get_by_role("link", name=re.compile("^resnet")).tap()
+        run = page.get_by_role("img", name="Utilization: 50 % on average, 50 % at most")
+        expect(run.locator("canvas")).to_be_visible()
+        expect(page.get_by_role("button", name="Whole run")).to_have_attribute("aria-pressed", "true")
+        expect(page.get_by_role("button", name="24 h")).not_to_be_visible()
+        page.get_by_role("button", name="1 h").tap()
+        expect(page.locator(".usage")).not_to_have_attribute("aria-busy", "true")
+        run.locator(".u-over").tap()
+        expect(page.locator("[data-figure=utilization] .curve-values")).to_contain_text("50 % · attempt 1")
+        shown.look_over("29-job-use")
+
+
+def write_days(store: Store, first: str, second: str) -> None:
+    """A GPU over four days, with a gap until three days ago; one job of three hours, and one that runs."""
+    now = store.clock()
+    attempt = start(store, first, "GPU-3")
+    assert store.attempts.finish(attempt.id, "succeeded", 0)
+    running = start(store, second, "GPU-3")
+    spans = {attempt.id: (now - 8 * 3600, now - 5 * 3600), running.id: (now - 4 * 3600, None)}
+    for name, (began, ended) in spans.items():
+        times = {"id": name, "began": began, "ended": ended}
+        store._driver.fetch_text("UPDATE stoker_attempts SET started = :began, ended = :ended WHERE id = :id", times)
+    rows = []
+    for back in [*range(60 * 76), *range(6 * 1440, 7 * 1440)]:
+        minute, hours = int(now // 60) - back, back / 60
+        use = 0.5 if 4.9 < hours < 8.1 else 0.8 if hours < 4 else 0.0 if hours < 24 else 0.5 + 0.5 * (minute % 97) / 96
+        seconds: dict[GpuUse, float] = {"job" if use else "free": 60.0}
+        rows.append(
+            Usage(
+                host=HOST,
+                gpu="GPU-3",
+                minute=minute,
+                seconds=seconds,
+                utilization=use,
+                memory=int(use * 70 * 2**30),
+                power=60 + 300 * use,
+            )
+        )
+    store.usage.write(rows)
 
 
 def test_what_runs_comes_first_and_a_folded_machine_stays_so(browser: Browser, site: PageSite, store: Store) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from stoker.queue.code.archive import CodeSnapshot
 from stoker.queue.fields import JobSpec
-from stoker.queue.model import AttemptDetails
+from stoker.queue.model import AttemptDetails, View, WorkerGpu
 from stoker.web import pages, problems, statics
 from stoker.web.pages.views import error_page
 from tests.support.api_site import ApiSite, Client
@@ -43,6 +43,21 @@ def typed(html: str, name: str) -> str:
     found = re.search(rf'<input[^>]* name="{name}" value="([^"]*)"', html)
     assert found is not None, f"there is no field {name}"
     return unescape(found[1])
+
+
+def test_page_of_a_gpu_names_it_also_when_no_machine_reports_it(site: ApiSite) -> None:
+    gpu = WorkerGpu(uuid="GPU-7f", index=3, name="A100", memory_total=80 * 2**30)
+    site.store.workers.heartbeat("w", "gpu-box", View(gpus=(gpu,)))
+    site.look()
+    client = site.client("viewer", "wall")
+    assert "/gpu?host=gpu-box&amp;gpu=GPU-7f" in client.get("/", headers=PAGE).text
+    known = client.get("/gpu?host=gpu-box&gpu=GPU-7f", headers=PAGE).text
+    assert "GPU 3 on gpu-box" in known
+    assert "80 GiB" in known
+    gone = client.get("/gpu?" + urlencode({"host": "<b>", "gpu": "GPU&1"}), headers=PAGE).text
+    assert "GPU GPU&amp;1 on &lt;b&gt;" in gone
+    assert "No machine reports this GPU now." in gone
+    assert client.get("/gpu", headers=PAGE).status_code == 404
 
 
 def test_every_page_comes_up_for_a_viewer_without_anything_to_act_with(site: ApiSite) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import Mapping
-from typing import Final, cast, get_args
+from typing import Any, Final, cast, get_args
 from urllib.parse import urlencode
 
 import msgspec
@@ -88,10 +88,45 @@ async def job_page(request: Request, job: str) -> Response:
         "job.html",
         detail=found,
         curve_jobs=[_for_curves(found.job)],
+        usage=_usage_of_job(found),
         sections=trusted(render_job(found, user_of(request).role)),
         here="job",
         live=f"/live/jobs/{found.job.id}",
         now=found.now,
+    )
+
+
+def _usage_of_job(found: detail.JobDetail) -> dict[str, Any] | None:
+    """For the charts of its GPUs; None of a job that has had none."""
+    names = {
+        uuid: f"GPU {name}" for one in found.attempts for uuid, name in zip(one.attempt.gpus, one.gpus, strict=False)
+    }
+    where = f"/api/v1/jobs/{found.job.id}/history"
+    return {"where": where, "names": names, "goesOn": found.job.ended is None} if names else None
+
+
+@router.get("/gpu")
+async def gpu_page(request: Request, host: str = "", gpu: str = "") -> Response:
+    """One GPU over an hour, a day or a week."""
+    if not host or not gpu:
+        raise NotFoundError("the address names no GPU: open one from the overview")
+    latest = app_state_of(request).snapshot_cache.latest
+    machines = () if latest is None else latest.machines
+    known = [one for machine in machines if machine.host == host for one in machine.gpus if one.uuid == gpu]
+    shown = known[-1] if known else None
+    name = f"GPU {gpu[:100]}" if shown is None else f"GPU {shown.index}"
+    return page(
+        request,
+        "gpu.html",
+        title=f"{name} on {host[:300]}",
+        gpu=shown,
+        usage={
+            "where": f"/api/v1/history?{urlencode({'host': host[:300], 'gpu': gpu[:100]})}",
+            "names": {gpu: name},
+            "memory": None if shown is None else shown.memory_total,
+            "goesOn": True,
+        },
+        here="gpu",
     )
 
 

@@ -1,4 +1,4 @@
-// Charts: what each GPU did over the last hour, how a batch size was found, and the figures that jobs printed.
+// Charts: what GPUs did over an hour, a day, a week or a job's run, how a batch size was found, and the figures that jobs printed.
 "use strict";
 
 (() => {
@@ -214,17 +214,7 @@
     for (const chart of charts) {
       let card = before.get(chart.name);
       if (!card) {
-        card = document.createElement("div");
-        card.className = "card curve";
-        card.dataset.figure = chart.name;
-        const title = document.createElement("h3");
-        title.textContent = chart.name;
-        const plot = document.createElement("div");
-        plot.className = "curve-plot";
-        plot.setAttribute("role", "img");
-        const values = document.createElement("p");
-        values.className = "curve-values";
-        card.append(title, plot, values);
+        card = chartCard(chart.name, chart.name);
         list.append(card);
       }
       const plot = card.querySelector(".curve-plot");
@@ -267,7 +257,7 @@
       cursor: { y: false, drag: { x: false, y: false } },
       scales: { x: { time: false } },
       axes: axes(element, chart.axis),
-      hooks: { setCursor: [show] },
+      hooks: { setCursor: [show], ready: [followFinger] },
       series: [{}, ...chart.lines.map(({ label, index }) => ({
         label, width: 1.75, stroke: colour(`--curve-${index % 8 + 1}`), dash: DASHES[Math.floor(index / 2) % DASHES.length], points: { show: false }, spanGaps: false,
       }))],
@@ -281,4 +271,241 @@
     }
   });
   for (const panel of document.querySelectorAll("[data-curves]")) loadCurves(panel);
+
+  // GPU use: utilization, memory and power of one GPU or of a job's GPUs, with marks where jobs began and ended.
+
+  const USAGE_POINTS = 500;
+  const MOST_LINES = 8;
+  const FIGURES = [
+    { key: "utilization", title: "Utilization", unit: "%", per: 0.01, top: () => 100 },
+    { key: "memory", title: "Memory", unit: "GiB", per: GIB, top: ({ memory }) => (memory ? memory / GIB : null) },
+    { key: "power", title: "Power", unit: "W", per: 1, top: () => null },
+  ];
+  const shownUsage = new WeakMap(); // element -> { figure, lines, x, step, spans, asked, minutes }
+  const isKnown = (value) => value !== null && value !== undefined;
+  const DAY = 86400;
+
+  // Names of what ran come with the history; times are those of this browser.
+  const clock = (at, withDay) => new Date(at * 1000).toLocaleString([], { ...(withDay ? { weekday: "short" } : {}), hour: "2-digit", minute: "2-digit" });
+  const day = (at) => new Date(at * 1000).toLocaleDateString([], { day: "numeric", month: "short" });
+
+  function startUsage(panel) {
+    const asked = JSON.parse(panel.dataset.usage);
+    const buttons = [...panel.querySelectorAll("[data-minutes]")];
+    const state = { asked, panel, minutes: buttons[0].dataset.minutes, timer: 0, whole: !buttons[0].dataset.minutes };
+    for (const button of buttons) {
+      button.addEventListener("click", () => {
+        state.minutes = button.dataset.minutes;
+        for (const one of buttons) one.setAttribute("aria-pressed", String(one === button));
+        panel.setAttribute("aria-busy", "true");
+        loadUsage(state);
+      });
+    }
+    loadUsage(state);
+  }
+
+  async function loadUsage(state) {
+    clearTimeout(state.timer);
+    const { minutes } = state;
+    const where = new URL(state.asked.where, location.href);
+    where.searchParams.set("points", USAGE_POINTS);
+    if (minutes) where.searchParams.set("minutes", minutes);
+    const found = await asked(where);
+    if (minutes !== state.minutes) return;
+    state.panel.removeAttribute("aria-busy");
+    if (found || !state.panel.querySelector(".curve")) showUsage(state, found);
+    if (!state.asked.goesOn) return;
+    clearTimeout(state.timer);
+    state.timer = setTimeout(() => {
+      if (!document.hidden) loadUsage(state);
+      else document.addEventListener("visibilitychange", () => loadUsage(state), { once: true });
+    }, FRESH_FOR);
+  }
+
+  function showUsage(state, found) {
+    const { panel } = state;
+    const list = panel.querySelector("[data-usage-list]");
+    const gpus = found?.gpus.slice(0, MOST_LINES) ?? [];
+    const figures = FIGURES.filter(({ key }) => gpus.some((gpu) => gpu[key].some(isKnown)));
+    const note = panel.querySelector("[data-usage-note]");
+    const more = (found?.gpus.length ?? 0) - gpus.length;
+    note.textContent = !found ? "The history is unavailable." : !figures.length ? "There are no readings of this time." : more > 0 ? `Only ${gpus.length} of ${gpus.length + more} GPUs are drawn.` : "";
+    note.hidden = !note.textContent;
+    if (figures.length) panel.hidden = false;
+    if (state.whole && !state.minutes && found) {
+      // Shorter times than its run.
+      const ran = found.times.length * found.step;
+      for (const button of panel.querySelectorAll("[data-minutes]")) button.hidden = Number(button.dataset.minutes) >= ran;
+      panel.querySelector(".ranges").hidden = ran <= 60;
+    }
+    for (const card of [...list.children]) if (!figures.some(({ key }) => key === card.dataset.figure)) card.remove();
+    for (const figure of figures) {
+      let card = list.querySelector(`[data-figure="${figure.key}"]`);
+      if (!card) {
+        card = chartCard(figure.key, `${figure.title}, ${figure.unit}`);
+        list.append(card);
+      }
+      const plot = card.querySelector(".curve-plot");
+      plot.dataset.usagePlot = "";
+      const lines = gpus.map((gpu) => ({
+        label: state.asked.names[gpu.gpu] ?? gpu.gpu,
+        values: gpu[figure.key].map((value) => (isKnown(value) ? value / figure.per : null)),
+        peaks: gpu[`${figure.key}_peak`].map((value) => (isKnown(value) ? value / figure.per : null)),
+      }));
+      const half = found.step * 30; // a point stands for its minutes: it is drawn in their middle
+      const chart = { figure, lines, x: found.times.map((at) => at + half), half, step: found.step, spans: found.jobs, asked: state.asked, ofJob: state.whole };
+      shownUsage.set(plot, chart);
+      card.querySelector(".curve-values").textContent = usageInWords(chart);
+      plot.setAttribute("aria-label", `${figure.title}: ${usageInWords(chart)}`);
+      usagePlots.drop(plot);
+    }
+    usagePlots.update();
+    showSpans(panel, found);
+  }
+
+  function chartCard(figure, titled) {
+    const card = document.createElement("div");
+    card.className = "card curve";
+    card.dataset.figure = figure;
+    const title = document.createElement("h3");
+    title.textContent = titled;
+    const plot = document.createElement("div");
+    plot.className = "curve-plot";
+    plot.setAttribute("role", "img");
+    const values = document.createElement("p");
+    values.className = "curve-values";
+    card.append(title, plot, values);
+    return card;
+  }
+
+  function showSpans(panel, found) {
+    const box = panel.querySelector("[data-usage-jobs]");
+    if (!box || !found) return;
+    box.hidden = !found.jobs.length;
+    const long = found.times.length * found.step > 1440;
+    box.querySelector("ol").replaceChildren(...found.jobs.slice(0, 20).map((span) => {
+      const row = document.createElement("li");
+      const link = document.createElement("a");
+      link.href = `/jobs/${span.job}`;
+      link.textContent = span.name;
+      const when = document.createElement("span");
+      when.className = "quiet";
+      when.textContent = `${clock(span.started, long)} to ${span.ended === null ? "now" : clock(span.ended, long)}${span.outcome ? `, ${span.outcome}` : ""}`;
+      link.append(" ", when);
+      row.append(link);
+      return row;
+    }));
+  }
+
+  const rounded = (value) => Number(value.toPrecision(3)).toLocaleString([], { maximumSignificantDigits: 3 });
+
+  function usageInWords({ figure, lines }) {
+    const told = lines.map(({ label, values, peaks }) => {
+      const known = values.filter(isKnown);
+      if (!known.length) return null;
+      const mean = known.reduce((sum, value) => sum + value, 0) / known.length;
+      const peak = Math.max(...peaks.filter(isKnown));
+      return `${lines.length > 1 ? `${label}: ` : ""}${rounded(mean)} ${figure.unit} on average, ${rounded(peak)} ${figure.unit} at most`;
+    });
+    return told.filter(isKnown).join(" · ");
+  }
+
+  const inSpan = (at, half) => ({ started, ended }) => started <= at + half && (ended === null || ended >= at - half);
+  const spanName = ({ name, attempt }, ofJob) => (ofJob ? `attempt ${attempt}` : name);
+
+  // Where jobs began and ended: a line for each, and the name where there is room for it.
+  function drawSpans(plot, { spans, half, x, ofJob }) {
+    const { ctx, bbox } = plot;
+    const [low, high] = [x[0] - half, x.at(-1) + half];
+    const line = (at, dash) => {
+      if (at < low || at > high) return;
+      const left = Math.round(plot.valToPos(at, "x", true));
+      ctx.setLineDash(dash);
+      ctx.beginPath();
+      ctx.moveTo(left, bbox.top);
+      ctx.lineTo(left, bbox.top + bbox.height);
+      ctx.stroke();
+    };
+    ctx.save();
+    ctx.strokeStyle = ctx.fillStyle = colour("--quiet");
+    ctx.lineWidth = devicePixelRatio;
+    ctx.font = plot.axes[0].font[0];
+    ctx.textBaseline = "top";
+    ctx.textAlign = "left";
+    const small = 4 * devicePixelRatio;
+    let free = bbox.left + bbox.width; // the room for a name ends where the next job begins
+    for (const span of spans) {
+      line(span.started, []);
+      if (span.ended !== null) line(span.ended, [small, small]);
+      const begins = Math.max(bbox.left, plot.valToPos(span.started, "x", true));
+      const name = spanName(span, ofJob);
+      if (begins + ctx.measureText(name).width + 2 * small < free) ctx.fillText(name, begins + small, bbox.top + small / 2);
+      free = Math.min(free, begins);
+    }
+    ctx.restore();
+  }
+
+  function usagePlot(element, chart) {
+    const { figure, lines, x, half, step, spans, ofJob } = chart;
+    const words = element.parentElement.querySelector(".curve-values");
+    const single = lines.length === 1;
+    const long = x.length * step > 1440;
+    const show = (plot) => {
+      const { idx } = plot.cursor;
+      if (!isKnown(idx)) { words.textContent = usageInWords(chart); return; }
+      const value = (found) => (isKnown(found) ? `${rounded(found)} ${figure.unit}` : "unknown");
+      const told = lines.map(({ label, values, peaks }) => {
+        const most = step > 1 && isKnown(peaks[idx]) ? `, at most ${value(peaks[idx])}` : "";
+        return `${single ? "" : `${label} `}${value(values[idx])}${most}`;
+      });
+      const jobs = spans.filter(inSpan(x[idx], half)).slice(0, 3).map((span) => spanName(span, ofJob));
+      words.textContent = [`${clock(x[idx] - half, long)}: ${told.join(" · ")}`, ...jobs].join(" · ");
+    };
+    const top = figure.top(chart.asked);
+    const most = Math.max(top ?? 0, ...lines.flatMap(({ peaks }) => peaks.filter(isKnown)));
+    // A reading between two gaps has no line: it is a dot.
+    const alone = (values) => values.flatMap((value, at) => (isKnown(value) && !isKnown(values[at - 1]) && !isKnown(values[at + 1]) ? [at] : []));
+    const drawnLine = (values, label, index, options) => ({
+      label, stroke: colour(`--curve-${index % 8 + 1}`), spanGaps: false,
+      points: { show: true, size: 5, fill: colour(`--curve-${index % 8 + 1}`), filter: () => alone(values) }, ...options,
+    });
+    const main = FIGURES.indexOf(figure);
+    const series = lines.map(({ values, label }, line) => drawnLine(values, label, single ? main : line, { width: 1.75, dash: single ? [] : DASHES[Math.floor(line / 2) % DASHES.length] }));
+    const data = [x, ...lines.map(({ values }) => values)];
+    if (single && step > 1) {
+      data.push(lines[0].peaks);
+      series.push(drawnLine(lines[0].peaks, "peak", main, { width: 1, dash: [2, 3] }));
+    }
+    const [across, up] = axes(element, "");
+    return new uPlot({
+      width: element.clientWidth,
+      height: Math.max(180, element.clientHeight),
+      padding: [null, 24, null, null], // half of the last time
+      legend: { show: false },
+      cursor: { y: false, drag: { x: false, y: false }, sync: { key: "usage" } },
+      scales: { x: { time: true, range: [x[0] - half, x.at(-1) + half] }, y: { range: [0, most * 1.12 || 1] } },
+      axes: [
+        { ...across, label: undefined, values: (_, splits, _axis, _space, between) => splits.map((at) => (between >= DAY || new Date(at * 1000).getHours() + new Date(at * 1000).getMinutes() === 0 ? day(at) : clock(at))) },
+        { ...up, size: up.size * 0.75, values: (_, splits) => splits.map((value) => value.toLocaleString()) },
+      ],
+      hooks: { setCursor: [show], draw: [(plot) => drawSpans(plot, chart)], ready: [followFinger] },
+      series: [{}, ...series],
+    }, data, element);
+  }
+
+  // A finger that slides over a chart shows the values below it; sliding up and down scrolls the page.
+  function followFinger(plot) {
+    plot.over.addEventListener("touchmove", ({ touches }) => {
+      const { left, width } = plot.over.getBoundingClientRect();
+      plot.setCursor({ left: Math.min(width, Math.max(0, touches[0].clientX - left)), top: 10 });
+    }, { passive: true });
+  }
+
+  const usagePlots = new Charts("[data-usage-plot]", (elements, plots) => {
+    for (const element of elements) {
+      if (plots.has(element) || !element.clientWidth || !shownUsage.has(element)) continue;
+      plots.set(element, usagePlot(element, shownUsage.get(element)));
+    }
+  });
+  for (const panel of document.querySelectorAll("[data-usage]")) startUsage(panel);
 })();
