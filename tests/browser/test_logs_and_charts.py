@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, expect
 from stoker.logs.reader import attempt_directory
 from stoker.paths import private_directory
 from stoker.queue import JobSpec, Store, Usage, init_queue
+from stoker.queue.driver import Parameters
 from stoker.queue.model import GpuUse
 from tests.support.attempts import HOST, be_there, run, start, submit
 from tests.support.browser import Screen, screen
@@ -171,7 +172,7 @@ def write_days(store: Store, first: str, second: str) -> None:
     running = start(store, second, "GPU-3")
     spans = {attempt.id: (now - 8 * 3600, now - 5 * 3600), running.id: (now - 4 * 3600, None)}
     for name, (began, ended) in spans.items():
-        times = {"id": name, "began": began, "ended": ended}
+        times: Parameters = {"id": name, "began": began, "ended": ended}
         store._driver.fetch_text("UPDATE stoker_attempts SET started = :began, ended = :ended WHERE id = :id", times)
     rows = []
     for back in [*range(60 * 76), *range(6 * 1440, 7 * 1440)]:
