@@ -258,6 +258,7 @@ Restart=always
 RestartSec=10
 KillMode=process
 Delegate=yes
+DelegateSubgroup=stoker-worker
 OOMPolicy=continue
 
 [Install]

@@ -14,6 +14,9 @@ _OURS: Final = re.compile(r"stoker-(\d+)-(\d+)-\d+")
 _REMOVAL_PATIENCE: Final = 0.5
 # Microseconds, the kernel's own default.
 _PERIOD: Final = 100_000
+# Where `DelegateSubgroup=` of a systemd unit puts the worker. Jobs get their cgroups beside it: the kernel limits them
+# only if the cgroup around them has no processes of its own.
+_WORKERS: Final = "stoker-worker"
 
 
 class NoCgroupError(Exception):
@@ -28,8 +31,11 @@ class Cgroup:
 
     @classmethod
     def create(cls, within: Path | None = None, *, tidy: bool = True) -> "Cgroup":
-        """A new one, inside that of this process. Raises `NoCgroupError`. `tidy`: removes abandoned ones there."""
-        parent = within or own_cgroup()
+        """A new one, inside that of this process or beside a worker's. Raises `NoCgroupError`.
+
+        `tidy`: removes abandoned ones there.
+        """
+        parent = within or _cgroup_of_jobs()
         try:
             if tidy:
                 remove_abandoned(parent)
@@ -47,9 +53,10 @@ class Cgroup:
         (self.path / "cgroup.procs").write_text(str(pid))
 
     def evict(self, pid: int) -> bool:
-        """Moves a process to the parent of this cgroup; False when that failed."""
+        """Moves a process to the worker's cgroup, or to the parent of this one; False when that failed."""
+        workers = self.path.parent / _WORKERS
         try:
-            (self.path.parent / "cgroup.procs").write_text(str(pid))
+            ((workers if workers.is_dir() else self.path.parent) / "cgroup.procs").write_text(str(pid))
         except OSError:
             return False
         return True
@@ -71,20 +78,26 @@ class Cgroup:
         The kernel ends the job's processes when they need more RAM. Limits are there only where the controllers are
         delegated to this user, and where no process is in the cgroup above.
         """
-        if not cpus and not ram and not (self.path / "memory.max").exists():
-            return True
-        with contextlib.suppress(OSError):
-            (self.path.parent / "cgroup.subtree_control").write_text("+cpu +memory")
+        quota = f"{cpus * _PERIOD} {_PERIOD}" if cpus else f"max {_PERIOD}"
+        cpus_hold = self._set("cpu", "cpu.max", quota, asked=cpus > 0)
+        ram_holds = self._set("memory", "memory.max", str(ram) if ram else "max", asked=ram > 0)
+        # Otherwise a job that needs more would be slow instead. There is no such file without swap.
+        self._set("memory", "memory.swap.max", "0" if ram else "max", asked=False)
+        return cpus_hold and ram_holds
+
+    def _set(self, controller: str, name: str, value: str, *, asked: bool) -> bool:
+        """Writes a file of a controller, if it is there or `asked` for; whether it is as asked."""
+        path = self.path / name
+        if asked and not path.exists():
+            # One at a time: users often have `memory` and not `cpu`.
+            with contextlib.suppress(OSError):
+                (self.path.parent / "cgroup.subtree_control").write_text(f"+{controller}")
         try:
-            for name, value in (
-                ("cpu.max", f"{cpus * _PERIOD} {_PERIOD}" if cpus else f"max {_PERIOD}"),
-                ("memory.max", str(ram) if ram else "max"),
-            ):
-                # Not created where it is missing.
-                with (self.path / name).open("r+") as file:
-                    file.write(value)
+            # Not created where it is missing.
+            with path.open("r+") as file:
+                file.write(value)
         except OSError:
-            return False
+            return not asked
         return True
 
     def kill(self) -> bool:
@@ -113,6 +126,12 @@ def own_cgroup() -> Path:
     except OSError as error:
         raise NoCgroupError(os.strerror(error.errno or 0).lower()) from error
     return locate(memberships, mounts)
+
+
+def _cgroup_of_jobs() -> Path:
+    """The directory in which jobs of this process get theirs. Raises `NoCgroupError`."""
+    own = own_cgroup()
+    return own.parent if own.name == _WORKERS else own
 
 
 def cpus_here() -> int:
@@ -190,7 +209,7 @@ def remove_abandoned(within: Path | None = None) -> None:
 
     Raises OSError and `NoCgroupError`.
     """
-    parent = within or own_cgroup()
+    parent = within or _cgroup_of_jobs()
     for directory in parent.iterdir():
         match = _OURS.fullmatch(directory.name)
         if match and identify(int(match[1])) != Identity(int(match[1]), int(match[2])):
