@@ -155,10 +155,10 @@ def _pages(pid: int) -> set[int]:
             begin, end = (int(word, 16) // size for word in line.split()[0].split("-"))
             pagemap.seek(begin * 8)
             entries = struct.unpack(f"{end - begin}Q", pagemap.read((end - begin) * 8))
-            # Bit 63: it is in memory. Bits 0 to 54: its number, which is 0 for whoever may not know.
+            # Bit 63: it is in memory. Bits 0 to 54: its number, which reads as 0 without the permission to see it.
             found |= {entry & (2**55 - 1) for entry in entries if entry >> 63}
     if found == {0}:
-        raise PermissionError("which pages are shared is only told to root: run the benchmark as root")
+        raise PermissionError("only root can see which pages are shared: run the benchmark as root")
     return found
 
 

@@ -73,9 +73,11 @@ def _memory_of_watcher(place: Path, environment: dict[str, str]) -> tuple[float,
         [stoker, "record", str(place / "readings"), "--every", "500ms"], env=environment, stderr=subprocess.DEVNULL
     )
     time.sleep(5)
-    # A helper that serves a whole machine has this process as its parent once the one that started it is gone.
+    # A helper that serves a whole machine has this process as its parent once the one that started it is gone. Helpers
+    # of earlier readers have ended and wait to be collected.
     started = [*psutil.Process(recorder.pid).children(), *psutil.Process().children(recursive=True)]
-    found = memory([recorder.pid, *{child.pid for child in started if child.name() == "stoker-gpus"}])
+    helpers = {one.pid for one in started if one.name() == "stoker-gpus" and one.status() != psutil.STATUS_ZOMBIE}
+    found = memory([recorder.pid, *helpers])
     recorder.terminate()
     recorder.wait()
     return found
