@@ -18,6 +18,7 @@ from stoker.paths import state_home
 from stoker.queue import open_or_create
 from stoker.queue.code.comparison import compare, read_changes
 from stoker.queue.code.packing import PackedCode, pack
+from stoker.queue.explanation import Why
 from stoker.queue.fields import FIELDS, State, editable, spec_of
 from stoker.queue.groups import Group
 from stoker.queue.jobs import Cancellation, cloned
@@ -28,6 +29,7 @@ from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb, tagging
 from stoker.queue.store import Store
 from stoker.queue.sweep import job_specs
 from stoker.settings import load_settings
+from stoker.status import forecast
 from stoker.status.log_follower import log_updates
 from stoker.status.usage import History, read_job_history
 
@@ -249,6 +251,10 @@ class Queue:
         """Gives jobs in any state a tag, or removes it; the ids of those that changed."""
         verb = tagging(tag, remove=remove)
         return list(verb.apply(self._store, self._several_ids(which, verb)))
+
+    def why(self, which: Which) -> Why:
+        """Why the job is in its state: a `reason` in words and, while it is queued, a `forecast` of its start."""
+        return forecast.why(self._store, self.job(which))
 
     def logs(self, which: Which) -> str:
         """The end of the log of the job's last attempt, 64 KiB at most; empty before it started.

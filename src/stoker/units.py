@@ -123,6 +123,28 @@ def clock_time(wall: float, now: float) -> str:
     return time.strftime("%H:%M" if then[:3] == today[:3] else "%Y-%m-%d %H:%M", then)
 
 
+def about_when(wall: float, now: float) -> str:
+    """When something probably happens, no more exact than one can know: `in about 40 min`, `tomorrow about 14:00`."""
+    seconds = wall - now
+    if seconds < 60:
+        return "in less than a minute"
+    for below, step in ((600, 60), (3600, 300), (3 * 3600, 1800), (12 * 3600, 3600)):
+        if (rounded := round(seconds / step) * step) < below:
+            hours, minutes = divmod(rounded // 60, 60)
+            parts = [f"{hours} h"] * (hours > 0) + [f"{minutes} min"] * (minutes > 0)
+            return f"in about {' '.join(parts)}"
+    then, today = time.localtime(wall + 1800), time.localtime(now)
+    days = round((time.mktime((*then[:3], 12, 0, 0, 0, 0, -1)) - time.mktime((*today[:3], 12, 0, 0, 0, 0, -1))) / 86400)
+    day = ("today", "tomorrow")[days] if days < 2 else time.strftime("%A" if days < 7 else "%Y-%m-%d", then)
+    return f"{day} about {then.tm_hour:02}:00"
+
+
+def ordinal(number: int) -> str:
+    """`1st`, `2nd`, `3rd`, `11th`."""
+    ending = "th" if number % 100 in {11, 12, 13} else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
+
+
 def capitalized(text: str) -> str:
     """The text with its first letter in upper case, as the beginning of a sentence."""
     return text[:1].upper() + text[1:]

@@ -106,11 +106,14 @@ def test_json_lists_jobs_with_their_reasons(queue: Store) -> None:
     assert result["why"]["reason"].startswith("no worker is there")
 
 
-def test_json_has_the_number_of_jobs_ahead(queue: Store) -> None:
+def test_json_has_the_place_in_line(queue: Store) -> None:
     submit(queue, "a", "b", "c")
     be_there(queue)
     result = stoker("list", "--json").json()
-    assert ["2 other jobs come first" in job["why"]["reason"] for job in result] == [False, False, True]
+    assert [job["why"]["forecast"]["place"] for job in result] == [1, 2, 3]
+    # A search does not change the place.
+    (found,) = stoker("list", "--json", f"id:{result[2]['id']}").json()
+    assert found["why"]["forecast"]["place"] == 3
 
 
 def test_empty_queue_explains_how_to_submit(queue: Store) -> None:

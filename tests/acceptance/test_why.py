@@ -1,8 +1,15 @@
 """`stoker why` as typed: one sentence."""
 
+import re
+
+import pytest
+
 from stoker.queue import Store
+from stoker.queue.explanation import Forecast
+from stoker.status.forecast import why as why_of
 from tests.support.attempts import be_there, run, start, submit
 from tests.support.command import stoker
+from tests.support.work_site import WorkSite
 
 
 def why(job: str) -> str:
@@ -48,7 +55,7 @@ def test_reason_changes_with_the_job_state(queue: Store) -> None:
 def test_job_behind_others_has_their_number(queue: Store) -> None:
     jobs = submit(queue, *"abcd")
     be_there(queue)
-    assert "3 other jobs come first" in why(jobs[-1])
+    assert "4th in line" in why(jobs[-1])
 
 
 def test_more_gpus_than_any_machine_has_are_reported(queue: Store) -> None:
@@ -75,3 +82,37 @@ def test_unknown_job_and_ambiguous_prefix_are_refused(queue: Store) -> None:
 
 def stoker_jobs(queue: Store, prefix: str) -> list[str]:
     return [job.id for job in queue.jobs.find() if job.id.startswith(prefix)]
+
+
+def test_forecast_is_near_the_truth(site: WorkSite) -> None:
+    """Two GPUs and jobs of three seconds, of which it is not known at first how long they take."""
+
+    def submitted(count: int) -> list[str]:
+        return [site.submit(f"sleep 3 # --seed {seed}", name=f"n{seed}", gpus=1) for seed in range(count)]
+
+    def forecast(job: str) -> Forecast | None:
+        return why_of(site.store, site.job(job)).forecast
+
+    site.work().ready()
+    *known, other = submitted(3)
+    for job in known:
+        site.wait_until(job, "running")
+    assert forecast(other) == Forecast(place=1)
+    site.store.jobs.cancel([other])
+    for job in known:
+        site.wait_until(job, "succeeded")
+    site.store.pause()
+    jobs = submitted(5)
+    assert forecast(jobs[4]) is None  # while the queue is paused nobody knows
+    site.store.pause(False)
+    for job in jobs[:2]:
+        site.wait_until(job, "running")
+    found = [forecast(job) for job in jobs[2:]]
+    assert [one and one.place for one in found] == [1, 2, 3]
+    said, listed = why_of(site.store, site.job(jobs[4])), site.stoker("list").out
+    site.wait_until(jobs[4], "running", "succeeded")
+    started = [site.job(job).started or 0.0 for job in jobs[2:]]
+    assert [one.starts if one is not None else None for one in found] == pytest.approx(started, abs=2.0)
+    # By the time that it is listed the line may be shorter.
+    for text in (said.word, said.reason, listed):
+        assert re.search(r"(next|2nd|3rd) in line, (starts )?in less than a minute", text), text

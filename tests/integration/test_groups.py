@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from stoker.errors import BadInputError
 from stoker.queue import JobSpec, Store, open_queue
 from stoker.queue.attempts import Claimed, ClaimRequest
-from stoker.queue.explanation import why
 from stoker.queue.groups import UNNAMED
+from stoker.status.forecast import why
 from tests.support.deep import examples
 from tests.support.either_queue import queue, url
 

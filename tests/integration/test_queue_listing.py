@@ -3,7 +3,8 @@
 import pytest
 
 from stoker.errors import BadInputError
-from stoker.queue import State, Store
+from stoker.queue import JobSpec, State, Store
+from stoker.queue.commands import pattern_of
 from stoker.queue.search import EVERY_JOB
 from tests.support.either_queue import queue, url
 from tests.support.queue_jobs import end, moment, start, states, submit
@@ -145,14 +146,29 @@ def test_neighbours_of_a_job_are_waiting_jobs_of_its_priority(queue: Store) -> N
     assert [queue.jobs.neighbours(queue.jobs.get(name)) for name in (d, b, a)] == [(None, b), (d, a), (b, None)]
 
 
-def test_jobs_ahead_are_counted_up_to_a_limit(queue: Store) -> None:
+def test_first_jobs_in_line_are_read_in_their_order(queue: Store) -> None:
     a, b, c, d = submit(queue, *"abcd")
     (urgent,) = submit(queue, "u", priority=5)
-    submit(queue, "later", priority=-1)
+    (later,) = submit(queue, "later", priority=-1)
     queue.jobs.hold([b])
-    queue.jobs.move([d], "first")  # u, d, a, c, later
-    assert [queue.jobs.ahead_of(queue.jobs.get(name), 10) for name in (urgent, d, a, c)] == [0, 1, 2, 3]
-    assert [queue.jobs.ahead_of(queue.jobs.get(c), most) for most in (0, 1, 2, 3)] == [0, 1, 2, 3]
+    queue.jobs.move([d], "first")
+    assert queue.jobs.first_ids(10) == [urgent, d, a, c, later]
+    assert [job.id for job in queue.jobs.in_line(3)] == queue.jobs.first_ids(3) == [urgent, d, a]
+
+
+def test_durations_of_similar_jobs_are_those_of_the_newest_that_succeeded(queue: Store) -> None:
+    command = "python train.py --lr {} --epochs 10"
+    jobs = queue.jobs.submit([JobSpec(command=command.format(number)) for number in range(20)])
+    (failed, other) = queue.jobs.submit([JobSpec(command=command.format(9)), JobSpec(command="python test.py")])
+    for name in (*jobs, other, failed):
+        end(queue, name, "failed" if name == failed else "succeeded")
+    alike, unlike = pattern_of(command.format(1e-3), 1), pattern_of("python test.py", 1)
+    found = queue.jobs.durations([alike, unlike, pattern_of("nothing like it", 1)])
+    assert {pattern: len(seconds) for pattern, seconds in found.items()} == {alike: 15, unlike: 1}
+    assert all(0 <= seconds < 60 for seconds in found[alike])
+    queue.jobs.edit_many({other: {"command": command.format(7)}})
+    assert len(queue.jobs.durations([unlike])) == 0
+    assert queue.jobs.durations([]) == {}
 
 
 def test_search_text_invalid_in_databases_matches_nothing(queue: Store) -> None:

@@ -81,6 +81,7 @@ PARAMETERS: dict[str, str | int | float | None] = {
     "edition": "aa",
     "start": 0,
     "most": 8,
+    "patterns": '["0123456789abcdef", "0123456789abcdee"]',
 }
 WALKS = ("heads", "claim head", "succeed and claim")
 HOT = (
@@ -293,9 +294,10 @@ def test_groups_are_found_and_counted_by_their_index(queue: Store) -> None:
             assert "SCAN j\n" not in f"{plan}\n"
 
 
-def test_first_queued_jobs_use_the_index_of_queued_jobs(queue: Store) -> None:
-    for plan in plans_of(queue, f"{queue._driver.sql('in line')} LIMIT 50"):
-        assert "stoker_jobs_queued" in plan
+def test_durations_of_similar_jobs_use_their_index(queue: Store) -> None:
+    for plan in plans(queue, "durations"):
+        assert_reads_little(plan)
+        assert "stoker_jobs_pattern" in plan
         assert "Sort" not in plan
         assert "USE TEMP B-TREE" not in plan
 
@@ -322,11 +324,12 @@ def test_lists_and_counts_of_queued_jobs_use_the_index_of_queued_jobs(
         assert "USE TEMP B-TREE FOR ORDER BY" not in plan
 
 
-def test_jobs_ahead_are_counted_with_the_index_of_queued_jobs(queue: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    (job,) = queue.jobs.in_line(1)
-    sql = asked_of(queue, monkeypatch, lambda store: store.jobs.ahead_of(job, 1000), [(0,)])
-    for plan in plans_of(queue, sql):
-        assert_looks_into_the_queued(plan, 2)
+def test_first_queued_jobs_use_the_index_of_queued_jobs(queue: Store) -> None:
+    for statement in ("in line", "ids in line"):
+        for plan in plans_of(queue, f"{queue._driver.sql(statement)} LIMIT 50"):
+            assert "stoker_jobs_queued" in plan
+            assert "Sort" not in plan
+            assert "USE TEMP B-TREE" not in plan
 
 
 def test_neighbours_of_a_job_use_the_indexes_of_waiting_jobs(queue: Store) -> None:

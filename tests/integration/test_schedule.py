@@ -4,8 +4,8 @@ import pytest
 
 from stoker.errors import InvalidFieldsError
 from stoker.queue import JobSpec, Store
-from stoker.queue.explanation import why
 from stoker.queue.model import Job
+from stoker.status.forecast import why
 from tests.support.either_queue import queue, url
 from tests.support.queue_jobs import LONG
 from tests.support.waiting import wait_for

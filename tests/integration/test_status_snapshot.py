@@ -283,7 +283,9 @@ def test_waiting_job_has_a_reason_and_its_dependencies(here: Store, home: Path) 
     first, second = submit(here, "first", "second")
     (bound,) = here.jobs.submit([JobSpec(command="true", after=(first,))])
     assert read_detail(here, bound, home).needs == {first: "queued"}
-    assert read_detail(here, second, home).why.reason == "waits for its turn: 1 other job comes first"
+    assert read_detail(here, second, home).why.reason == (
+        "waits for its turn: 2nd in line, starts in less than a minute"
+    )
     assert read_detail(here, second, home).last is None
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from stoker.queue import Attempt, Job, JobSpec, Store, init_queue
-from stoker.queue.explanation import why
+from stoker.status.forecast import why
 from tests.support.command import Finished, stoker, stoker_command
 from tests.support.waiting import kill_all, wait_for
 

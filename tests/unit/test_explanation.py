@@ -8,7 +8,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.queue.explanation import MOST_AHEAD, Needs, Surroundings, Why, explain, in_short, named_text, spoken
+from stoker.queue.explanation import (
+    MOST_AHEAD,
+    NO_NEEDS,
+    Estimate,
+    Forecast,
+    Needs,
+    Surroundings,
+    Why,
+    explain,
+    in_short,
+    named_text,
+    spoken,
+)
 from stoker.queue.fields import State
 from stoker.queue.model import Attempt, Job, KeptGpus, View, Worker, WorkerGpu
 from stoker.rules.rule import RuleWarning
@@ -16,6 +28,7 @@ from stoker.units import clock_time
 
 NOW = 1_800_000_000.0
 GIB = 2**30
+NEXT = Forecast(place=1)
 
 
 def job(state: State = "queued", **fields: Any) -> Job:
@@ -139,7 +152,7 @@ def test_job_held_after_its_loss_has_that_reason() -> None:
 def test_retry_has_its_delay_and_the_failure_before() -> None:
     why = explain(job(not_before=NOW + 19.2, attempts=2, exit_code=3), around(worker()))
     sentence = "waits until its retry in 20 s, after attempt 2 ended with exit code 3"
-    assert why == Why("retry", "retry in 20 s", sentence)
+    assert why == Why("retry", "retry in 20 s", sentence, forecast=NEXT)
     preempted = job(attempts=1, exit_code=143, reason="made room for another job")
     why = explain(preempted, around(worker()))
     assert why.reason.endswith("; attempt 1 ended with exit code 143: made room for another job")
@@ -147,7 +160,7 @@ def test_retry_has_its_delay_and_the_failure_before() -> None:
 
 def test_dependent_job_names_its_dependencies_and_their_states() -> None:
     why = explain(job(), around(worker()), needs({"1b1b1b1b": "running"}))
-    assert why == Why("after", "after 1b1b1b1b", "waits for job 1b1b1b1b (running)")
+    assert why == Why("after", "after 1b1b1b1b", "waits for job 1b1b1b1b (running)", forecast=NEXT)
     why = explain(job(), around(worker()), needs({"1b1b1b1b": "running", "2c2c2c2c": "held"}))
     assert (why.word, why.reason) == (
         "after 1b1b1b1b and 1 more",
@@ -244,9 +257,11 @@ def test_reasons_of_all_workers_are_short_first_and_whole_in_the_details() -> No
     why = explain(job(gpus=2), there, ahead=3)
     assert why == Why(
         "waits",
-        "",
-        "waits for 2 GPUs on gpu-box; on paused: the worker is paused; on blind: the driver does not answer",
+        "4th in line",
+        "waits for 2 GPUs on gpu-box; on paused: the worker is paused; on blind: the driver does not answer"
+        "; 4th in line",
         (f"on gpu-box: {said}", "on paused: the worker is paused", "on blind: the driver does not answer"),
+        Forecast(place=4),
     )
 
 
@@ -262,7 +277,8 @@ def test_short_reason_joins_machines_and_leaves_out_those_that_never_can() -> No
     blind = "waits for a GPU: the GPUs of this machine cannot be read (no driver)"
     assert in_short([("a", blind)]) == f"on a: {blind}"
     # A detail that says no more than the reason is left out.
-    assert explain(job(), around(worker(waiting={"0a0a0a0a": blind}))) == Why("waits", "", f"on gpu-box: {blind}")
+    why = explain(job(), around(worker(waiting={"0a0a0a0a": blind})))
+    assert why == Why("waits", "", f"on gpu-box: {blind}", forecast=NEXT)
 
 
 def test_names_come_before_ids_except_in_commands_to_copy() -> None:
@@ -283,6 +299,7 @@ def test_job_with_a_reservation_has_its_machine_and_gpu_count() -> None:
         "has 1 of 2 GPUs",
         "GPUs are kept for it on gpu-box (2 GPUs, has 1: GPU 1)",
         ("on gpu-box: waits for 2 GPUs: GPU 1 is free",),
+        NEXT,
     )
 
 
@@ -331,12 +348,61 @@ def test_job_without_gpus_is_never_too_large() -> None:
 
 @pytest.mark.parametrize(
     ("ahead", "words"),
-    [(1, "1 other job comes first"), (7, "7 other jobs come first"), (MOST_AHEAD, f"at least {MOST_AHEAD} other jobs")],
+    [(1, "2nd in line"), (7, "8th in line"), (MOST_AHEAD, f"at least {MOST_AHEAD} other jobs come first")],
 )
-def test_job_behind_older_jobs_names_them(ahead: int, words: str) -> None:
+def test_job_behind_older_jobs_has_its_place(ahead: int, words: str) -> None:
     why = explain(job(), around(worker()), ahead=ahead)
-    assert why.kind == "waits"
-    assert words in why.reason
+    assert (why.kind, why.reason) == ("waits", f"waits for its turn: {words}")
+    assert why.forecast == (Forecast(place=ahead + 1) if ahead < MOST_AHEAD else None)
+    assert why.word == (words if ahead < MOST_AHEAD else "")
+
+
+@pytest.mark.parametrize(
+    ("waits", "known", "estimate", "word", "reason"),
+    [
+        (
+            {},
+            NO_NEEDS,
+            Estimate(NOW + 2400),
+            "3rd in line, in about 40 min",
+            "waits for its turn: 3rd in line, starts in about 40 min",
+        ),
+        (
+            {"0a0a0a0a": "waits for 1 GPU: GPU 0 is held by job 1b1b1b1b"},
+            NO_NEEDS,
+            Estimate(NOW + 2400, True),
+            "3rd in line, in about 40 min at the latest",
+            "waits for 1 GPU on gpu-box; 3rd in line, starts in about 40 min at the latest",
+        ),
+        (
+            {},
+            needs({"1b1b1b1b": "running"}),
+            Estimate(NOW + 300),
+            "after 1b1b1b1b, in about 5 min",
+            "waits for job 1b1b1b1b (running); starts in about 5 min",
+        ),
+    ],
+)
+def test_estimated_start_is_told_with_the_place(
+    waits: dict[str, str], known: Needs, estimate: Estimate, word: str, reason: str
+) -> None:
+    why = explain(job(), around(worker(waiting=waits)), known, 2, estimate)
+    assert (why.word, why.reason) == (word, reason)
+    assert why.forecast == Forecast(place=3, starts=round(estimate.at), at_latest=estimate.at_latest)
+
+
+def test_job_that_begins_later_tells_its_start_only_if_that_is_later_still() -> None:
+    waits = job(not_before=NOW + 600, begin=NOW + 600)
+    assert "starts" not in explain(waits, around(worker()), estimate=Estimate(NOW + 600)).reason
+    assert explain(waits, around(worker()), estimate=Estimate(NOW + 2400)).reason.endswith("; starts in about 40 min")
+
+
+@pytest.mark.parametrize("kept_back", [{"paused": True}, {"workers": ()}])
+def test_job_that_nothing_starts_has_no_place(kept_back: dict[str, object]) -> None:
+    found = explain(job(), msgspec.structs.replace(around(worker()), **kept_back), estimate=Estimate(NOW + 60))
+    assert (found.forecast, "in line" in found.reason) == (None, False)
+    never = explain(job(), around(worker(waiting={"0a0a0a0a": "can never start here: too few GPUs"})))
+    assert (never.forecast, never.word) == (None, "")
 
 
 def test_job_not_examined_by_a_worker_yet_is_next() -> None:

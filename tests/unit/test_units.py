@@ -1,14 +1,18 @@
 """Durations, sizes and percentages as people write them."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import BadInputError
 from stoker.units import (
+    about_when,
     format_duration,
     format_memory,
     format_percent,
+    ordinal,
     parse_duration,
     parse_fraction,
     parse_memory,
@@ -87,3 +91,33 @@ def test_memory_is_printed_in_short_form(amount: int, text: str) -> None:
 @pytest.mark.parametrize(("fraction", "text"), [(0, "0%"), (0.005, "0.5%"), (0.01, "1%"), (0.374, "37%"), (1, "100%")])
 def test_printed_percentage_can_be_parsed(fraction: float, text: str) -> None:
     assert format_percent(fraction) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "in less than a minute"),
+        (59, "in less than a minute"),
+        (61, "in about 1 min"),
+        (5 * 60 + 20, "in about 5 min"),
+        (9 * 60 + 40, "in about 10 min"),
+        (41 * 60, "in about 40 min"),
+        (58 * 60, "in about 1 h"),
+        (80 * 60, "in about 1 h 30 min"),
+        (2.9 * 3600, "in about 3 h"),
+        (7.4 * 3600, "in about 7 h"),
+        (12.2 * 3600, "today about 22:00"),
+        (28 * 3600, "tomorrow about 14:00"),
+        (60 * 3600, "Thursday about 22:00"),
+        (10 * 86400, "2027-01-29 about 10:00"),
+    ],
+)
+def test_estimated_time_is_no_more_exact_than_it_can_be(seconds: float, text: str) -> None:
+    now = time.mktime((2027, 1, 19, 10, 0, 0, 0, 0, -1))  # a Tuesday
+    assert about_when(now + seconds, now) == text
+
+
+def test_ordinal_has_its_ending() -> None:
+    assert [ordinal(number) for number in (1, 2, 3, 4, 11, 12, 13, 21, 102, 111, 1000)] == [
+        *("1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th", "1,000th")
+    ]

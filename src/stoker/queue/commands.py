@@ -1,8 +1,10 @@
-"""Commands of jobs: refusing what Linux could not start, and filling placeholders."""
+"""Commands of jobs: refusing what Linux could not start, filling placeholders, and which are alike."""
 
+import functools
 import re
 import shlex
-from collections.abc import Collection, Mapping
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from stoker.errors import BadInputError
@@ -81,6 +83,38 @@ def _straight(text: str) -> str:
 def shell_text(command: Command) -> str:
     """The command as a person would type it."""
     return command if isinstance(command, str) else shlex.join(command)
+
+
+# Values of options with these names decide how long a program runs.
+_LENGTH: Final = re.compile(r"epoch|step|iter|durat|time|hour|minute|second|token|sample|limit", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
+_LONGEST_COMPARED: Final = 2000
+
+
+@functools.lru_cache(4096)
+def pattern_of(command: Command, gpus: int) -> str:
+    """The same for commands that probably take as long: those that differ only in numbers that options are given.
+
+    `train.py --lr 1e-3 --out run1` is like `train.py --lr 1e-4 --out run2`; `--epochs 10` is unlike `--epochs 20`.
+    """
+    words = shell_text(command)[:_LONGEST_COMPARED].split()
+    text = " ".join((str(gpus), *_without_values(words))).encode(errors="replace")
+    # No secret, and cheaper to load than a digest.
+    return f"{zlib.crc32(text):08x}{zlib.adler32(text):08x}"
+
+
+def _without_values(words: Sequence[str]) -> Iterator[str]:
+    option = ""
+    for word in words:
+        name, equals, value = word.partition("=")
+        is_option = word.startswith("-") and not _NUMBER.match(word, 1)
+        if equals and not _LENGTH.search(name):
+            yield f"{name}={_NUMBER.sub('0', value)}"
+        elif option and not is_option and not _LENGTH.search(option):
+            yield _NUMBER.sub("0", word)
+        else:
+            yield word
+        option = word if is_option and not equals else ""
 
 
 def wants_batch_size(command: Command) -> bool:

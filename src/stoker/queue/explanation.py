@@ -3,14 +3,15 @@
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from stoker.queue.fields import State
 from stoker.queue.model import ENDED, Attempt, Job, Worker
 from stoker.rules.rule import RuleWarning
-from stoker.units import clock_time, format_memory, list_all, memory_formatter, name_some
+from stoker.units import about_when, clock_time, format_memory, list_all, memory_formatter, name_some, ordinal
 
 if TYPE_CHECKING:
     from stoker.queue.store import Store
@@ -37,18 +38,42 @@ ReasonKind = Literal[
     "next",
 ]
 
+# What waits only for its turn, or for what comes to an end by itself.
+_IN_LINE: Final[frozenset[ReasonKind]] = frozenset({"waits", "next", "after", "full", "begin", "retry"})
+_TURN: Final = "waits for its turn: "
+# Seconds between the time at which a job may start and the one at which it probably does.
+_WORTH_SAYING: Final = 60.0
 # Each job that is counted is read, and nobody needs the exact number of more.
 MOST_AHEAD: Final = 1000
 _MOST_NAMES: Final = 3
 # Workers report each GPU after this: `waits for 2 GPUs: GPU 0 is held by job 0a1b2c3d, GPUs 1 and 2 are free`.
 _BY_GPU: Final = re.compile(r": (?=GPUs? \d)")
 # What a worker reports of a job that it will never start.
-_NEVER_HERE: Final = ("can never start", "is not for this machine")
+NEVER_HERE: Final = ("can never start", "is not for this machine")
 # An id in a sentence, with the state of that job; not within backticks, where it is part of a command to copy.
 _ID_IN_TEXT: Final = re.compile(r"(?<![`\w-])([0-9a-f]{8})(?![`\w-])(?: \(([a-z]+)\))?")
 _COMMAND_IN_TEXT: Final = re.compile(r"(`[^`]*`)")
 # Between a time that was asked for and what the queue made of it: its clock may have been set since.
 _SAME_MOMENT: Final = 60.0
+
+
+class Estimate(NamedTuple):
+    """When a queued job probably starts; see `status.forecast`."""
+
+    at: float
+    at_latest: bool = False
+    """Whether it may well be sooner: of a job before it, only the time limit is known, or not even that."""
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """The place of a queued job in line, and when it probably starts."""
+
+    place: int
+    """1 for the next one."""
+    starts: float | None = None
+    """In seconds since the epoch; None where that would be a guess."""
+    at_latest: bool = False
+    """Whether it may well start sooner."""
 
 
 class Why(msgspec.Struct, frozen=True):
@@ -61,6 +86,8 @@ class Why(msgspec.Struct, frozen=True):
     """One short sentence without its subject, the job: no capital, no full stop."""
     details: tuple[str, ...] = ()
     """The same at length, machine by machine and GPU by GPU, where there is more to say."""
+    forecast: Forecast | None = None
+    """Of a queued job, unless more than a thousand come before it or something keeps it from starting at all."""
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +160,9 @@ class Needs:
 NO_NEEDS: Final = Needs()
 
 
-def explain(job: Job, around: Surroundings, needs: Needs = NO_NEEDS, ahead: int = 0) -> Why:
+def explain(
+    job: Job, around: Surroundings, needs: Needs = NO_NEEDS, ahead: int = 0, estimate: Estimate | None = None
+) -> Why:
     """`needs`: the jobs that it still waits for. `ahead`: how many queued jobs come before it."""
     if job.state == "running":
         return _running(job, around)
@@ -142,9 +171,34 @@ def explain(job: Job, around: Surroundings, needs: Needs = NO_NEEDS, ahead: int 
     if job.state == "held":
         return _held(job)
     why = _waiting(job, around, needs) or _obstacle(around) or _on_workers(job, around.there(), ahead)
+    never = all(_word_of(worker, job.id).startswith(NEVER_HERE) for worker in around.there())
+    if why.kind in _IN_LINE and ahead < MOST_AHEAD and not never and _obstacle(around) is None:
+        starts, at_latest = estimate or (None, False)
+        forecast = Forecast(place=ahead + 1, starts=None if starts is None else round(starts), at_latest=at_latest)
+        why = _with_forecast(why, forecast, max(around.now, job.not_before), around.now)
     if (before := _attempt_before(job)) and before not in why.reason:
-        return Why(why.kind, why.word, f"{why.reason}; {before}", why.details)
+        return replace(why, reason=f"{why.reason}; {before}")
     return why
+
+
+def _with_forecast(why: Why, forecast: Forecast, ready: float, now: float) -> Why:
+    """`3rd in line, starts in about 40 min`; `ready`: when it may start at the earliest."""
+    says_when = why.kind in {"begin", "retry", "next"} and (forecast.starts or 0.0) < ready + _WORTH_SAYING
+    if says_when or (forecast.starts is None and forecast.place == 1):
+        return replace(why, forecast=forecast)
+    place = "next in line" if forecast.place == 1 else f"{ordinal(forecast.place)} in line"
+    when = "" if forecast.starts is None else about_when(forecast.starts, now)
+    when += " at the latest" if when and forecast.at_latest else ""
+    starts = f"starts {when}" if when else ""
+    if why.kind not in {"waits", "next"}:
+        place = ""  # it is not in line yet
+    said = ", ".join(filter(None, (place, starts)))
+    word = ", ".join(filter(None, (why.word or place, when)))
+    if why.reason.startswith(_TURN):
+        return replace(why, word=word, reason=f"{_TURN}{said}", forecast=forecast)
+    if why.kind == "next":
+        said = starts
+    return replace(why, word=word, reason="; ".join(filter(None, (why.reason, said))), forecast=forecast)
 
 
 def _waiting(job: Job, around: Surroundings, known: Needs) -> Why | None:
@@ -279,7 +333,7 @@ def _and_besides(why: Why, around: Surroundings) -> Why:
     obstacle = _obstacle(around)
     if obstacle is None:
         return why
-    return Why(why.kind, why.word, f"{why.reason}; besides, {obstacle.reason}", why.details)
+    return replace(why, reason=f"{why.reason}; besides, {obstacle.reason}")
 
 
 def _obstacle(around: Surroundings) -> Why | None:
@@ -318,14 +372,14 @@ def _on_workers(job: Job, there: Sequence[Worker], ahead: int) -> Why:
     if ahead:
         many = f"at least {ahead}" if ahead >= MOST_AHEAD else str(ahead)
         jobs = "1 other job comes" if ahead == 1 else f"{many} other jobs come"
-        return Why("waits", "", f"waits for its turn: {jobs} first")
+        return Why("waits", "", f"{_TURN}{jobs} first")
     problems = "".join(f"; on {host}: {word}" for host, word in said if word)
     return Why("next", "", f"waits for a worker to look at it: it is next{problems}")
 
 
 def _with_details(why: Why) -> Why:
     """Without details that say no more than the reason."""
-    return Why(why.kind, why.word, why.reason) if why.details == (why.reason,) else why
+    return replace(why, details=()) if why.details == (why.reason,) else why
 
 
 def in_short(said: Iterable[tuple[str, str]]) -> str:
@@ -337,7 +391,7 @@ def in_short(said: Iterable[tuple[str, str]]) -> str:
     for host, word in said:
         if word:
             hosts.setdefault(_BY_GPU.split(word, maxsplit=1)[0], []).append(host)
-    possible = {word: on for word, on in hosts.items() if not word.startswith(_NEVER_HERE)} or hosts
+    possible = {word: on for word, on in hosts.items() if not word.startswith(NEVER_HERE)} or hosts
     return "; ".join(
         f"{word} on {_hosts(on)}" if word.startswith("waits") and ": " not in word else f"on {_hosts(on)}: {word}"
         for word, on in possible.items()
@@ -421,12 +475,6 @@ def look_around(store: "Store") -> Surroundings:
     )
 
 
-def why(store: "Store", job: Job) -> Why:
-    """Why this job is in its state, with the names of other jobs."""
-    (found,) = with_names(store, [explain(job, look_around(store), needs_of(store, job), ahead_of(store, job))])
-    return found
-
-
 def with_names(store: "Store", reasons: Sequence[Why]) -> list[Why]:
     """The same with names before ids: `waits for job train (0a1b2c3d, running)`."""
     found = [_ids_in(reason) for reason in reasons]
@@ -441,11 +489,11 @@ def _ids_in(reason: Why) -> list[str]:
 def _named(reason: Why, names: Mapping[str, str]) -> Why:
     """In a word of a table without the ids."""
     word = _ID_IN_TEXT.sub(lambda found: _one_line(names.get(found[1], found[1])), reason.word)
-    return Why(
-        reason.kind,
-        word,
-        named_text(reason.reason, names),
-        tuple(named_text(detail, names) for detail in reason.details),
+    return replace(
+        reason,
+        word=word,
+        reason=named_text(reason.reason, names),
+        details=tuple(named_text(detail, names) for detail in reason.details),
     )
 
 
@@ -468,8 +516,3 @@ def _one_line(name: str) -> str:
 def needs_of(store: "Store", job: Job) -> Needs:
     """What it waits for, if it is queued."""
     return store.jobs.needs_of([job.id] if job.state == "queued" else [])
-
-
-def ahead_of(store: "Store", job: Job) -> int:
-    """How many queued jobs come before it, if it is queued, including those that cannot start yet."""
-    return store.jobs.ahead_of(job, MOST_AHEAD) if job.state == "queued" else 0

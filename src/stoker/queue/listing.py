@@ -212,10 +212,9 @@ class JobReader(Table):
         """The first queued jobs in their order, ready or not."""
         return self._first(limit, "in line", {})
 
-    def ahead_of(self, job: Job, most: int) -> int:
-        """How many queued jobs come before this one, counted up to `most`."""
-        sql = f"SELECT count(*) FROM ({self._driver.sql('ahead')} {_limit(most)}) AS counted"  # noqa: S608  # our own pieces
-        return int(self._driver.fetch_text(sql, _place(job))[0][0])
+    def first_ids(self, limit: int) -> list[str]:
+        """The ids of the first queued jobs in their order."""
+        return [row[0] for row in self._driver.fetch_text(f"{self._driver.sql('ids in line')} {_limit(limit)}", {})]
 
     def neighbours(self, job: Job) -> tuple[str | None, str | None]:
         """The ids of the jobs right before and after it among the queued and held ones of its priority."""
@@ -231,6 +230,14 @@ class JobReader(Table):
         """The names of those of these jobs that have one."""
         wanted = sorted(set(ids))
         return dict(self._driver.fetch("names", {"ids": json_text(wanted)})) if wanted else {}
+
+    def durations(self, patterns: Iterable[str]) -> dict[str, list[float]]:
+        """How many seconds the last jobs with these patterns took that succeeded, the newest 15 of each."""
+        wanted, found = sorted(set(patterns)), dict[str, list[float]]()
+        for pattern, seconds in self._driver.fetch("durations", {"patterns": json_text(wanted)}) if wanted else ():
+            if seconds is not None:
+                found.setdefault(pattern, []).append(float(seconds))
+        return found
 
     def forgettable(self, older_than: float, states: Sequence[State] = ENDED) -> int:
         """How many jobs `clean` would delete."""

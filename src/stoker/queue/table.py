@@ -6,6 +6,7 @@ from typing import Any, Final, TypeVar, get_args
 import msgspec
 
 from stoker.errors import BadInputError
+from stoker.queue.commands import pattern_of
 from stoker.queue.driver import EVERYTHING, FOR_PEOPLE, Changes, Driver, NotifyThrottle, Row
 from stoker.queue.fields import JobSpec, State, shape_of
 from stoker.queue.model import Attempt, Job, KeptGpus
@@ -33,6 +34,7 @@ def columns(asked: JobSpec) -> dict[str, str | int | float | None]:
         "group": asked.group,
         "priority": asked.priority,
         "shape": shape_of(asked),
+        "pattern": pattern_of(asked.command, asked.gpus),
         "retries": asked.retries,
         "begin": asked.begin or 0.0,
         "spec": json_text(wanted),

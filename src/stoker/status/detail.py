@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from stoker.logs.reader import attempt_directory, has_log, node_names
-from stoker.queue.explanation import Surroundings, Why, ahead_of, explain, gpu_names, look_around, needs_of, with_names
+from stoker.queue.explanation import Surroundings, Why, gpu_names, look_around, needs_of
 from stoker.queue.fields import State
 from stoker.queue.model import Attempt, AttemptDetails, Job
 from stoker.rules.rule import RuleWarning
+from stoker.status.forecast import reasons_of
 from stoker.status.model import Progress
 from stoker.status.progress import NO_OUTPUT, last_outputs
 
@@ -73,7 +74,7 @@ def read_detail(store: "Store", job_id: str, home: Path) -> JobDetail:
     running = [attempt for attempt in attempts if attempt.outcome is None]
     current = running[-1].id if running else ""
     output = last_outputs(store, home, running).get(current, NO_OUTPUT)
-    (reason,) = with_names(store, [explain(job, around, needs, ahead_of(store, job))])
+    (reason,) = reasons_of(store, [job], around)
     return JobDetail(
         now=around.now,
         job=job,

@@ -16,6 +16,7 @@ from stoker.queue.groups import Group
 from stoker.queue.listing import MOST_QUEUED
 from stoker.queue.model import ENDED, Failure, Job
 from stoker.status import usage as hours
+from stoker.status.forecast import DurationCache, line_of
 from stoker.status.health import RECENT, HealthInputs, assess
 from stoker.status.machines import ClockCorrection, machines_of
 from stoker.status.model import (
@@ -48,6 +49,7 @@ class SnapshotBuilder:
         self._stopped = _Failures("stopped")
         self._hours = ThrottledCache[GpuHours](_HOURS_EVERY)
         self._clock_correction = ClockCorrection()
+        self._durations = DurationCache()
 
     def observe(self, store: "Store") -> Snapshot:
         around = look_around(store)
@@ -58,7 +60,7 @@ class SnapshotBuilder:
         )
         machines = self._clock_correction.apply(machines, around.now)
         running = self._running(store, running_jobs, around)
-        waiting = _waiting(store, around)
+        waiting = _waiting(store, around, running_jobs, self._durations)
         since = around.now - RECENT
         failed, failures = self._failed.read(store, since)
         stopped, stops = self._stopped.read(store, since)
@@ -138,16 +140,18 @@ def _ended(store: "Store", jobs: Sequence[Job], around: Surroundings) -> tuple[E
     return tuple(found)
 
 
-def _waiting(store: "Store", around: Surroundings) -> tuple[WaitingJob, ...]:
+def _waiting(
+    store: "Store", around: Surroundings, running: Sequence[Job], durations: DurationCache
+) -> tuple[WaitingJob, ...]:
     """The first queued and held jobs, in queue order."""
     queued = store.jobs.in_line(MOST_WAITING)
     held = store.jobs.find(states=["held"], order="queue", limit=MOST_WAITING)
     needs = store.jobs.needs_of([job.id for job in queued if job.after or job.after_any])
-    ahead = {job.id: place for place, job in enumerate(queued)}
+    line = line_of(store, queued, running, around, needs, durations, MOST_WAITING)
     first = sorted((*queued, *held), key=lambda job: (-job.priority, job.position, job.submitted, job.id))[
         :MOST_WAITING
     ]
-    reasons = with_names(store, [explain(job, around, needs, ahead.get(job.id, 0)) for job in first])
+    reasons = with_names(store, [line.explain(job, around, needs) for job in first])
     return tuple(WaitingJob(job=job, why=reason) for job, reason in zip(first, reasons, strict=True))
 
 

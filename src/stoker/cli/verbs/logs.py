@@ -501,7 +501,7 @@ class JobFollower:
 
 
 def _why(store: "Store", job: "Job") -> tuple[str, str]:
-    from stoker.queue.explanation import why
+    from stoker.status.forecast import why
 
     reason = why(store, job)
     return reason.kind, reason.reason

@@ -15,11 +15,12 @@ from stoker.cli.output import count_of, json_option, note, print_json, print_jso
 from stoker.cli.tables.jobs import job_json, print_jobs, print_runs, rows_of, run_text, show_json, show_text, summed_up
 from stoker.errors import BadInputError, StokerError
 from stoker.paths import state_home
-from stoker.queue.explanation import Surroundings, Why, explain, look_around, why, with_names
+from stoker.queue.explanation import Surroundings, Why, look_around
 from stoker.queue.fields import State
 from stoker.queue.listing import GROUP_PREFIX
 from stoker.queue.model import ENDED, Job, Order
 from stoker.queue.search import MOST_SORTED, SORTS, Query, Sort, parse_query, parse_sort
+from stoker.status.forecast import reasons_of, why
 from stoker.status.job_columns import JobRow, columns_of
 from stoker.status.job_text import job_title
 
@@ -104,7 +105,7 @@ def list_command(
     with opened(queue_url) as store:
         around = look_around(store)
         jobs = _jobs(store, wanted)
-        reasons = _reasons(store, jobs, around)
+        reasons = reasons_of(store, jobs, around)
         if as_json:
             _print_json(rows_of(jobs, reasons, around))
         else:
@@ -119,7 +120,7 @@ def _list_matches(query: Query, sort: Sort, limit: int | None, as_json: bool, qu
         most = min(limit or _MOST_FOUND, _ALL)
         found = store.jobs.search(query, sort, limit=most)
         jobs, more = found.jobs, found.next is not None
-        rows = rows_of(jobs, _reasons(store, jobs, around), around)
+        rows = rows_of(jobs, reasons_of(store, jobs, around), around)
     if as_json:
         _print_json(rows)
         return 0
@@ -148,16 +149,6 @@ def _jobs(store: "Store", wanted: _Wanted) -> list[Job]:
     ended = [job for one in queries for job in store.jobs.find(states=one, tag=wanted.tag, limit=wanted.ended)]
     ended.sort(key=lambda job: job.ended or 0.0, reverse=True)
     return jobs + ended[: wanted.ended]
-
-
-def _reasons(store: "Store", jobs: list[Job], around: Surroundings) -> list[Why]:
-    reasons = []
-    ahead = 0
-    needs = store.jobs.needs_of([job.id for job in jobs if job.state == "queued" and (job.after or job.after_any)])
-    for job in jobs:
-        reasons.append(explain(job, around, needs, ahead))
-        ahead += job.state == "queued"
-    return with_names(store, reasons)
 
 
 def _print_json(rows: list[JobRow]) -> None:
@@ -241,7 +232,7 @@ def _show_job_or_run(records: "Records", what: str, as_json: bool, queue_url: st
 def _show_group(store: "Store", jobs: list[Job], as_json: bool) -> None:
     """How far the group is, and its jobs in the order of their submission."""
     group, around = store.groups.get(jobs[0].group), look_around(store)
-    rows = rows_of(jobs, _reasons(store, jobs, around), around)
+    rows = rows_of(jobs, reasons_of(store, jobs, around), around)
     if as_json:
         print_json({"group": group, "jobs": [job_json(job) for job in jobs]})
         return

@@ -13,8 +13,8 @@ from stoker.cli.options.selection import JobName, TagName
 from stoker.cli.output import json_option, note, print_json
 from stoker.cli.tables.jobs import job_json
 from stoker.errors import BadInputError, QueueAwayError, StokerError
-from stoker.queue.explanation import why
 from stoker.queue.model import ENDED
+from stoker.status.forecast import why
 from stoker.status.job_text import job_title
 from stoker.units import format_duration
 

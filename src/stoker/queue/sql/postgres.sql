@@ -49,6 +49,12 @@ $ s CROSS JOIN LATERAL (
   WHERE {ready j} AND j.shape = s.shape {in_order} LIMIT 16
 ) AS j
 
+-- newest_alike --
+$ w CROSS JOIN LATERAL (
+  SELECT j.ended - j.started AS seconds FROM stoker_jobs j
+  WHERE j.state = 'succeeded' AND j.pattern <> '' AND j.pattern = w.pattern ORDER BY j.ended DESC LIMIT 15
+) AS ended_alike
+
 -- each --
 json_array_elements_text(CAST(:$ AS JSON))
 

@@ -62,9 +62,9 @@ SELECT origin, job_id FROM stoker_forgotten WHERE origin {among origins}
 
 -- insert job --
 INSERT INTO stoker_jobs
-  (id, origin, name, group_name, state, priority, position, shape, spec, retries, retries_left, submitted, not_before)
+  (id, origin, name, group_name, state, priority, position, shape, pattern, spec, retries, retries_left, submitted, not_before)
 VALUES
-  (:id, :origin, :name, :group, :state, :priority, :position, {shape_in_group}, :spec, :retries, :retries, {now}, {waits_until_begin})
+  (:id, :origin, :name, :group, :state, :priority, :position, {shape_in_group}, :pattern, :spec, :retries, :retries, {now}, {waits_until_begin})
 
 -- waits_until_begin --
 CASE WHEN :begin > {now} THEN {lease_now} + (:begin - {now}) ELSE 0 END
@@ -340,8 +340,8 @@ WHERE id {among ids} AND state = 'cancelled' RETURNING id
 
 -- edit --
 UPDATE stoker_jobs
-SET name = :name, group_name = :group, priority = :priority, shape = {shape_in_group}, spec = :spec, retries = :retries, retries_left = :retries_left,
-    not_before = CASE WHEN :begins = 1 THEN {waits_until_begin} ELSE not_before END, {unkept}
+SET name = :name, group_name = :group, priority = :priority, shape = {shape_in_group}, pattern = :pattern, spec = :spec, retries = :retries,
+    retries_left = :retries_left, not_before = CASE WHEN :begins = 1 THEN {waits_until_begin} ELSE not_before END, {unkept}
 WHERE id = :id
 
 -- keep --
@@ -357,6 +357,10 @@ UPDATE stoker_jobs SET {unkept} WHERE kept_by = :worker AND NOT (id {among jobs}
 
 -- keep for the dead no more --
 UPDATE stoker_jobs SET {unkept} WHERE kept_by IS NOT NULL AND NOT {there kept_by} RETURNING shape
+
+-- durations --
+WITH wanted (pattern) AS (SELECT {each patterns})
+SELECT w.pattern, ended_alike.seconds FROM {newest_alike wanted}
 
 -- lock queue --
 SELECT paused FROM stoker_queue q {locked q}
@@ -574,11 +578,8 @@ SELECT 'queued', count(*) FROM (SELECT 1 AS one FROM stoker_jobs j {by_queued} W
 -- in line --
 SELECT {job} FROM stoker_jobs j {by_queued} WHERE {queued} {in_order}
 
--- ahead --
-SELECT 1 FROM stoker_jobs j {by_queued} WHERE {queued} AND j.priority > :priority
-UNION ALL
-SELECT 1 FROM stoker_jobs j {by_queued}
-WHERE {queued} AND j.priority = :priority AND (j.position, j.submitted, j.id) < (:position, :submitted, :id)
+-- ids in line --
+SELECT j.id FROM stoker_jobs j {by_queued} WHERE {queued} {in_order}
 
 -- neighbours --
 SELECT (

@@ -41,6 +41,7 @@ CREATE TABLE stoker_jobs (
   kept_until DOUBLE PRECISION,
   shape TEXT COLLATE "C" NOT NULL,
   blocked INTEGER NOT NULL DEFAULT 0,
+  pattern TEXT COLLATE "C" NOT NULL DEFAULT '',
   spec TEXT NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX stoker_jobs_queued ON stoker_jobs (priority DESC, position, submitted, id)
@@ -131,6 +132,8 @@ CREATE TABLE stoker_forgotten (
   job_id TEXT NOT NULL
 );
 
+-- What similar jobs took.
+CREATE INDEX stoker_jobs_pattern ON stoker_jobs (pattern, ended) WHERE state = 'succeeded' AND pattern <> '';
 CREATE INDEX stoker_jobs_ended ON stoker_jobs (ended, state) WHERE ended IS NOT NULL;
 
 CREATE TABLE stoker_attempt_details (

@@ -33,6 +33,7 @@ CREATE TABLE stoker_jobs (
   kept_until REAL,
   shape TEXT NOT NULL,
   blocked INTEGER NOT NULL DEFAULT 0,
+  pattern TEXT NOT NULL DEFAULT '',
   spec TEXT NOT NULL
 );
 CREATE INDEX stoker_jobs_queued ON stoker_jobs (priority DESC, position, submitted, id) WHERE state = 'queued';
@@ -140,6 +141,8 @@ CREATE TABLE stoker_forgotten (
   job_id TEXT NOT NULL
 ) WITHOUT ROWID;
 
+-- What similar jobs took.
+CREATE INDEX stoker_jobs_pattern ON stoker_jobs (pattern, ended) WHERE state = 'succeeded' AND pattern <> '';
 CREATE INDEX stoker_jobs_ended ON stoker_jobs (ended, state) WHERE ended IS NOT NULL;
 
 CREATE TABLE stoker_attempt_details (

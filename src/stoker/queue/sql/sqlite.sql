@@ -58,6 +58,12 @@ $ s CROSS JOIN stoker_jobs j ON j.rowid IN (
   ORDER BY h.priority DESC, h.position, h.submitted, h.id LIMIT 16
 )
 
+-- newest_alike --
+$ w CROSS JOIN (SELECT rowid AS number, ended - started AS seconds FROM stoker_jobs) ended_alike ON ended_alike.number IN (
+  SELECT h.rowid FROM stoker_jobs h INDEXED BY stoker_jobs_pattern
+  WHERE h.state = 'succeeded' AND h.pattern <> '' AND h.pattern = w.pattern ORDER BY h.ended DESC LIMIT 15
+)
+
 -- each --
 value FROM json_each(:$)
 

@@ -9,11 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stoker.queue.code.comparison import read_changes
-from stoker.queue.explanation import Why, why
+from stoker.queue.explanation import Why
 from stoker.queue.fields import JobSpec, State
 from stoker.queue.model import Job
 from stoker.queue.search import FIELDS_TO_SEARCH, LONGEST_QUERY, MOST_SORTED, SORTS
 from stoker.queue.store import Store
+from stoker.status.forecast import why
 from stoker.web.answers import Page, answer, answer_with_jobs, found, place_of, read_page, searched
 from stoker.web.api.bodies import SubmitBody, body_of
 from stoker.web.api.openapi import operation
