@@ -44,6 +44,8 @@ JOBS = 100 if QUICK else 1000
 ROUNDS = 2
 MAX_PENDING = 100
 WAITING = 100 if QUICK else 500
+# More may wait in Slurm, so that others start, too.
+BESIDE = 20
 WATCHED = 30.0 if QUICK else 120.0
 PATIENCE = 600.0
 # Jobs that run at a time on each of the three nodes.
@@ -222,19 +224,29 @@ def _waiting(cluster: SlurmCluster, place: Path) -> int:
     queue = str(room / "queue.db")
     cluster.run("scontrol", "update", "PartitionName=main", "State=DOWN")
     alone = _requests_per_minute(cluster, WATCHED / 4)
-    with init_queue(queue) as store, _worker(room, queue, WAITING, None) as worker:
+    with init_queue(queue) as store, _worker(room, queue, WAITING + BESIDE, None) as worker:
         store.jobs.submit([JobSpec(command=("true",), gpus=0)] * WAITING)
         wait_for(lambda: len(cluster.active_jobs()) == WAITING, deadline=PATIENCE, named=f"{WAITING} jobs in Slurm")
         before, begun = _worker_seconds(worker), time.monotonic()
         found = _requests_per_minute(cluster, WATCHED) - alone
         share = (_worker_seconds(worker) - before) / (time.monotonic() - begun)
+        # Others run and end meanwhile, three at a time: each takes a whole node.
+        others = JobSpec(command=("sleep", "3"), gpus=0, cpus=SLOTS, slurm={"partition": "spare"})
+        store.jobs.submit([others] * int(WATCHED))
+        wait_for(lambda: store.jobs.counts().get("succeeded"), deadline=PATIENCE, named="the first end")
+        ended, asked, begun = store.jobs.counts()["succeeded"], _questions(cluster), time.monotonic()
+        time.sleep(WATCHED)
+        questions = (_questions(cluster) - asked) / (time.monotonic() - begun) * 60
+        ended = store.jobs.counts()["succeeded"] - ended
     cluster.run("scancel", "--user", str(os.getuid()))
     cluster.run("scontrol", "update", "PartitionName=main", "State=UP")
     print(f"\n{WAITING} jobs wait in Slurm for {WATCHED:g} s; without a worker there are {alone:.0f} requests a minute")
+    print(f"  then {ended} others began and ended in {WATCHED:g} s, each with one more request for its sbatch")
     return print_figures(
         f"While {WAITING} jobs wait in Slurm",
         [
             Figure("requests to slurmctld a minute", found, 30.0, "RPCs"),
+            Figure("requests beside sbatch a minute, while others begin and end", questions, 30.0, "RPCs"),
             Figure("share of a core of the worker", share * 100, 3.0, "%"),
         ],
     )
@@ -245,6 +257,12 @@ def _requests_per_minute(cluster: SlurmCluster, seconds: float) -> float:
     before, begun = _requests(cluster), time.monotonic()
     time.sleep(seconds)
     return (_requests(cluster) - before - 1) / (time.monotonic() - begun) * 60
+
+
+def _questions(cluster: SlurmCluster) -> int:
+    """What was asked about jobs, nodes and partitions; by whom is not known."""
+    by_type = cluster.run("sdiag").partition("statistics by message type")[2].partition("statistics by user")[0]
+    return sum(map(int, re.findall(r"REQUEST_(?:JOB|JOB_USER|NODE|PARTITION)_INFO\w*\s.*?count:(\d+)", by_type)))
 
 
 def _requests(cluster: SlurmCluster) -> int:

@@ -207,9 +207,6 @@ def test_every_verb_works_on_jobs_of_the_cluster(login: LoginNode) -> None:  # n
     login.cluster.wait_for_state(pending, "CANCELLED")
     login.wait_until(behind[2], "succeeded")
     assert login.details(behind[2])["Partition"] == "spare"
-    # One that waits in Slurm at its deadline leaves Slurm, too.
-    late = login.submit("--deadline", "+8s", "--gpus", "2", "--gpu-model", "h100", "--", "true")
-    late_in_slurm = login.slurm_job(late)
     # What the worker last said of its nodes is some seconds old.
     line = f"cluster {login.cluster.name}  3 nodes, 6 GPUs: 3 allocated (3 by this queue), 3 free"
     wait_for(lambda: line in login.type("top", "--once"), deadline=PATIENCE, named="the end of behind2 on its node")
@@ -220,6 +217,9 @@ def test_every_verb_works_on_jobs_of_the_cluster(login: LoginNode) -> None:  # n
     # A job on a node is followed while it runs.
     talks = login.submit("--gpus", "0", "--name", "talks", "--", f"echo begun; {login.site.until('go')}; echo done")
     login.wait_until_began(talks)
+    # One that waits in Slurm at its deadline leaves Slurm, too.
+    late = login.submit("--deadline", "+8s", "--gpus", "2", "--gpu-model", "h100", "--", "true")
+    late_in_slurm = login.slurm_job(late)
     followed = subprocess.Popen(
         [stoker_command(), "logs", "-f", talks], env={**os.environ, **login.site.environment}, stdout=subprocess.PIPE
     )

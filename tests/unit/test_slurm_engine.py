@@ -115,9 +115,23 @@ def test_nodes_are_asked_for_soon_after_a_job_began_or_ended_and_rarely_otherwis
             cluster.ask_soon()
         cluster.step()
         cluster._asking = {}
-    assert asked == [0.0, 30.0, 38.0, 50.0, 58.0, 88.0, 118.0]
+    assert asked == [0.0, 30.0, 42.0, 54.0, 84.0, 114.0]
     waits, runs = {"a": slurm_job(1, "PENDING")}, {"a": slurm_job(1), "b": slurm_job(2, "PENDING")}
     assert _on_nodes({}) == _on_nodes(waits) != _on_nodes(runs)
+
+
+def test_slurm_is_asked_later_the_more_jobs_it_lists_also_after_a_submission(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.engines.slurm.engine.time.monotonic", lambda: 1000.0)
+    asked = []
+    for count in (0, 500, 100_000):
+        found: Any = engine({str(number): slurm_job(number) for number in range(count)})
+        found._asked_at, found._ask_at = 1000.0, 2000.0
+        submitted = SimpleNamespace(has_ended=lambda: True, result=lambda: "7\n")
+        found._submitting = {"new": submitted}
+        found._attempts = {"new": SimpleNamespace(result=None, submitted_as=lambda _: None)}
+        found._take_submissions()
+        asked.append(found._ask_at - 1000.0)
+    assert asked == [4.0, 6.5, 20.0]
 
 
 def test_job_of_another_attempt_with_the_same_id_is_never_ended(monkeypatch: pytest.MonkeyPatch) -> None:

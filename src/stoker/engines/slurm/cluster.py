@@ -18,7 +18,7 @@ from stoker.queue.model import ClusterNode
 # Nodes and partitions change rarely, and each question costs the controller something.
 _EVERY: Final = 30.0
 # After a job of this queue began or ended, and at most this often.
-_SOON: Final = 8.0
+_SOON: Final = 12.0
 _AGAIN: Final = 15.0
 _KILL_WAIT: Final = 30.0
 

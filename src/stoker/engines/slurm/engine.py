@@ -53,6 +53,9 @@ LEASE: Final = 10 * 365 * 86400.0
 _SOON: Final = 2.0
 _OFTEN: Final = 4.0
 _RARELY: Final = 20.0
+# An answer with many jobs costs the controller more: it is asked this much later for each, and each question is two
+# requests, since `squeue` reads the partitions, too.
+_LATER_PER_JOB: Final = 0.005
 _SLOWER: Final = 1.5
 # After an answer that did not come.
 _AWAY_FIRST: Final = 3.0
@@ -392,7 +395,7 @@ class SlurmEngine:
                     self._to_cancel[slurm_job] = name
                 else:
                     attempt.submitted_as(slurm_job)
-                    self._ask_within(_OFTEN)
+                    self._ask_within(self._often())
 
     def _ask(self) -> None:
         """Asks Slurm for all jobs of this user, when it is time."""
@@ -400,12 +403,16 @@ class SlurmEngine:
             self._asked_at = time.monotonic()
             self._asking = client.own_jobs()
 
+    def _often(self) -> float:
+        """Seconds between two questions while something changes."""
+        return min(_RARELY, _OFTEN + _LATER_PER_JOB * len(self._jobs))
+
     def _ask_soon(self) -> None:
         self._ask_within(_SOON)
 
     def _ask_within(self, seconds: float) -> None:
         """`seconds`: since the last time."""
-        self._pause = _OFTEN
+        self._pause = self._often()
         self._ask_at = min(self._ask_at, max(time.monotonic(), self._asked_at + seconds))
 
     def _take_answer(self) -> None:
@@ -435,7 +442,7 @@ class SlurmEngine:
         if _on_nodes(before) != _on_nodes(self._jobs):
             self._cluster.ask_soon()
         changed = _gist(before) != _gist(self._jobs) or any(one.is_in_doubt for one in self._attempts.values())
-        self._pause = _OFTEN if changed else min(_RARELY, self._pause * _SLOWER)
+        self._pause = self._often() if changed else min(_RARELY, self._pause * _SLOWER)
         self._ask_at = time.monotonic() + (self._pause if self._attempts else _RARELY)
 
     def _note_problem(self, problem: str | None) -> None:
