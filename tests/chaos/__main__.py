@@ -49,6 +49,7 @@ class Result(msgspec.Struct):
     jobs: int
     attempts: int
     seconds: float
+    held_up: float
     findings: list[str]
 
 
@@ -87,7 +88,9 @@ def play(asked: argparse.Namespace) -> Result:
         chaos.run(lambda line: print(line, flush=True))
         findings = chaos.findings()
         findings += [f"{left} is left" for left in cgroup.glob("stoker-*")] if cgroup is not None else []
-        return Result(asked.seed, place, dict(chaos.struck), chaos.jobs, chaos.attempts, chaos.seconds, findings)
+        return Result(
+            asked.seed, place, dict(chaos.struck), chaos.jobs, chaos.attempts, chaos.seconds, chaos.held_up, findings
+        )
 
 
 def _on_machines(asked: argparse.Namespace, directory: Path, stack: contextlib.ExitStack) -> ChaosRun:
@@ -219,14 +222,14 @@ def _result(played: _Round, process: "subprocess.Popen[bytes]", file: Path) -> R
     if process.wait() == 0 and file.exists():
         return msgspec.json.decode(file.read_bytes(), type=Result)
     said = file.with_suffix(".log").read_text(errors="replace")[-4000:]
-    return Result(played.seed, played.place, {}, 0, 0, 0.0, [f"the round itself failed: {said}"])
+    return Result(played.seed, played.place, {}, 0, 0, 0.0, 0.0, [f"the round itself failed: {said}"])
 
 
 def _print_result(result: Result) -> None:
     faults = sum(result.struck.values())
     print(
         f"seed {result.seed} on {result.place}: {faults} faults, {result.jobs} jobs, {result.attempts} attempts, "
-        f"{result.seconds:.0f} s, {len(result.findings)} findings",
+        f"{result.seconds:.0f} s (the machine was held up for {result.held_up:.0f}), {len(result.findings)} findings",
         flush=True,
     )
     for finding in result.findings:

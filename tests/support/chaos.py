@@ -206,6 +206,11 @@ class ChaosRun:
     def attempts(self) -> int:
         return sum(len(set(job.journal.attempts())) for job in self._jobs.values())
 
+    @property
+    def held_up(self) -> float:
+        """Seconds for which this machine had too much else to do: what is lost then is no finding."""
+        return sum((one.ended or one.began) - one.began for one in self._conditions if one.kind == "held up")
+
     def run(self, log: Callable[[str], None] = lambda _: None) -> None:
         begun = time.monotonic()
         while sum(self.struck.values()) < self._extent.faults:
