@@ -76,6 +76,8 @@ class Options(TypedDict, total=False):
     """On each machine: bytes, or text like `64GiB`; no more jobs start there than it allows."""
     nodes: int
     """How many machines; more than one takes a cluster with Slurm."""
+    metrics: Sequence[str]
+    """The figures of its log that are drawn and shown, such as `loss`; all that look like results when left out."""
     priority: int
     """Higher ones start first."""
     after: Which | Iterable[Which]
@@ -284,7 +286,7 @@ class Queue:
         return [*found, *finder.matches(unfinished, before)]
 
     def curves(self, which: Which, names: Sequence[str] = ()) -> list[LogCurve]:
-        """The figures that the last attempt printed, such as its loss, as curves; only `names` if there are any.
+        """The figures that the last attempt printed, such as its loss, as curves: `names`, or else its `metrics`.
 
         From the whole log where it is on this machine, otherwise from the end that the queue keeps.
         """
@@ -292,6 +294,7 @@ class Queue:
         attempt = None if job.attempt is None else self._store.attempts.get(job.attempt)
         if attempt is None:
             return []
+        names = names or job.metrics
         if (directory := log_directory(state_home(), attempt)) is not None:
             with LogIndex(directory).open() as view:
                 return curves_of(view, names)

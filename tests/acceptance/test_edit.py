@@ -29,6 +29,7 @@ def edited(queue: Store, *words: str) -> Job:
         (["--", "python x.py | tee log"], "command", "python x.py | tee log"),
         (["--tag", "x", "--tag", "y"], "tags", ("x", "y")),
         (["--tag", "none"], "tags", ()),
+        (["--metric", "val_loss", "--metric", "acc@1"], "metrics", ("val_loss", "acc@1")),
         (["--gpus", "0"], "gpus", 0),
         (["--memory", "20GiB"], "memory", 20 * 2**30),
         (["--memory", "none"], "memory", None),

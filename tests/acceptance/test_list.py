@@ -89,6 +89,22 @@ def test_only_the_newest_ended_jobs_are_shown_and_the_rest_counted(queue: Store)
     assert listed("--state", "succeeded", "--limit", "3") == jobs[7:4:-1]
 
 
+def test_metrics_are_a_column_where_jobs_have_some(queue: Store) -> None:
+    shown, silent, plain = [
+        submit(queue, "train", metrics=metrics)[0] for metrics in (("loss", "val_acc"), ("loss",), ())
+    ]
+    for job, said in ((shown, "val_acc=0.91\nstep=1 loss=0.123456\n"), (silent, "nothing\n"), (plain, "loss=3\n")):
+        assert queue.logs.write(start(queue, job).id, said)
+    done = stoker("list")
+    assert row(done.out, shown).endswith("  loss 0.1235, val_acc 0.91")
+    assert "metrics" in done.out.splitlines()[0]
+    assert "loss" not in row(done.out, silent) + row(done.out, plain)
+    figures = {one["id"]: one["figures"] for one in stoker("list", "--json").json()}
+    assert figures == {shown: {"loss": 0.123456, "val_acc": 0.91}, silent: {}, plain: {}}
+    queue.jobs.cancel([shown])
+    assert "metrics" not in stoker("list", "--state", "queued").out
+
+
 def test_jobs_are_filtered_by_state_and_tag(queue: Store) -> None:
     tagged, other = submit(queue, "a", tags=("x",)) + submit(queue, "b", tags=("y",))
     held = submit(queue, "c", tags=("x",), hold=True)[0]

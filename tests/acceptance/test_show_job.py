@@ -11,6 +11,20 @@ from tests.support.attempts import be_there, place_of, run, start, submit
 from tests.support.command import stoker
 
 
+def test_metrics_are_shown_with_their_last_values(queue: Store) -> None:
+    done = stoker("submit", "--name", "m", "--metric", "loss", "--metric", "val_acc", "--", "train")
+    assert done.code == 0, done.err
+    job = queue.jobs.get("m").id
+    assert "metrics      loss not printed, val_acc not printed\n" in stoker("show", "m").out
+    assert queue.logs.write(start(queue, job).id, "step=1 loss=0.5\n")
+    assert "metrics      loss 0.5, val_acc not printed\n" in stoker("show", "m").out
+    found = stoker("show", "m", "--json").json()
+    assert (found["job"]["metrics"], found["figures"]) == (["loss", "val_acc"], {"loss": 0.5})
+    refused = stoker("submit", "--metric", "1loss", "--", "train")
+    assert refused.code == 2
+    assert "'1loss' cannot be a figure of a log: write its name there, like val_loss" in refused.err
+
+
 def test_job_is_shown_with_its_options_and_attempts(queue: Store) -> None:
     be_there(queue)
     (needed,) = submit(queue, "before")

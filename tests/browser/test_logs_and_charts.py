@@ -91,9 +91,14 @@ def test_log_is_searched_and_scrolled_back_on_a_phone(
 
 
 def test_curves_of_a_job_and_of_a_group_on_a_phone(browser: Browser, site: PageSite, home: Path, store: Store) -> None:
-    jobs = store.jobs.submit([JobSpec(command="train", name=f"lr {rate}", group="rates") for rate in ("1e-3", "1e-4")])
+    jobs = store.jobs.submit(
+        [
+            JobSpec(command="train", name=f"lr {rate}", group="rates", metrics=("loss",) if rate == "1e-3" else ())
+            for rate in ("1e-3", "1e-4")
+        ]
+    )
     for number, job in enumerate(jobs, 1):
-        write_log(home, store, job, [f"step={step} loss={number / (1 + step):.5f}" for step in range(200)])
+        write_log(home, store, job, [f"step={step} loss={number / (1 + step):.5f} lr=1" for step in range(200)])
     with screen(browser, "phone") as shown:
         come_in(shown, site, jobs[0])
         page = shown.page
@@ -104,6 +109,10 @@ def test_curves_of_a_job_and_of_a_group_on_a_phone(browser: Browser, site: PageS
         # Values where a finger is.
         page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         expect(page.locator(".curve-values")).to_contain_text(re.compile(r"^step (?!199)\d+: 0\.0"))
+        # Only what was asked for; its last value and the last lines are on top.
+        expect(page.get_by_role("img", name="lr by step")).to_have_count(0)
+        expect(page.locator("#section-summary .job-figures")).to_have_text("loss 0.005")
+        expect(page.get_by_label("The last lines of the output")).to_contain_text("step=199 loss=0.00500 lr=1")
         shown.look_over("23-curves")
 
         page.get_by_role("link", name="Compare the group").click()
@@ -233,3 +242,4 @@ def write_log(home: Path, store: Store, job: str, lines: list[str]) -> None:
     place = attempt_directory(home, attempt)
     private_directory(place)
     (place / "output").write_text("\n".join(lines) + "\n")
+    assert store.logs.write(attempt.id, "\n".join(lines[-100:]) + "\n", is_last=True)

@@ -193,6 +193,8 @@ def test_curves_of_a_job(queue: stoker.Queue, store: Store) -> None:
     (curve,) = queue.curves(job, ["loss"])
     assert (curve.name, curve.axis, curve.at, curve.values) == ("loss", "step", [1.0, 2.0], [2.0, 1.5])
     assert [curve.name for curve in queue.curves(job)] == ["loss", "lr"]
+    store.jobs.edit(job.id, {"metrics": ("lr",)})
+    assert [curve.name for curve in queue.curves(job)] == ["lr"]
 
 
 def test_wait_returns_when_the_job_ends(

@@ -264,6 +264,24 @@ def test_detail_has_all_attempts(queue: Store, home: Path, tmp_path: Path) -> No
     assert detail.snoozed_until == pytest.approx(detail.now + 600, abs=30)
 
 
+def test_metrics_and_last_lines_are_of_the_last_attempt(queue: Store, home: Path, tmp_path: Path) -> None:
+    greet(queue)
+    shown, plain = queue.jobs.submit(
+        [JobSpec(command="train", metrics=("val_acc", "loss")), JobSpec(command="train", metrics=())]
+    )
+    assert read_detail(queue, shown, tmp_path).figures == {}
+    attempts = [claim(queue, job, []) for job in (shown, plain)]
+    for attempt in attempts:
+        queue.logs.write(attempt, "loss=9\nval_acc=0.5\n" + "more\n" * 1000 + "loss=nan lr=1\nstep=7 loss=0.25 lr=1\n")
+    runs = {one.job.id: one.figures for one in observed(queue, home).running}
+    assert runs == {shown: {"val_acc": 0.5, "loss": 0.25}, plain: {}}
+    queue.attempts.finish(attempts[1], "failed", 1)
+    ended = read_detail(queue, plain, tmp_path)
+    assert ended.last_lines == ("more", "more", "loss=nan lr=1", "step=7 loss=0.25 lr=1")
+    assert (ended.figures, ended.progress) == ({}, None)
+    assert read_detail(queue, shown, tmp_path).figures == {"val_acc": 0.5, "loss": 0.25}
+
+
 def test_details_missing_in_the_queue_are_read_from_the_local_record(here: Store, home: Path) -> None:
     (name,) = submit(here, "one")
     attempt = claim(here, name, [])

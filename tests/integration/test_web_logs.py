@@ -132,6 +132,10 @@ def test_any_part_of_a_log_is_read_and_searched(place: Place) -> None:
         assert found["whole"] is True
         (loss,) = json.loads(await place.get("curves?name=loss"))["curves"]
         assert loss == {"name": "loss", "axis": "step", "at": [1.0, 2.0], "values": [None, 0.5], "last": 0.5}
+        # Without a name, what the job is asked to show.
+        assert place.store.attempts.finish(place.attempt, "failed", 1)
+        place.store.jobs.edit(place.job, {"metrics": ("loss",)})
+        assert json.loads(await place.get("curves"))["curves"] == [loss]
 
     played(story)
 

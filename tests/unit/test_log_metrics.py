@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.logs.metrics import CurveReader, LogCurve, curves_of, figures_in
+from stoker.logs.metrics import CurveReader, LogCurve, curves_of, figures_in, last_figures
 from stoker.logs.search import LogIndex
 
 
@@ -29,6 +29,7 @@ from stoker.logs.search import LogIndex
             {"loss": 1.5},
         ),
         ("2026-11-18 14:00:01 INFO nothing", None, {}),
+        ("\x1b[1;32mstep\x1b[0m=3 \x1b[38:2:1:2:3mloss=0.5\x1b[0m", 3, {"loss": 0.5}),
     ],
 )
 def test_figures_of_a_line(line: str, step: float | None, values: dict[str, float]) -> None:
@@ -48,6 +49,18 @@ def test_curve_has_its_axis_and_a_gap_where_the_loss_is_no_number() -> None:
     assert (found["loss"].axis, found["loss"].at, found["loss"].values) == ("epoch", [1, 2, 3], [2.0, None, 1.0])
     assert (found["lr"].axis, found["lr"].at, found["lr"].last) == ("line", [1, 2], 2.0)
     assert list(curves("rank=3 loss=1\n", "rank", "absent")) == ["rank"]
+
+
+def test_chosen_curves_come_in_the_order_asked_for() -> None:
+    text = "step=1 val_acc=0.1 loss=2 lr=1\nstep=2 loss=1 lr=1\n"
+    assert list(curves(text, "lr", "val_acc", "absent", "loss")) == ["lr", "val_acc", "loss"]
+
+
+def test_last_figures_are_the_newest_of_each_name() -> None:
+    text = "loss=3 val_acc=0.25\nloss=2 rank=0\r\nloss=nan\rlr=1e-3 loss: 1.5\nsaved\n"
+    assert last_figures(text, ("val_acc", "loss", "absent")) == {"val_acc": 0.25, "loss": 1.5}
+    assert last_figures("loss=1\nloss=nan\n", ("loss",)) == {"loss": None}
+    assert last_figures("", ("loss",)) == {}
 
 
 def test_steps_that_begin_anew_in_each_epoch_go_on() -> None:

@@ -147,7 +147,8 @@ def detail(*details: AttemptDetails) -> JobDetail:
         for number, details in enumerate(details, 1)
     )  # fmt: skip
     return JobDetail(
-        now=4.0, job=job, why=Why("ended", "", "it failed"), needs={}, attempts=attempts, progress=None, last_line="",
+        now=4.0, job=job, why=Why("ended", "", "it failed"), needs={}, attempts=attempts, progress=None, last_lines=(),
+        figures={},
         snoozed_until=None, warning=None,
     )  # fmt: skip
 

@@ -46,11 +46,19 @@ def test_local_log_is_read_from_its_file(tmp_path: Path) -> None:
 
 
 def test_last_line_has_no_escapes_and_a_limited_length() -> None:
-    assert last_output("one\n\x1b[31mtwo\x1b[0m\t\n \n\n") == LastOutput(None, "two")
-    assert last_output("") == LastOutput(None, "")
+    assert last_output("one\n\x1b[31mtwo\x1b[0m\t\n \n\n") == LastOutput(None, ("one", "two"))
+    assert last_output("") == LastOutput(None, ())
     long = last_output("x" * 1000).line
     assert (len(long), long[-1]) == (300, "…")
 
 
+def test_few_last_lines_are_kept_with_their_indentation() -> None:
+    said = last_output("one\ntwo\n\nthree\n  four\n\nbar 1%\rbar 2%")
+    assert said.lines == ("two", "three", "  four", "bar 2%")
+    assert said.line == "bar 2%"
+
+
 def test_progress_bar_is_found_before_later_output() -> None:
-    assert last_output("step 3/10\nsaved\n") == LastOutput(Progress(fraction=0.3, text="step 3/10"), "saved")
+    assert last_output("step 3/10\nsaved\n") == LastOutput(
+        Progress(fraction=0.3, text="step 3/10"), ("step 3/10", "saved")
+    )

@@ -151,6 +151,7 @@ def full_overview(text: str = "vit") -> Snapshot:
                 gpus=(text,),
                 progress=Progress(fraction=0.3, text=text, remaining=60.0),
                 last_line=text,
+                figures={text: 1.5},
             ),
             make_running(make_job("", id="00000002", command=text), last_line=text),
             make_running(
@@ -203,7 +204,8 @@ def full_detail(text: str = "vit") -> JobDetail:
             ),
         ),
         progress=Progress(fraction=None, text=text),
-        last_line=text,
+        last_lines=(text,),
+        figures={text: 1.5},
         snoozed_until=None,
         warning=RuleWarning(rule=text, word=text, reason=text, at=NOW),
     )

@@ -32,6 +32,7 @@ _VALUE: Final = re.compile(
     r"(?![\w%]|[.:/-]\d|:\w| ?(?:s|ms|min|h|[kMGT]?i?B|it/s)\b)",
     re.IGNORECASE | re.ASCII,
 )
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;:]{0,40}m")
 _STEP: Final = re.compile(r"(?:global_?|train_?|current_?)?(?:step|iter|iteration)s?", re.IGNORECASE)
 _EPOCH: Final = re.compile(r"(?:current_?)?epochs?", re.IGNORECASE)
 # Numbers that are no result, unless somebody asks for them.
@@ -69,6 +70,8 @@ def figures_in(line: str) -> LineFigures:
     values: dict[str, float] = {}
     if len(line) > _LONGEST_LINE or not ("=" in line or ":" in line):
         return LineFigures(None, None, values)
+    if "\x1b" in line:
+        line = _COLOUR.sub("", line)
     for found in _VALUE.finditer(line):
         name, value = found["name"], float(found["value"])
         if _STEP.fullmatch(name):
@@ -134,7 +137,7 @@ class CurveReader:
 
     def __init__(self, names: Collection[str] = ()) -> None:
         """`names`: only these; all that look like results when empty."""
-        self._names = frozenset(names)
+        self._names = tuple(names)
         self._points: dict[str, _Points] = {}
 
     def feed(self, text: str) -> None:
@@ -156,9 +159,25 @@ class CurveReader:
             points.add(at, value)
 
     def curves(self) -> list[LogCurve]:
-        """Those with two points at least, what people look at first before the others."""
-        found = [points.curve(name) for name, points in self._points.items() if self._names or len(points.at) > 1]
+        """Those that were asked for, in that order, or those with two points at least, what people look at first before
+        the others."""
+        if self._names:
+            return [self._points[name].curve(name) for name in self._names if name in self._points]
+        found = [points.curve(name) for name, points in self._points.items() if len(points.at) > 1]
         return sorted(found, key=lambda curve: (not _FIRST.search(curve.name), curve.name.lower()))[:_MOST_CURVES]
+
+
+def last_figures(text: str, names: Collection[str]) -> dict[str, float | None]:
+    """The newest of these figures that the text has; None for what is no number, such as a loss of NaN."""
+    found: dict[str, float | None] = {}
+    for line in reversed(text.splitlines()):
+        values = figures_in(line).values
+        for name in names:
+            if name in values and name not in found:
+                found[name] = values[name] if math.isfinite(values[name]) else None
+        if len(found) == len(names):
+            break
+    return {name: found[name] for name in names if name in found}
 
 
 def curves_of(view: LogView, names: Collection[str] = ()) -> list[LogCurve]:

@@ -27,6 +27,8 @@ _GPU_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._/()+-]*[A-Za-z0-9)+])
 _ENDS: Final = ("exit", "oom", "time-limit", "start", "lost")
 # As host names are, and features of Slurm nodes.
 _WORD: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+# As `logs.metrics` finds them in a log.
+_METRIC: Final = re.compile(r"[A-Za-z][\w./@-]{0,47}", re.ASCII)
 _YES: Final = frozenset({"on", "true", "yes", "1"})
 _NO: Final = frozenset({"", "off", "false", "no", "0"})
 
@@ -293,6 +295,12 @@ def _check_group(name: str) -> None:
         )
 
 
+def _check_metrics(names: Sequence[str]) -> None:
+    for name in names:
+        if not _METRIC.fullmatch(name):
+            raise BadInputError(f"{name[:40]!r} cannot be a figure of a log: write its name there, like val_loss")
+
+
 TEXT: Final = FieldKind(name="text", read=_text, check=_check_label, json=Label)
 GROUP: Final = FieldKind(name="group", read=_text, check=_check_group, json=Label, metavar="NAME")
 TAGS: Final = FieldKind(
@@ -301,6 +309,14 @@ TAGS: Final = FieldKind(
     write=", ".join,
     check=_check_tags,
     json=Annotated[list[Label], Meta(max_length=100)],
+)
+METRICS: Final = FieldKind(
+    name="metrics",
+    read=lambda value: tuple(dict.fromkeys(map(_text, _several(value)))),
+    write=", ".join,
+    check=_check_metrics,
+    json=Annotated[list[Annotated[str, Meta(max_length=48)]], Meta(max_length=12)],
+    metavar="NAME",
 )
 JOBS: Final = FieldKind(
     name="jobs",

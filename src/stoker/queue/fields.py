@@ -29,6 +29,7 @@ from stoker.queue.field_kinds import (
     MACHINES,
     MAPPING,
     MEMORY,
+    METRICS,
     MOMENT,
     NODES,
     POLICY,
@@ -198,6 +199,18 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             example=4,
         ),
     ] = None
+    metrics: Annotated[
+        tuple[str, ...],
+        JobField(
+            kind=METRICS,
+            help="A figure that it prints, like loss, to draw and to show beside it. May be repeated.",
+            option="--metric",
+            edit_help="The figures that are drawn and shown, instead of those before; none for all.",
+            feed_help="A figure that they print, like loss, to draw and to show. May be repeated.",
+            form=FormInput("Metrics", "Figures that it prints, like `loss, val_acc`; empty for all.", row="figures"),
+            example=["loss", "val_acc"],
+        ),
+    ] = ()
     gpus: Annotated[
         int,
         JobField(

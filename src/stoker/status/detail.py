@@ -13,7 +13,7 @@ from stoker.queue.model import Attempt, AttemptDetails, Job
 from stoker.rules.rule import RuleWarning
 from stoker.status.forecast import reasons_of
 from stoker.status.model import Progress
-from stoker.status.progress import NO_OUTPUT, last_outputs
+from stoker.status.progress import NO_OUTPUT, last_metrics, last_outputs
 
 if TYPE_CHECKING:
     from stoker.queue import Store
@@ -53,8 +53,10 @@ class JobDetail(msgspec.Struct, frozen=True, kw_only=True):
     attempts: tuple[AttemptDetail, ...]
     progress: Progress | None
     """Of the running attempt."""
-    last_line: str
-    """The last line of its log, while it runs."""
+    last_lines: tuple[str, ...]
+    """The last lines of the log of its last attempt."""
+    figures: dict[str, float | None]
+    """The newest values of its metrics, as far as they are near the end of its log; None for what is no number."""
     snoozed_until: float | None
     warning: RuleWarning | None
     """What a rule warns of now."""
@@ -73,7 +75,8 @@ def read_detail(store: "Store", job_id: str, home: Path) -> JobDetail:
     needs = needs_of(store, job)
     running = [attempt for attempt in attempts if attempt.outcome is None]
     current = running[-1].id if running else ""
-    output = last_outputs(store, home, running).get(current, NO_OUTPUT)
+    shown = attempts[-1:]
+    output = last_outputs(store, home, shown).get(shown[0].id, NO_OUTPUT) if shown else NO_OUTPUT
     (reason,) = reasons_of(store, [job], around)
     return JobDetail(
         now=around.now,
@@ -81,8 +84,9 @@ def read_detail(store: "Store", job_id: str, home: Path) -> JobDetail:
         why=reason,
         needs=needs.of(job.id),
         attempts=_attempts(store, attempts, around, home),
-        progress=output.progress,
-        last_line=output.line,
+        progress=output.progress if running else None,
+        last_lines=output.lines,
+        figures=last_metrics(store, [job]).get(job.id, {}),
         snoozed_until=store.attempts.snoozes().get(current) if running else None,
         warning=around.warning_of(job.id),
     )

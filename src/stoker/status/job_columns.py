@@ -1,13 +1,13 @@
 """The columns of a list of jobs, for `stoker list` as a table and as JSON, `stoker top` and the page."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
 
 from stoker.queue.explanation import Why
 from stoker.queue.model import ENDED, Job
-from stoker.status.job_text import command_text, job_label
+from stoker.status.job_text import command_text, figures_text, job_label
 from stoker.units import format_duration, format_memory
 
 List = Literal["table", "json", "top", "page"]
@@ -25,6 +25,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     """What people call the GPUs that it has."""
     where: str = ""
     """Where it runs, if that is not on GPUs of its host."""
+    figures: Mapping[str, float | None] = {}
+    """The newest values of its metrics."""
 
 
 class JobColumn(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +43,8 @@ class JobColumn(msgspec.Struct, frozen=True, kw_only=True):
     least: int = 16
     left_out: int = 0
     """On a narrow terminal the column with the highest number is left out first; 0 never is."""
+    is_rare: bool = False
+    """Whether it is left out when it is empty."""
 
 
 def gpus_text(row: JobRow) -> str:
@@ -93,6 +97,15 @@ COLUMNS: Final[list[JobColumn]] = [
     JobColumn(key="since", title="when", text=since_text, lists=_in("table"), justify="right", left_out=2),
     JobColumn(key="lasted", title="for", text=lasted_text, lists=_in("table"), justify="right", left_out=3),
     JobColumn(
+        key="figures",
+        title="metrics",
+        text=lambda row: figures_text(row.figures),
+        lists=_in("table"),
+        gives="cut",
+        left_out=4,
+        is_rare=True,
+    ),
+    JobColumn(
         key="exit_code",
         title="exit",
         text=lambda row: "" if row.job.exit_code is None else str(row.job.exit_code),
@@ -104,5 +117,7 @@ COLUMNS: Final[list[JobColumn]] = [
 ]
 
 
-def columns_of(where: List) -> list[JobColumn]:
-    return [column for column in COLUMNS if where in column.lists]
+def columns_of(where: List, rows: Sequence[JobRow] = ()) -> list[JobColumn]:
+    """The columns of a list; rare ones only if one of these rows has something there."""
+    shown = [column for column in COLUMNS if where in column.lists]
+    return [column for column in shown if not column.is_rare or any(column.text(row) for row in rows)]

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Mapping
 from typing import Final
 
 from stoker.masking import masked_command
@@ -57,6 +58,11 @@ def when_text(job: Job) -> dict[str, str]:
         "every": job.every or "",
         "deadline": "" if job.deadline is None else moment_text(job.deadline),
     }
+
+
+def figures_text(figures: Mapping[str, float | None]) -> str:
+    """`loss 0.1234, val_acc 0.91`."""
+    return ", ".join(f"{name} {'nan' if value is None else format(value, '.4g')}" for name, value in figures.items())
 
 
 def job_label(job: Job) -> str:

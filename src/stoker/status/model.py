@@ -82,6 +82,8 @@ class RunningJob(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress | None
     last_line: str
     """The last line of its log, without escapes."""
+    figures: dict[str, float | None] = {}
+    """The newest values of its metrics, as far as they are near the end of its log; None for what is no number."""
     snoozed_until: float | None = None
     warning: RuleWarning | None = None
     """What a rule warns of now."""

@@ -1,15 +1,17 @@
 """The progress of a job by the progress bars in its output. Pure; it never raises, whatever the text."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from stoker.logs.metrics import last_figures
 from stoker.logs.reader import local_tail
 from stoker.logs.steps import MARK, TIME, UNITS, Sign, compiled, sign_in
 from stoker.logs.terminal import plain_text
-from stoker.queue.model import Attempt
+from stoker.queue.model import Attempt, Job
 from stoker.status.model import Progress
 
 if TYPE_CHECKING:
@@ -128,14 +130,40 @@ TAIL_SIZE: Final = 4096
 _LAST_LINE_WIDTH: Final = 300
 
 
+# What a phone shows of the output before the log itself.
+_LAST_LINES: Final = 4
+# Enough for figures that are not in every line.
+_FIGURES_SIZE: Final = 16384
+# Nobody reads the figures of more jobs at once, and their tails are megabytes.
+_MOST_WITH_FIGURES: Final = 500
+
+
 class LastOutput(NamedTuple):
     """What a job printed last."""
 
     progress: Progress | None
-    line: str
+    lines: tuple[str, ...]
+    """A few lines that are not blank."""
+
+    @property
+    def line(self) -> str:
+        return self.lines[-1].strip() if self.lines else ""
 
 
-NO_OUTPUT: Final = LastOutput(None, "")
+NO_OUTPUT: Final = LastOutput(None, ())
+
+
+def last_metrics(store: "Store", jobs: Iterable[Job]) -> dict[str, dict[str, float | None]]:
+    """The newest values of the metrics of the first 500 jobs with some, by their ids, from the tails in the queue."""
+    having = (job for job in jobs if job.metrics and job.attempt is not None)
+    wanted = {job.attempt or "": job for job in islice(having, _MOST_WITH_FIGURES)}
+    tails = store.logs.tails(wanted, _FIGURES_SIZE) if wanted else {}
+    return {wanted[name].id: dict(_figures_of(text, wanted[name].metrics)) for name, text in tails.items()}
+
+
+@lru_cache(maxsize=512)
+def _figures_of(text: str, names: tuple[str, ...]) -> tuple[tuple[str, float | None], ...]:
+    return tuple(last_figures(text, names).items())
 
 
 def last_outputs(store: "Store", home: Path, attempts: Sequence[Attempt]) -> dict[str, LastOutput]:
@@ -150,6 +178,6 @@ def last_outputs(store: "Store", home: Path, attempts: Sequence[Attempt]) -> dic
 # Most tails are the same as in the last snapshot.
 @lru_cache(maxsize=512)
 def last_output(text: str) -> LastOutput:
-    lines = [line for line in plain_text(text).split("\n") if line.strip()]
-    last = lines[-1].strip() if lines else ""
-    return LastOutput(progress_in(text), last if len(last) <= _LAST_LINE_WIDTH else f"{last[: _LAST_LINE_WIDTH - 1]}…")
+    lines = [line.rstrip() for line in plain_text(text).split("\n") if line.strip()][-_LAST_LINES:]
+    cut = [line if len(line) <= _LAST_LINE_WIDTH else f"{line[: _LAST_LINE_WIDTH - 1]}…" for line in lines]
+    return LastOutput(progress_in(text), tuple(cut))

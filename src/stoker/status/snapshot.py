@@ -29,7 +29,7 @@ from stoker.status.model import (
     Snapshot,
     WaitingJob,
 )
-from stoker.status.progress import NO_OUTPUT, last_outputs
+from stoker.status.progress import NO_OUTPUT, last_metrics, last_outputs
 
 if TYPE_CHECKING:
     from stoker.queue import Store
@@ -106,6 +106,7 @@ class SnapshotBuilder:
     def _running(self, store: "Store", jobs: Sequence[Job], around: Surroundings) -> tuple[RunningJob, ...]:
         attempts = {job.id: around.running[job.id] for job in jobs if job.id in around.running}
         outputs = last_outputs(store, self._home, list(attempts.values()))
+        figures = last_metrics(store, jobs)
         snoozes = store.attempts.snoozes() if attempts else {}
         workers = {worker.id: worker for worker in around.workers}
         found = []
@@ -123,6 +124,7 @@ class SnapshotBuilder:
                     why=explain(job, around),
                     progress=output.progress,
                     last_line=output.line,
+                    figures=figures.get(job.id, {}),
                     snoozed_until=snoozes.get(name),
                     warning=around.warning_of(job.id),
                 )

@@ -11,7 +11,7 @@ from stoker.actions.catalogue import check_actions
 from stoker.cli.options.common import GENERAL, SectionedCommand, Typed
 from stoker.cli.options.selection import JobName, TagName
 from stoker.errors import BadInputError
-from stoker.queue.field_kinds import ACTIONS, ENDS, FLAG, JOBS, LABELS, MACHINES, TAGS
+from stoker.queue.field_kinds import ACTIONS, ENDS, FLAG, JOBS, LABELS, MACHINES, METRICS, TAGS
 from stoker.queue.fields import FIELDS, FieldPart, JobField
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _settings(verb: JobVerb, field: JobField) -> dict[str, Any]:
         return settings | {"multiple": True, "type": OrNone(one) if edits else one}
     if field.kind is ENDS and edits:
         return settings | {"type": OrNone(Typed(field.kind.name, _reader(field)))}
-    if field.kind in (LABELS, MACHINES):
+    if field.kind in (LABELS, MACHINES, METRICS):
         one = Typed(field.kind.name, _read_word(field))
         return settings | {"multiple": True, "type": OrNone(one) if edits else one}
     if field.kind in (TAGS, JOBS):

@@ -14,11 +14,12 @@ from stoker.queue.fields import State
 from stoker.queue.groups import Group
 from stoker.queue.model import Job
 from stoker.status.job_columns import JobColumn, JobRow, columns_of
-from stoker.status.job_text import command_text, job_title, one_line, slurm_text, when_text, where_text
+from stoker.status.job_text import command_text, figures_text, job_title, one_line, slurm_text, when_text, where_text
 from stoker.units import format_duration, format_memory
 
 if TYPE_CHECKING:
     from stoker.fit.model import ProbeOutcome
+    from stoker.queue import Store
     from stoker.runs.record import Record, RunProgress, Summary
     from stoker.status.detail import AttemptDetail, JobDetail
 
@@ -28,22 +29,31 @@ _COLOURS: Final = {"running": "green", "failed": "red", "held": "yellow", "cance
 _MOST_HOSTS: Final = 3
 
 
-def rows_of(jobs: Sequence[Job], reasons: Sequence[Why], around: Surroundings) -> list[JobRow]:
-    rows = []
+def rows_of(store: "Store", jobs: Sequence[Job], reasons: Sequence[Why], around: Surroundings) -> list[JobRow]:
+    rows, figures = [], _figures(store, jobs)
     for job, reason in zip(jobs, reasons, strict=True):
         attempt = around.running.get(job.id) if job.state == "running" else None
         worker = next((known for known in around.workers if attempt and known.id == attempt.worker), None)
         gpus = () if attempt is None else gpu_names(attempt.gpus, worker) or ("-",)
         where, host = attempt.where if attempt is not None else "", worker.host if worker else ""
-        rows.append(JobRow(job=job, now=around.now, why=reason, host=host, gpus=gpus, where=where))
+        shown = figures.get(job.id, {})
+        rows.append(JobRow(job=job, now=around.now, why=reason, host=host, gpus=gpus, where=where, figures=shown))
     return rows
+
+
+def _figures(store: "Store", jobs: Sequence[Job]) -> dict[str, dict[str, float | None]]:
+    if not any(job.metrics for job in jobs):
+        return {}
+    from stoker.status.progress import last_metrics
+
+    return last_metrics(store, jobs)
 
 
 def print_jobs(rows: Sequence[JobRow], groups: Mapping[str, Group] = {}) -> None:
     """`groups`: those whose jobs are one row, where the first of them is."""
     from stoker.cli.tables.table import Column, Styled, print_table
 
-    shown = columns_of("table")
+    shown = columns_of("table", rows)
     columns = [Column(one.title, one.justify, one.gives, one.least, one.left_out) for one in shown]
     cells = [
         [
@@ -111,6 +121,7 @@ def show_json(detail: "JobDetail", hosts: Mapping[str, str], home: Path) -> dict
             {**msgspec.to_builtins(one.attempt), "host": hosts.get(one.attempt.worker)} for one in detail.attempts
         ],
         "why": detail.why,
+        "figures": detail.figures,
         "log": _file(detail, home, "output"),
         "report": _file(detail, home, "report.md"),
         "details": detail.last.details if detail.last else None,
@@ -148,8 +159,15 @@ def _state(detail: "JobDetail") -> dict[str, str]:
         "state": job.shown_state,
         "why": "\n".join([detail.why.reason, *detail.why.details]),
         "fit": fit_words(detail.last.details.fit) if detail.last else "",
+        "metrics": _metrics(detail),
         "link": job.link,
     }
+
+
+def _metrics(detail: "JobDetail") -> str:
+    """The newest values, or before there are any what is looked for."""
+    missing = [name for name in detail.job.metrics if name not in detail.figures]
+    return ", ".join([*filter(None, [figures_text(detail.figures)]), *(f"{name} not printed" for name in missing)])
 
 
 def _request(job: Job) -> dict[str, str]:

@@ -107,7 +107,7 @@ def list_command(
         jobs = _jobs(store, wanted)
         reasons = reasons_of(store, jobs, around)
         if as_json:
-            _print_json(rows_of(jobs, reasons, around))
+            _print_json(rows_of(store, jobs, reasons, around))
         else:
             _print(store, wanted, jobs, reasons, around)
     return 0
@@ -120,7 +120,7 @@ def _list_matches(query: Query, sort: Sort, limit: int | None, as_json: bool, qu
         most = min(limit or _MOST_FOUND, _ALL)
         found = store.jobs.search(query, sort, limit=most)
         jobs, more = found.jobs, found.next is not None
-        rows = rows_of(jobs, reasons_of(store, jobs, around), around)
+        rows = rows_of(store, jobs, reasons_of(store, jobs, around), around)
     if as_json:
         _print_json(rows)
         return 0
@@ -154,7 +154,9 @@ def _jobs(store: "Store", wanted: _Wanted) -> list[Job]:
 def _print_json(rows: list[JobRow]) -> None:
     columns = columns_of("json")
     print_json_list(
-        job_json(row.job) | {column.key: column.text(row) for column in columns} | {"why": to_builtins(row.why)}
+        job_json(row.job)
+        | {column.key: column.text(row) for column in columns}
+        | {"figures": row.figures, "why": to_builtins(row.why)}
         for row in rows
     )
 
@@ -163,7 +165,7 @@ def _print(store: "Store", wanted: _Wanted, jobs: list[Job], reasons: list[Why],
     counts = store.jobs.counts()
     groups = store.groups.several({job.group for job in jobs if job.group}) if wanted.folded else {}
     if jobs:
-        print_jobs(rows_of(jobs, reasons, around), groups)
+        print_jobs(rows_of(store, jobs, reasons, around), groups)
         sys.stdout.write("\n")
     elif not counts:
         sys.stdout.write("no jobs yet: `stoker submit -- COMMAND` makes one\n")
@@ -232,7 +234,7 @@ def _show_job_or_run(records: "Records", what: str, as_json: bool, queue_url: st
 def _show_group(store: "Store", jobs: list[Job], as_json: bool) -> None:
     """How far the group is, and its jobs in the order of their submission."""
     group, around = store.groups.get(jobs[0].group), look_around(store)
-    rows = rows_of(jobs, reasons_of(store, jobs, around), around)
+    rows = rows_of(store, jobs, reasons_of(store, jobs, around), around)
     if as_json:
         print_json({"group": group, "jobs": [job_json(job) for job in jobs]})
         return

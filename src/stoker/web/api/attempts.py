@@ -178,10 +178,15 @@ async def get_curves(
     name: Annotated[list[str] | None, Query(max_length=64, description="Only these figures (repeatable).")] = None,
     node: Node = 0,
 ) -> Response:
-    """Get the figures that an attempt printed, such as its loss, as curves of at most 1,000 points."""
+    """Get the figures that an attempt printed, such as its loss, as curves of at most 1,000 points.
+
+    Without `name`: the `metrics` of the job, or all that look like results.
+    """
     app_state = app_state_of(request)
-    attempt = await app_state.pool.run(lambda store: found_attempt(store, job, number, node))
-    return answer(await app_state.log_channels.curves(attempt, node, name or ()))
+    attempt, names = await app_state.pool.run(
+        lambda store: (found_attempt(store, job, number, node), name or found(store, job).metrics)
+    )
+    return answer(await app_state.log_channels.curves(attempt, node, names))
 
 
 async def _stored_lines(app_state: AppState, attempt: Attempt, count: int) -> LogUpdate | None:
