@@ -167,6 +167,11 @@ class PostgresDriver:
         raise AssertionError("unreachable")
 
     def many(self, statement: str, rows: Sequence[Parameters]) -> None:
+        if len(rows) <= 1:
+            # The pipeline of `executemany` is a round trip also without a row, and slower than a statement with one.
+            for row in rows:
+                self._fetched(self._statements[statement], row, True)
+            return
         with self._explained(), self._connected().cursor() as cursor:
             cursor.executemany(self._statements[statement].encode(), rows)
 
