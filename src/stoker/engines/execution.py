@@ -19,7 +19,7 @@ from stoker.engines.attempt import AttemptRecord, AttemptResult, AttemptSpec, Ba
 from stoker.engines.code import unpack_code, with_code
 from stoker.engines.fitting import FittedRun
 from stoker.errors import StokerError
-from stoker.fit.oom import host_kills
+from stoker.fit.oom import host_kills, was_killed
 from stoker.gpus.prober import Prober
 from stoker.logs.reader import read_tail
 from stoker.paths import remove_tree
@@ -91,7 +91,8 @@ class Execution(abc.ABC):
         self._stopped_by: Verdict | None = None
         self._unwritten: Status | None = None
         """The last status, until the disk takes it."""
-        self._kills = host_kills() or 0
+        self._kills = 0
+        """How often the kernel of this machine had killed a process for lack of memory when the job started."""
 
     # What engines differ in, beside the events of a controller
 
@@ -269,6 +270,7 @@ class Execution(abc.ABC):
         if self._started:
             return
         self._started = True
+        self._kills = host_kills() or 0
         self.on_first_start()
         with contextlib.suppress(StokerError, OSError):
             self._record.write_spec(spec_of(self.shown_plan(), self._record))
@@ -295,8 +297,9 @@ class Execution(abc.ABC):
             self._fitted_run.outputs = self.outputs()
             if self._fitted_run.restarts_after(status):
                 return
-        kills = (host_kills() or 0) - self._kills
-        result = result_of(status, self._attempt_spec.requeue_at_limit, self._record.output, max(0, kills))
+        # Asked for only where it matters: it takes as long as the rest.
+        kills = max(0, (host_kills() or 0) - self._kills) if was_killed(status.exit_code) else 0
+        result = result_of(status, self._attempt_spec.requeue_at_limit, self._record.output, kills)
         fit = "" if self._fitted_run is None else self._fitted_run.description
         ranks = self._failed_rank() if status.ending == "exited" and status.exit_code else ""
         reason = "; ".join(filter(None, [result.reason, self.remark(), ranks, fit]))

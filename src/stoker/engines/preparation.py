@@ -107,10 +107,11 @@ def prepare(
                 variables.pop(name, None)
     else:
         variables |= {name: job.environment.get(name, "") for name in hiding_variables()}
-    try:
-        policies_of(job.policy if job.gpus else {})
-    except BadInputError as error:
-        raise BadInputError(f"the policy of job {job.id} cannot be used: {error}") from None
+    if job.gpus:
+        try:
+            policies_of(job.policy)
+        except BadInputError as error:
+            raise BadInputError(f"the policy of job {job.id} cannot be used: {error}") from None
     plan = Plan(
         command=command,
         policy=job.policy,

@@ -134,11 +134,15 @@ def _size(word: str) -> int:
 
 def filled(text: str, values: Mapping[str, str]) -> str:
     """The text with values for its placeholders. A value that looks like a placeholder is not replaced."""
+    if "{" not in text:
+        return text
     return _either_form(values).sub(lambda found: values[found[2]] if found[2] else f"{{{found[1]}}}", text)
 
 
 def mentioned(text: str, names: Collection[str]) -> set[str]:
     """The names that the text has a placeholder for."""
+    if "{" not in text:
+        return set()
     return {plain for _doubled, plain in _either_form(names).findall(text) if plain}
 
 

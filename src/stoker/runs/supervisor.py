@@ -162,8 +162,9 @@ class Supervisor(CommandHandler[int]):
         self._written_at = self._started_at
         self.unwritten = False
         """Whether the last status could not be written."""
+        policies = plan.policies
         self._judge = Judge(
-            plan.policies,
+            policies,
             self._started_at,
             "stop the job",
             look_takes=prober.deadline,
@@ -171,7 +172,7 @@ class Supervisor(CommandHandler[int]):
             dry_run=plan.dry_run,
         )
         every = self._judge.every
-        first = min(every, FIRST_LOOK) if plan.policies else math.inf
+        first = min(every, FIRST_LOOK) if policies else math.inf
         self._sampler = Sampler(prober, every, first=first, aligned=True)
         self._scope = _scope_of(plan, environment)
         self._signals = signals

@@ -69,6 +69,7 @@ class LocalEngine:
         self._options = options
         self._own = own
         self._log = log
+        self._queue = queue_address(options.queue).whole
         self._fork_server = ForkServer(options.queue, state_home())
         self._fill: BackgroundFill | None = None
         if own.fill is not None:
@@ -186,7 +187,7 @@ class LocalEngine:
             attempt=attempt.id,
             job=job.id,
             number=attempt.number,
-            queue=queue_address(self._options.queue).whole,
+            queue=self._queue,
             host=identity.host,
             boot=identity.boot,
             processes=processes,
