@@ -183,6 +183,24 @@ def test_worker_statements_do_not_scan_the_history(queue: Store, statement: str)
         assert_reads_little(plan)
 
 
+def test_worker_on_postgresql_plans_a_statement_once(postgres_server: PostgresServer) -> None:
+    """Planning the claim takes longer than the claim."""
+    with init_queue(postgres_server.create_database()) as queue, contextlib.closing(queue.listen(as_worker=True)):
+        queue.jobs.submit([JobSpec(command="new")] * 20)
+        claim = ClaimRequest(shape=shape_of(JobSpec(command="new")), worker="w", lease=60.0)
+        claimed = queue.attempts.take_head(claim)
+        for _ in range(10):
+            assert claimed is not None
+            queue.attempts.heads("w")
+            claimed = queue.attempts.complete(claimed.attempt.id, "succeeded", 0, claim=claim).claimed
+        plans = (
+            "SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE generic_plans + custom_plans >= 10"
+        )
+        rows = queue._driver.fetch_text(plans, {})
+        assert len(rows) >= 2
+        assert all(generic >= 10 and custom == 0 for generic, custom in rows)
+
+
 @pytest.mark.parametrize("statement", LOOKS)
 def test_recent_history_statements_do_not_scan_the_history(queue: Store, statement: str) -> None:
     # Of these PostgreSQL keeps making plans for the time that is asked for: one for any time would cost it more.

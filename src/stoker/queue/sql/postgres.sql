@@ -119,7 +119,7 @@ SELECT last_value FROM stoker_changes
 LISTEN stoker
 
 -- listen as worker --
-LISTEN stoker_workers; SET enable_seqscan = off; SET jit = off
+LISTEN stoker_workers; SET enable_seqscan = off; SET jit = off; SET plan_cache_mode = force_generic_plan
 
 -- is there a queue --
 SELECT count(*) FROM pg_catalog.pg_class WHERE oid = to_regclass('stoker_queue')
