@@ -71,6 +71,27 @@ def test_stopping_a_running_job_needs_confirmation(queue: Store) -> None:
         assert top.code() == 0
 
 
+def test_sweep_is_one_row_that_unfolds_and_is_cancelled_with_one_question(queue: Store) -> None:
+    be_there(queue)
+    jobs = submit(queue, *(f"lr={number}" for number in range(4)), group="bert")
+    end(queue, jobs[0])
+    start(queue, jobs[1])
+    with terminal(TOP) as top:
+        drawn = top.until("> ▸ bert")
+        assert "1 of 4 done, 1 failed, 1 running" in top.text
+        assert "lr=3" not in top.drawn
+        top.press("\x1b[C")
+        top.until("lr=3", drawn)
+        top.do("\x1b[D", "> ▸ bert")
+        top.do("c", "cancel 3 jobs of bert, 1 of them running? y/n")
+        top.do("y", "bert: 2 jobs cancelled, 1 job asked to stop")
+        top.press("q")
+        assert top.code() == 0
+    assert states(queue, *jobs) == ["failed", "running", "cancelled", "cancelled"]
+    assert queue.jobs.get(jobs[1]).cancel_requested is not None
+    assert "▸ bert" in stoker("top", "--once").out
+
+
 def test_details_and_log_of_a_job_open_and_close(queue: Store) -> None:
     be_there(queue)
     (job,) = submit(queue, "train")

@@ -10,6 +10,7 @@ from stoker.cli.top.terminal import KeyReader
     [
         (b"\x1b[A\x1b[B", ["up", "down"]),
         (b"\x1bOAkj", ["up", "up", "down"]),
+        (b"\x1b[C\x1b[D\x1bOC", ["right", "left", "right"]),
         (b"\x1b[5~\x1b[6~\x1b[H\x1b[F", ["page up", "page down", "home", "end"]),
         (b"\rq?", ["enter", "q", "?"]),
         (b"\x1bq", ["escape", "q"]),

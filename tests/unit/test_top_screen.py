@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from stoker.cli.top.screen import UNCUT, TopView, chosen, frame, selected, share, whole
+from stoker.cli.top.screen import UNCUT, TopView, chosen, frame, key_of, sections, selected, share, whole
 from stoker.cli.top.session import help_frame
+from stoker.queue.groups import Group
 from stoker.status.job_text import job_label
 from stoker.status.model import Snapshot
 from stoker.units import clock_time
@@ -173,3 +174,46 @@ def test_only_the_jobs_of_one_person_are_shown_when_asked_for() -> None:
     assert [one.job.name for section in chosen(seen, view) for one in section] == ["run-2"]
     assert "run-1" not in shown(seen, view)
     assert "only jobs of bob" in shown(seen, view)
+
+
+SWEEP = Group(name="sweep", counts={"succeeded": 11, "failed": 1, "running": 1, "queued": 2})
+
+
+def with_sweep() -> Snapshot:
+    return snapshot(
+        groups=(SWEEP,),
+        running=(running(0), running(1, group="sweep", name="lr=1")),
+        waiting=(waiting(0, group="sweep", name="lr=2"), waiting(1)),
+        ended=(ended(0, group="sweep", name="lr=0"), ended(1)),
+        counts={"running": 2, "queued": 3, "succeeded": 11, "failed": 2},
+    )
+
+
+def test_a_group_is_one_row_until_it_is_unfolded() -> None:
+    seen = with_sweep()
+    folded = shown(seen, width=120, height=40)
+    assert "▸ sweep " in folded
+    assert "80% 12 of 15 done, 1 failed, 1 running" in folded
+    assert "lr=" not in folded
+    for heading in ("groups (1)", "running (1)", "waiting (1)", "ended (1)"):
+        assert heading in folded.splitlines(), heading
+    unfolded = shown(seen, TopView(unfolded=frozenset({"sweep"})), width=120, height=40).splitlines()
+    assert "groups (1)" in unfolded
+    first = next(number for number, line in enumerate(unfolded) if "▾ sweep" in line)
+    assert [line.split()[0] for line in unfolded[first + 1 : first + 4]] == ["lr=1", "lr=2", "lr=0"]
+    assert all(line.startswith("    lr=") for line in unfolded[first + 1 : first + 4])
+    piped = "\n".join(line.plain for line in whole(seen, UNCUT))
+    assert "▸ sweep" in piped
+    assert " group    12 of 15 done, 1 failed, 1 running" in piped
+
+
+def test_the_selection_goes_over_groups_and_their_jobs() -> None:
+    seen, unfolded = with_sweep(), TopView(unfolded=frozenset({"sweep"}))
+    keys = [key_of(row) for section in sections(seen, TopView()) for row in section.rows]
+    assert keys == ["group:sweep", "00000000", "00000101", "00000201"]
+    assert [selected(seen, unfolded, step).selected for step in range(4)] == [
+        *("group:sweep", "00000001", "00000100", "00000200")
+    ]
+    # Of a group that is folded while one of its jobs is selected, another row is.
+    assert selected(seen, TopView(selected="00000001", place=1)).selected == "00000000"
+    assert sections(seen, TopView(mine="nobody"))[0].name == "running"

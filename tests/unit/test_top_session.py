@@ -104,3 +104,40 @@ def test_all_jobs_or_only_ones_own_are_shown(store: Store, tmp_path: Path, monke
     assert "his" not in hers
     assert "hers" in hers
     assert "his" in again
+
+
+def test_a_group_is_unfolded_folded_and_acted_on_as_a_whole(store: Store, tmp_path: Path) -> None:
+    one, two, three = store.jobs.submit([JobSpec(command="x", name=f"lr={n}", group="sweep") for n in range(3)])
+    store.attempts.claim([one], "w", [], 600)
+    store.jobs.submit([JobSpec(command="x", name="other")])
+    keys = ("right", "down", "left", "enter", "left", "c", "n", "h", "y", "h", "y", "c", "y", "r", "y", "l")
+    frames = used(store, tmp_path, *keys)
+    assert "> ▸ sweep" in frames[0]
+    assert "lr=" not in frames[0]
+    assert "> ▾ sweep" in frames[1]
+    assert "  lr=2" in frames[1]
+    assert ">   lr=0" in frames[2]
+    assert "> ▸ sweep" in frames[3]  # ← on one of its jobs
+    assert "> ▾ sweep" in frames[4]
+    assert "> ▸ sweep" in frames[5]
+    assert "cancel 3 jobs of sweep, 1 of them running? y/n" in frames[6]
+    assert "nothing was done" in frames[7]
+    assert "hold 2 jobs of sweep? y/n" in frames[8]
+    assert "sweep: 2 jobs held" in frames[9]
+    assert "release 2 jobs of sweep? y/n" in frames[10]
+    assert "sweep: 2 jobs released" in frames[11]
+    assert "cancel 3 jobs of sweep, 1 of them running? y/n" in frames[12]
+    assert "sweep: 2 jobs cancelled, 1 job asked to stop" in frames[13]
+    assert "retry 2 jobs of sweep? y/n" in frames[14]
+    assert "sweep: 2 jobs queued again" in frames[15]
+    assert "that is for one job: → unfolds the group" in frames[16]
+    assert [store.jobs.get(job).state for job in (one, two, three)] == ["running", "queued", "queued"]
+
+
+def test_details_go_from_job_to_job_over_groups(store: Store, tmp_path: Path) -> None:
+    store.jobs.submit([JobSpec(command="x", name=f"lr={n}", group="sweep") for n in range(2)])
+    store.jobs.submit([JobSpec(command="x", name=name) for name in ("alone", "last")])
+    frames = used(store, tmp_path, "down", "enter", "up", "down", "q")
+    assert frames[2].startswith("alone ")
+    assert frames[3].startswith("alone ")
+    assert frames[4].startswith("last ")

@@ -1,7 +1,7 @@
 """The screen of `stoker top`: a snapshot as lines that fit a terminal of any size."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from rich.cells import cell_len, set_cell_size
@@ -10,6 +10,8 @@ from rich.text import Text
 from stoker.cli.tables.table import bar, rich_text
 from stoker.queue.explanation import spoken
 from stoker.queue.fields import State
+from stoker.queue.groups import Group
+from stoker.queue.listing import GROUP_PREFIX
 from stoker.queue.model import ClusterNode, GpuUse, Job, WorkerGpu
 from stoker.status.job_columns import JobRow, columns_of
 from stoker.status.job_text import job_label, one_line
@@ -18,6 +20,32 @@ from stoker.status.model import EndedJob, Level, Machine, Progress, RunningJob, 
 from stoker.units import clock_time, format_duration, format_memory, format_percent
 
 AnyJob = RunningJob | WaitingJob | EndedJob
+
+
+class GroupRow(msgspec.Struct, frozen=True):
+    """A group in the place of its jobs, or above them."""
+
+    group: Group
+    unfolded: bool = False
+
+
+class MemberRow(msgspec.Struct, frozen=True):
+    """A job below its group."""
+
+    one: AnyJob
+
+
+AnyRow = AnyJob | GroupRow | MemberRow
+
+
+class Section(NamedTuple):
+    """Rows under one heading."""
+
+    name: str
+    total: int
+    """How many there are, shown or not."""
+    rows: Sequence[AnyRow]
+
 
 _LEVELS: Final[dict[Level, str]] = {"good": "green", "attention": "yellow", "bad": "red"}
 _GPU_STATES: Final[dict[GpuUse, tuple[str, str]]] = {
@@ -41,11 +69,13 @@ class TopView(msgspec.Struct, frozen=True, kw_only=True):
     """What the user chose to see."""
 
     selected: str | None = None
-    """The id of a job."""
+    """The id of a job, or `group:NAME`."""
     place: int = 0
     """Its place among the shown jobs, in case it vanishes."""
     mine: str = ""
     """Only the jobs of this submitter."""
+    unfolded: frozenset[str] = frozenset()
+    """The groups whose jobs are shown."""
     note: str = ""
     """The result of the last action, or a question."""
     away: str = ""
@@ -65,9 +95,50 @@ def chosen(snapshot: Snapshot, view: TopView) -> tuple[Sequence[RunningJob], Seq
     )
 
 
+def sections(snapshot: Snapshot, view: TopView) -> list[Section]:
+    """The rows of the screen: first the groups, of which each is one row until it is unfolded, then all other jobs."""
+    parts = chosen(snapshot, view)
+    names = {one.job.group for part in parts for one in part}
+    groups = {group.name: group for group in snapshot.groups if group.name in names}
+    running, waiting, ended = ([one for one in part if one.job.group not in groups] for part in parts)
+    rows: list[AnyRow] = []
+    for name, group in groups.items():
+        rows.append(GroupRow(group, name in view.unfolded))
+        if name in view.unfolded:
+            rows += [MemberRow(one) for part in parts for one in part if one.job.group == name]
+    pending = [one for one in running if one.job.is_pending]
+    begun = running[: len(running) - len(pending)]
+    all_pending = snapshot.pending - sum(one.job.is_pending for one in parts[0]) + len(pending)
+
+    def alone(*states: State) -> int:
+        """How many jobs in these states belong to none of the groups."""
+        inside = sum(group.counts.get(state, 0) for group in groups.values() for state in states)
+        return sum(snapshot.counts.get(state, 0) for state in states) - inside
+
+    def section(name: str, number: int, shown: Sequence[AnyRow]) -> Section:
+        return Section(name, len(shown) if view.mine else max(number, len(shown)), shown)
+
+    return [
+        *([Section("groups", len(groups), rows)] if groups else []),
+        section("running", alone("running") - all_pending, begun),
+        *([section("pending", all_pending, pending)] if pending else []),
+        section("waiting", alone("queued", "held"), waiting),
+        section("ended", alone("succeeded", "failed", "cancelled"), ended),
+    ]
+
+
+def key_of(row: AnyRow) -> str:
+    """What the selection keeps of a row."""
+    return f"{GROUP_PREFIX}{row.group.name}" if isinstance(row, GroupRow) else job_of(row).id
+
+
+def job_of(row: AnyJob | MemberRow) -> Job:
+    return row.one.job if isinstance(row, MemberRow) else row.job
+
+
 def selected(snapshot: Snapshot, view: TopView, step: int = 0) -> TopView:
-    """The view with an existing job selected, `step` lines further down."""
-    ids = [one.job.id for section in chosen(snapshot, view) for one in section]
+    """The view with an existing row selected, `step` lines further down."""
+    ids = [key_of(row) for section in sections(snapshot, view) for row in section.rows]
     if not ids:
         return msgspec.structs.replace(view, selected=None, place=0)
     place = ids.index(view.selected) if view.selected in ids else view.place
@@ -250,47 +321,67 @@ def _in_short(machine: Machine, now: float, width: int) -> Text:
 
 
 def _jobs(snapshot: Snapshot, view: TopView, width: int, room: int) -> list[Text]:
-    running, waiting, ended = chosen(snapshot, view)
-    counts = snapshot.counts
-    queued = counts.get("queued", 0) + counts.get("held", 0)
-    pending = [one for one in running if one.job.is_pending]
-    sections: list[tuple[str, int, Sequence[AnyJob]]] = [
-        ("running", snapshot.begun, running[: len(running) - len(pending)]),
-        *([("pending", snapshot.pending, pending)] if pending else []),
-        ("waiting", queued, waiting),
-        ("ended", sum(counts.get(state, 0) for state in ("succeeded", "failed", "cancelled")), ended),
-    ]
-    given = share(room, [len(jobs) + 1 for _name, _count, jobs in sections])
+    found = sections(snapshot, view)
+    given = share(room, [len(section.rows) + 1 for section in found])
     lines = []
-    for (name, count, jobs), lent in zip(sections, given, strict=True):
-        shown = _window(jobs, view, lent - 1)
+    for section, lent in zip(found, given, strict=True):
+        shown = _window(section.rows, view, lent - 1)
         if lent:
-            lines.append(_heading(name, count, shown, jobs, view))
-        lines += [_row(one, snapshot.now, view, width) for one in shown]
-    if not any(jobs for _name, _count, jobs in sections) and len(lines) < room:
+            lines.append(_heading(section, shown))
+        lines += [_row(row, snapshot.now, view, width) for row in shown]
+    if not any(section.rows for section in found) and len(lines) < room:
         lines.append(Text("no jobs: `stoker submit -- COMMAND` makes one", style="dim"))
     return lines
 
 
-def _heading(name: str, count: int, shown: Sequence[AnyJob], jobs: Sequence[AnyJob], view: TopView) -> Text:
-    total = len(jobs) if view.mine else max(count, len(jobs))
-    hidden = f", {len(shown)} shown" if len(shown) < total else ""
-    return Text(f"{name} ({total:,}{hidden})", style="dim underline", no_wrap=True)
+def _heading(section: Section, shown: Sequence[AnyRow]) -> Text:
+    # Jobs below their group are not counted.
+    counted = sum(not isinstance(row, MemberRow) for row in shown)
+    hidden = f", {counted} shown" if counted < section.total else ""
+    return Text(f"{section.name} ({section.total:,}{hidden})", style="dim underline", no_wrap=True)
 
 
-def _window(jobs: Sequence[AnyJob], view: TopView, size: int) -> Sequence[AnyJob]:
-    """The jobs that fit, including the selected one."""
+def _window(rows: Sequence[AnyRow], view: TopView, size: int) -> Sequence[AnyRow]:
+    """The rows that fit, including the selected one."""
     if size <= 0:
         return []
-    place = next((number for number, one in enumerate(jobs) if one.job.id == view.selected), 0)
-    first = min(max(0, place - size // 2), max(0, len(jobs) - size))
-    return jobs[first : first + size]
+    place = next((number for number, row in enumerate(rows) if key_of(row) == view.selected), 0)
+    first = min(max(0, place - size // 2), max(0, len(rows) - size))
+    return rows[first : first + size]
 
 
-def _row(one: AnyJob, now: float, view: TopView, width: int) -> Text:
-    name = _column(job_label(one.job), min(max(14, width // 4), 48), width)
-    mark, style = ("> ", "reverse") if one.job.id == view.selected else ("  ", "")
-    text = Text.assemble((f"{mark}{name} {one.job.id} ", style))
+def _row(row: AnyRow, now: float, view: TopView, width: int) -> Text:
+    mark, style = ("> ", "reverse") if key_of(row) == view.selected else ("  ", "")
+    room = min(max(14, width // 4), 48)
+    match row:
+        case GroupRow():
+            name = _column(f"{'▾' if row.unfolded else '▸'} {one_line(row.group.name)}", room, width)
+            text = Text.assemble((f"{mark}{name} {'group':8} ", style))
+            text.append_text(_group_progress(row.group, width))
+        case _:
+            job, indent = job_of(row), "  " if isinstance(row, MemberRow) else ""
+            name = _column(f"{indent}{job_label(job)}", room, width)
+            text = Text.assemble((f"{mark}{name} {job.id} ", style))
+            text.append_text(_of_job(row.one if isinstance(row, MemberRow) else row, now, width))
+    return cut(text, width)
+
+
+def _group_progress(group: Group, width: int) -> Text:
+    """`12 of 15 done, 1 failed, 2 running`, with a bar where there is room."""
+    share_done = group.ended / group.total if group.total else 0.0
+    text = Text("")
+    if _ROOM_FOR_BARS <= width < UNCUT:
+        text.append_text(rich_text(bar(share_done, f"{format_percent(share_done):>4}")))
+        text.append(" ")
+    text.append(group.progress, _STATES["failed"] if group.counts.get("failed") else "")
+    if group.at_most is not None:
+        text.append(f", at most {group.at_most} at once", "dim")
+    return text
+
+
+def _of_job(one: AnyJob, now: float, width: int) -> Text:
+    """Its state, behind its name and id."""
+    text = Text("")
     match one:
         case RunningJob() if one.job.is_pending:
             text.append(_column(_wanted(one.job), 9, UNCUT), "dim")
@@ -314,7 +405,7 @@ def _row(one: AnyJob, now: float, view: TopView, width: int) -> Text:
     row = JobRow(job=one.job, now=now)
     for column in columns_of("top"):
         text.append(f"  {one_line(column.text(row))}", "dim")
-    return cut(text, width)
+    return text
 
 
 def _activity(one: RunningJob, now: float, width: int) -> Text:

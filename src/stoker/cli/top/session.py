@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -12,12 +13,25 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 from rich.text import Text
 
-from stoker.cli.top.screen import TopView, chosen, filled, frame, progress_bar, selected
+from stoker.cli.output import count_of
+from stoker.cli.top.screen import (
+    GroupRow,
+    TopView,
+    filled,
+    frame,
+    job_of,
+    key_of,
+    progress_bar,
+    sections,
+    selected,
+)
 from stoker.cli.top.terminal import HELP, TopTerminal
 from stoker.errors import BadInputError, StokerError
 from stoker.logs.reader import local_tail
 from stoker.logs.terminal import plain_text
 from stoker.queue.explanation import spoken
+from stoker.queue.groups import Group
+from stoker.queue.listing import GROUP_PREFIX
 from stoker.queue.model import Attempt, Job
 from stoker.queue.provenance import login_name
 from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb, moving, why_not_any_more
@@ -38,7 +52,7 @@ _LOOK_EVERY: Final = 1.0
 _SECONDS_BETWEEN_LOOKS: Final = 0.2
 _LINES_OF_LOG: Final = 200
 _STEPS: Final = {"up": -1, "down": 1, "page up": -10, "page down": 10, "home": -(10**6), "end": 10**6}
-_ON_A_JOB: Final = frozenset({"enter", "l", "c", "r", "h", "u", "d", "s"})
+_ON_A_JOB: Final = frozenset({"enter", "right", "left", "l", "c", "r", "h", "u", "d", "s"})
 
 Mode = Literal["jobs", "job", "help"]
 
@@ -144,13 +158,19 @@ class TopSession:
             self._turn_mine()
         elif key == "p":
             self._perform(lambda: turn_queue(self._store))
-        elif key in _ON_A_JOB and (job := self._selected()) is not None:
-            self._act_on(key, job)
+        elif key in _ON_A_JOB and (found := self._selected()) is not None:
+            if isinstance(found, Group):
+                self._act_on_group(key, found)
+            else:
+                self._act_on(key, found)
 
     def _act_on(self, key: str, job: Job) -> None:
         if key == "enter":
             self._mode = "job"
             self._due = 0.0
+        elif key in {"left", "right"}:
+            if key == "left" and job.group in self._view.unfolded:
+                self._fold(job.group)
         elif key == "l":
             self._follow(job)
         elif key == "c" and job.state == "running":
@@ -159,11 +179,49 @@ class TopSession:
         else:
             self._perform(lambda: act(self._store, key, job.id))
 
+    def _act_on_group(self, key: str, group: Group) -> None:
+        if key in {"enter", "left", "right"}:
+            unfolded = self._view.unfolded
+            if group.name in unfolded and key != "right":
+                self._fold(group.name)
+            elif key != "left":
+                self._view = msgspec.structs.replace(self._view, unfolded=unfolded | {group.name})
+        elif key in {"l", "s"}:
+            self._change(note="that is for one job: → unfolds the group")
+        else:
+            self._perform(lambda: self._ask_group(key, group.name))
+
+    def _fold(self, name: str) -> None:
+        """Folds a group, and selects it."""
+        unfolded = self._view.unfolded - {name}
+        self._view = msgspec.structs.replace(self._view, unfolded=unfolded, selected=f"{GROUP_PREFIX}{name}")
+
+    def _ask_group(self, key: str, name: str) -> str:
+        """The question before something is done to all jobs of a group that it is for; or why there is none."""
+        verb, jobs = verb_for_group(self._store, key, name)
+        if not jobs:
+            return f"no job of {name} can be {verb.done}: none is {' or '.join(verb.among)}"
+        if key in {"u", "d"}:
+            return steer_group(self._store, verb, name, jobs)
+        runs = sum(job.state == "running" for job in jobs)
+        also = f", {runs} of them running" if runs and runs < len(jobs) else ", which runs" if runs == 1 else ""
+        also = also or (", all of them running" if runs else "")
+        self._question = lambda: steer_group(self._store, verb, name, jobs)
+        return f"{verb.name} {count_of(len(jobs), 'job')} of {name}{also}? y/n"
+
     def _step(self, step: int) -> None:
-        if self._snapshot is not None:
-            self._view = selected(self._snapshot, self._view, step)
-            if self._mode == "job":
-                self._due = 0.0
+        if self._snapshot is None:
+            return
+        view = selected(self._snapshot, self._view, step)
+        if self._mode == "job":
+            # A group has no details: the next job does.
+            onward = 1 if step > 0 else -1
+            while (view.selected or "").startswith(GROUP_PREFIX):
+                before, view = view, selected(self._snapshot, view, onward)
+                if view == before:
+                    return
+            self._due = 0.0
+        self._view = view
 
     def _turn_mine(self) -> None:
         me = login_name()
@@ -174,13 +232,13 @@ class TopSession:
         if self._snapshot is not None:
             self._view = selected(self._snapshot, self._view)
 
-    def _selected(self) -> Job | None:
+    def _selected(self) -> Job | Group | None:
         if self._mode == "job" and self._detail is not None:
             return self._detail[0].job
-        sections = chosen(self._snapshot, self._view) if self._snapshot is not None else ()
-        for one in (one for section in sections for one in section):
-            if one.job.id == self._view.selected:
-                return one.job
+        found = sections(self._snapshot, self._view) if self._snapshot is not None else ()
+        for row in (row for section in found for row in section.rows):
+            if key_of(row) == self._view.selected:
+                return row.group if isinstance(row, GroupRow) else job_of(row)
         self._change(note="no job is selected")
         return None
 
@@ -235,6 +293,21 @@ def act(store: "Store", key: str, job: str) -> str:
     if key == "h":
         return _steer(store, RELEASE if store.jobs.get(job).state == "held" else HOLD, job)
     return _steer(store, VERBS[key], job)
+
+
+def verb_for_group(store: "Store", key: str, name: str) -> tuple[Verb, list[Job]]:
+    """What a key means for a group, and the jobs that it is for."""
+    members = store.jobs.members(f"{GROUP_PREFIX}{name}")
+    verb = VERBS[key] if key != "h" else HOLD if any(job.state == "queued" for job in members) else RELEASE
+    now = store.clock()
+    return verb, [job for job in members if job.state in verb.among and verb.obstacle(job, now) is None]
+
+
+def steer_group(store: "Store", verb: Verb, name: str, jobs: Sequence[Job]) -> str:
+    """Does it to these jobs of a group; the result."""
+    became = verb.apply(store, [job.id for job in jobs])
+    done = [f"{count_of(number, 'job')} {what}" for what, number in Counter(became.values()).items()]
+    return f"{name}: {', '.join(done) or 'nothing was done, its jobs have just changed'}"
 
 
 def turn_queue(store: "Store") -> str:
