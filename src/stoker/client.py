@@ -100,6 +100,8 @@ class Options(TypedDict, total=False):
     """At the time limit it goes back to the queue, without using a retry."""
     then: Sequence[str]
     """What to do after a rule has stopped it: `exec COMMAND`, `notify URL`, …"""
+    notify: Sequence[str]
+    """When to send a message, and where: `end`, `failed:ntfy://…`, `done` for its group."""
     policy: Mapping[str, str | int | float | bool | None]
     """The settings of its rules, such as `{"window": 600.0}`; `{"idle": False}` turns the idle rule off."""
     preemptible: bool
@@ -204,6 +206,14 @@ class Queue:
         """From now on at most this many jobs of the group are started; None: no limit. Those that run go on."""
         self._store.groups.cap(group, at_most)
         return self._store.groups.get(group)
+
+    def set_notify(self, which: Which | Iterable[Which], notify: Sequence[str]) -> list[Job]:
+        """When to send a message about these jobs, and where, as in `submit`; also while they run."""
+        entries = FIELDS["notify"].read(notify)
+        FIELDS["notify"].kind.check(entries)
+        ids = self._ids(which if not isinstance(which, str | Job) else [which])
+        self._store.jobs.edit_many({name: {"notify": entries} for name in ids})
+        return [self._store.jobs.get(name) for name in ids]
 
     def search(self, query: str = "", *, sort: str = "submitted", limit: int = 100) -> list[Job]:
         """The jobs that match, like `name:resnet state:failed since:2d lr=1e-3`, newest first.

@@ -28,6 +28,8 @@ _SECRET_VALUE: Final = re.compile(
     r"|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|stk_[\w-]{20,}|eyJ[\w-]{10,999}\.[\w-]{10,2000}\.[\w-]{5,})"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY"
 )
+# What follows the scheme in a notification URL may all be secret.
+_SERVICE: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)\S*")
 _VALUE: Final = r"(?:\"[^\"]*\"|'[^']*'|[^\s;&|)\"']+)"
 _ASSIGNED: Final = re.compile(rf"(?<![\w.-])(-{{0,2}}[A-Za-z_][\w.-]*)=({_VALUE})")
 _OPTION: Final = re.compile(rf"(?<!\S)(--?[A-Za-z][\w-]*)(\s+)(?!-)({_VALUE})")
@@ -86,6 +88,27 @@ def masked_actions(actions: "list[str] | tuple[str, ...]") -> list[str]:
     return [f"{action.split()[0]} {MASK}" if len(action.split()) > 1 else action for action in actions]
 
 
+def masked_notify(entries: "list[str] | tuple[str, ...]", *, for_viewer: bool = False) -> list[str]:
+    """Entries of `--notify` without their URLs: `failed:ntfy://***`; for a viewer not even the service."""
+    return [_SERVICE.sub(MASK if for_viewer else rf"\1{MASK}", entry) for entry in entries]
+
+
+def unmasked_notify(
+    entries: "list[str] | tuple[str, ...]", earlier: "list[str] | tuple[str, ...]"
+) -> "tuple[str, ...] | None":
+    """The entries with the URLs that they had `earlier` in place of `***`; None if it cannot be known which."""
+    hidden: dict[str, list[str]] = {}
+    for entry in earlier:
+        hidden.setdefault(masked_notify([entry])[0], []).append(entry)
+    of_each = {shown: iter(urls) for shown, urls in hidden.items()}
+    found: list[str] = []
+    for entry in entries:
+        if MASK in entry and list(entries).count(entry) != len(hidden.get(entry, ())):
+            return None
+        found.append(next(of_each[entry]) if MASK in entry else entry)
+    return tuple(found)
+
+
 def masked(value: Any, *, for_viewer: bool = False) -> Any:
     """Jobs as JSON has them, however deep, without the secrets in their environments.
 
@@ -102,6 +125,8 @@ def masked(value: Any, *, for_viewer: bool = False) -> Any:
 def _masked_field(name: object, value: Any, for_viewer: bool) -> Any:
     if name == "then" and isinstance(value, list | tuple):
         return masked_actions(value)
+    if name == "notify" and isinstance(value, list | tuple):
+        return masked_notify(value, for_viewer=for_viewer)
     if name == "environment" and isinstance(value, Mapping):
         return masked_environment(value, all_values=for_viewer)
     if name == "command" and for_viewer:

@@ -66,10 +66,70 @@ def test_failed_url_of_a_test_message_is_reported_without_secrets() -> None:
     assert "s3cret" not in done.out + done.err
 
 
+def test_test_message_without_a_url_says_where_to_write_one() -> None:
+    done = stoker("notify", "--test")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "there is no URL to notify: write urls" in done.err
+
+
+def test_job_submitted_with_notify_is_reported_by_a_notifier_without_settings(queue: Store, tmp_path: Path) -> None:
+    with Receiver().listening() as hook:
+        url = hook_url(hook)
+        job = stoker("submit", "--notify", f"failed:{url}", "--", "true").out.strip()
+        shown = stoker("show", job).out + stoker("show", job, "--json").out + stoker("list", "--json").out
+        assert "failed:json://***" in shown
+        with (tmp_path / "log").open("wb") as log:
+            running = subprocess.Popen([stoker_command(), "notify"], stdout=log, stderr=log)
+        try:
+            (started,) = [queue.attempts.claim([job], "w", [], 600.0)]
+            assert started is not None
+            # Also while it runs.
+            done = stoker("edit", job, "--notify", f"{url}", "--notify", "done")
+            assert (done.code, "give the jobs one with --group" in done.err) == (2, True)
+            assert stoker("edit", job, "--notify", url).out == f"true ({job}): edited (notify)\n"
+            assert stoker("edit", job, "--priority", "3").code == 1
+            assert queue.attempts.finish(started.id, "succeeded", 0, "")
+            wait_for(lambda: hook.asked, named="the message")
+        finally:
+            running.send_signal(signal.SIGTERM)
+            running.wait(timeout=60)
+    (sent,) = [asked.json() for asked in hook.asked]
+    assert (sent["title"], sent["type"]) == ("Stoker: job succeeded: true", "success")
+    assert "s3cret" not in shown + (tmp_path / "log").read_text()
+
+
+def test_group_is_marked_by_submit_and_edit_and_shown(queue: Store) -> None:
+    jobs = stoker("submit", "--group", "night", "--notify", "done", "--sweep", "seed=1..2", "--", "true").out.split()
+    assert queue.groups.get("night").notify == ("done",)
+    assert "night: 0 of 2 done; notify: done" in stoker("show", "night").out
+    assert stoker("edit", "night", "--notify", "none").code == 0
+    assert queue.groups.get("night").notify == queue.jobs.get(jobs[0]).notify == ()
+    assert stoker("edit", jobs[0], "--notify", "done", "--notify", "failed").code == 0
+    assert queue.groups.get("night").notify == ("done",)
+    assert [queue.jobs.get(job).notify for job in jobs] == [("failed", "done"), ("done",)]
+
+
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        ("fail", "there is no event 'fail' of a job: did you mean 'failed'?"),
+        ("sometimes:json://s3cret", "there is no event 'sometimes' of a job"),
+        ("end:s3cret", "this is not a URL: write it like"),
+        ("nonsense://s3cret", "this (nonsense://…) is not a URL that apprise understands"),
+        ("done", "'done' is the end of a group: give the jobs one with --group, or write end"),
+    ],
+)
+def test_invalid_notification_is_refused_at_submission(queue: Store, entry: str, sentence: str) -> None:
+    done = stoker("submit", "--notify", entry, "--", "true")
+    assert (done.code, done.err.count("\n")) == (2, 1), done.err
+    assert sentence in done.err
+    assert "s3cret" not in done.err
+    assert queue.jobs.find() == []
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "there is no URL to notify: write urls"),
         (
             '[notify]\nevents = ["fail"]\n',
             r"stoker\.toml: \[notify\] events: there is no event 'fail': use failed, stopped",

@@ -51,7 +51,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
         "machines add user@gpu-box",
     ),
     "move": ("move first later", "move after later next --json", "move before", "move first baseline"),
-    "notify": ("notify",),
+    "notify": ("notify --test",),
     "pause": ("pause --dry-run", "pause", "pause", "pause --worker gpu-box --json", "pause --worker other"),
     "queue": ("queue init", "queue init --json", "queue check", "queue check --json", "queue check --queue /nowhere/q"),
     "record": ("record readings --every 100ms --for 250ms", "record", "record . --for 1s"),

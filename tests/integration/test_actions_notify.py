@@ -10,9 +10,6 @@ from stoker.actions.notify import Notify
 from stoker.errors import BadInputError
 from tests.support.http_receiver import Answer, Receiver
 
-# One of apprise's many plug-ins imports a module that Python is about to drop.
-pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
-
 FACTS = Facts(
     kind="idle",
     cause="its GPUs stayed idle",

@@ -10,6 +10,7 @@ import pytest
 from stoker.actions.notify import AppriseChannel
 from stoker.errors import BadInputError
 from stoker.notifications.notifier import Notifier
+from stoker.notifications.watch import QueueWatch
 from stoker.queue import JobSpec, Store, init_queue, open_queue
 from stoker.queue.model import AttemptDetails
 from stoker.queue.store import Workers
@@ -17,9 +18,6 @@ from stoker.settings import Notifications
 from tests.support.http_receiver import Answer, Receiver
 from tests.support.mailbox import Mailbox, text_of
 from tests.support.waiting import wait_for
-
-# One of apprise's many plug-ins imports a module that Python is about to drop.
-pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
 
 LINK = "https://gpu-box:7865"
 # Apprise gives up on a service after four seconds, and the ones here may be held up for longer.
@@ -32,9 +30,9 @@ def store() -> Iterator[Store]:
         yield found
 
 
-def fail(store: Store, name: str, cause: str = "exited", sentence: str = "it ended with code 1") -> str:
+def fail(store: Store, name: str, cause: str = "exited", sentence: str = "it ended with code 1", **fields: Any) -> str:
     """A job that has failed for good."""
-    (job,) = store.jobs.submit([JobSpec(command="x", name=name)])
+    (job,) = store.jobs.submit([JobSpec(command="x", name=name, **fields)])
     attempt = store.attempts.claim([job], "w", [], 600.0)
     assert attempt is not None
     store.attempts.write_details(attempt.id, AttemptDetails(cause=cause, rule=cause if cause == "idle" else ""))
@@ -234,8 +232,7 @@ def test_only_reported_jobs_are_loaded(store: Store) -> None:
         fail(store, f"{name} failed")
     store._driver.fetch_text("UPDATE stoker_jobs SET ended = ended - 9", {})  # two ends may be one to the clock
     store.jobs.cancel(store.jobs.submit([JobSpec(command="x", name="last")]))
-    notifier = Notifier(Notifications(urls=(), events=("failed", "queue-empty")), LINK, open_queue, print)
-    sight = notifier._queue_state(store)
+    sight = QueueWatch(with_successes=False).read(store)
     assert sorted(job.name for job in sight.ended) == ["a failed", "b failed", "c failed", "last"]
     assert len(sight.causes) == 3
 
@@ -244,13 +241,13 @@ def test_idle_stop_of_a_cancelled_job_is_not_called_a_retry(store: Store) -> Non
     (job,) = store.jobs.submit([JobSpec(command="x", name="hung", retries=1)])
     attempt = store.attempts.claim([job], "w", [], 600.0)
     assert attempt is not None
-    notifier = Notifier(Notifications(urls=(), events=("stopped",)), LINK, open_queue, print)
-    notifier._queue_state(store)
+    watch = QueueWatch(with_successes=False)
+    watch.read(store)
     store.attempts.write_details(attempt.id, AttemptDetails(cause="idle", rule="idle"))
     store.attempts.finish(attempt.id, "failed", 1, "")
     store.jobs.cancel([job])
     store.jobs.cancel(store.jobs.submit([JobSpec(command="x", name="last")]))
-    assert notifier._queue_state(store).retried == {}
+    assert watch.read(store).retried == {}
 
 
 def test_failing_plugin_is_retried(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,3 +271,77 @@ def test_invalid_url_is_refused_without_being_shown() -> None:
     with pytest.raises(BadInputError, match=r"\[notify\]: URL 2 of 2 \(nonsense://…\) is not a URL") as refused:
         Notifier(Notifications(urls=("json://localhost/", "nonsense://t0psecret")), "", open_queue, print)
     assert "t0psecret" not in str(refused.value)
+
+
+def succeed(store: Store, name: str, **fields: Any) -> str:
+    (job,) = store.jobs.submit([JobSpec(command="x", name=name, **fields)])
+    attempt = store.attempts.claim([job], "w", [], 600.0)
+    assert attempt is not None
+    assert store.attempts.finish(attempt.id, "succeeded", 0, "")
+    return job
+
+
+def titles(receiver: Receiver, count: int) -> list[tuple[str, str]]:
+    return sorted((one["title"].removeprefix("Stoker: "), one["type"]) for one in messages(receiver, count))
+
+
+def test_job_with_its_own_url_is_notified_without_urls_in_the_settings(store: Store) -> None:
+    with Receiver().listening() as mine, Receiver().listening() as other, crying(), crying():
+        succeed(store, "quiet")
+        succeed(store, "loud", notify=(f"succeeded:{webhook(mine)}", f"failed:{webhook(other)}"))
+        fail(store, "broken", notify=(f"end:{webhook(mine)}",))
+        store.jobs.cancel(store.jobs.submit([JobSpec(command="x", name="gone", notify=(f"end:{webhook(mine)}",))]))
+        found = titles(mine, 3)
+    assert found == [
+        ("job failed: broken", "failure"),
+        ("job succeeded: loud", "success"),
+        ("job was cancelled: gone", "warning"),
+    ]
+    assert other.asked == []
+
+
+def test_when_without_a_url_means_the_urls_of_settings_and_page(store: Store) -> None:
+    with Receiver().listening() as hook, Receiver().listening() as page:
+        assert store.notices.add_url(webhook(page), "phone", ["failed"])
+        with crying(webhook(hook)):
+            succeed(store, "quiet")
+            succeed(store, "loud", notify=("succeeded",))
+            fail(store, "broken", notify=("end",))
+            both = [("job failed: broken", "failure"), ("job succeeded: loud", "success")]
+            assert titles(hook, 2) == titles(page, 2) == both
+
+
+def test_url_of_the_page_gets_its_own_kinds_from_when_it_was_added(store: Store) -> None:
+    fail(store, "earlier")
+    with Receiver().listening() as page:
+        name = store.notices.add_url(webhook(page), "phone", ["succeeded"])
+        assert name is not None
+        with crying():
+            succeed(store, "first")
+            assert titles(page, 1) == [("job succeeded: first", "success")]
+            assert store.notices.set_events(name, ["failed"])
+            fail(store, "second")
+            assert titles(page, 2)[0] == ("job failed: second", "failure")
+
+
+def test_end_of_a_group_is_sent_to_those_who_asked_and_once(store: Store) -> None:
+    with Receiver().listening() as mine, crying(), crying():
+        notify = (f"done:{webhook(mine)}",)
+        first = succeed(store, "a", group="night", notify=notify)
+        assert store.jobs.get(first).notify == store.groups.get("night").notify == notify
+        assert titles(mine, 1) == [("group is done: night", "success")]
+        fail(store, "b", group="night")
+        assert "All 2 jobs of night have ended: 1 succeeded, 1 failed." in str(messages(mine, 2)[1])
+
+
+def test_url_that_apprise_does_not_know_is_logged_without_it_and_stops_nothing(store: Store) -> None:
+    said: list[str] = []
+    with Receiver().listening() as mine, crying(say=said.append):
+        fail(store, "a", notify=(f"end:{webhook(mine)}",))
+        titles(mine, 1)
+        (bad,) = store.jobs.submit([JobSpec(command="x", name="b")])
+        store._driver.fetch("set notify", {"id": bad, "notify": '["end:nonsense://s3cret"]'})
+        store.jobs.cancel([bad])
+        wait_for(lambda: said, named="the log")
+    (sentence,) = said
+    assert sentence.startswith("a URL of a job or of the page (nonsense://…) is not a URL that apprise understands")

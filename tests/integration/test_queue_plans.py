@@ -90,6 +90,8 @@ HOT = (
 )
 LOOKS = (
     "ended since",
+    "to notify since",
+    "is anyone to notify",
     "snoozes",
     "snooze",
     "write attempt details",

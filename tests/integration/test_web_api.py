@@ -15,6 +15,7 @@ from stoker.queue import AttemptDetails, JobSpec, Store, Usage, View, WorkerGpu
 from stoker.queue.code.packing import pack
 from tests.support.api_site import ApiSite, Client, job_body, site
 from tests.support.code_repository import CodeRepository
+from tests.support.http_receiver import Answer, Receiver
 from tests.support.queue_jobs import end, start, states, submit
 
 __all__ = ["site"]
@@ -730,7 +731,7 @@ def test_the_description_is_for_token_holders_and_complete(site: ApiSite, client
     description = told(client.get("/api/openapi.json"))
     operations = [one for path in description["paths"].values() for one in path.values()]
     names = [one["operationId"] for one in operations]
-    assert len(set(names)) == len(names) == 39
+    assert len(set(names)) == len(names) == 48
     for one in operations:
         assert one["summary"], one
         assert one["description"], one
@@ -750,7 +751,10 @@ SECRETS = {"WANDB_API_KEY": "hunter2-of-wandb", "DATABASE": "postgresql://me:hun
 def with_secrets(site: ApiSite) -> str:
     command = "HF_TOKEN=hunter2-in-the-command python train.py"
     environment = {**SECRETS, "OMP_NUM_THREADS": "value-of-no-secret"}
-    (name,) = site.store.jobs.submit([JobSpec(command=command, directory="/tmp", environment=environment, retries=1)])
+    notify = ("end:json://hunter2-of-the-job", "done:json://hunter2-of-the-group")
+    asked = JobSpec(command=command, directory="/tmp", environment=environment, retries=1, group="g", notify=notify)
+    (name,) = site.store.jobs.submit([asked])
+    site.store.notices.add_url("json://hunter2-of-the-page", "phone", ["failed"])
     return name
 
 
@@ -796,6 +800,31 @@ def test_who_edits_or_copies_a_job_keeps_the_secrets_that_are_not_shown(site: Ap
 def test_a_mask_without_a_value_behind_it_is_refused(client: Client) -> None:
     found = mistakes(client.post(f"{V1}/jobs", json=job_body(environment={"HF_TOKEN": "***"})))
     assert "write the value of HF_TOKEN" in found["#/environment"]
+
+
+def test_hidden_notification_urls_stay_when_a_running_job_or_its_group_is_edited(site: ApiSite, client: Client) -> None:
+    job = with_secrets(site)
+    before = site.store.jobs.get(job).notify
+    start(site.store, job)
+    shown = told(client.get(f"{V1}/jobs/{job}"))["notify"]
+    assert shown == ["end:json://***", "done:json://***"]
+    assert told(site.client("viewer", "v").get(f"{V1}/jobs/{job}"))["notify"] == ["end:***", "done:***"]
+    done = told(client.patch(f"{V1}/jobs/{job}", json={"notify": [*shown, "failed"]}))
+    assert set(site.store.jobs.get(job).notify) == {*before, "failed"}
+    told(client.patch(done["undo"]["path"], json=done["undo"]["body"]))
+    assert site.store.jobs.get(job).notify == before
+    # A URL that was removed is in no answer.
+    assert told(client.patch(f"{V1}/jobs/{job}", json={"notify": shown[1:]}))["undo"] is None
+    assert "hidden URL" in mistakes(client.patch(f"{V1}/jobs/{job}", json={"notify": shown}))["#/notify"]
+    group = f"{V1}/groups/g"
+    done = told(client.patch(group, json={"notify": ["done:json://***", "done"]}))
+    assert site.store.groups.get("g").notify == (before[1], "done")
+    told(client.patch(done["undo"]["path"], json=done["undo"]["body"]))
+    assert told(client.get(group))["notify"] == ["done:json://***"]
+    assert "is an event of a job" in mistakes(client.patch(group, json={"notify": ["failed"]}))["#/notify"]
+    assert told(client.patch(group, json={}))["changed"] is False
+    assert told(client.patch(group, json={"at_most": 3, "notify": []}))["changed"]
+    assert (site.store.groups.get("g").at_most, site.store.groups.get("g").notify) == (3, ())
 
 
 # Many at once
@@ -868,3 +897,92 @@ def test_invalid_bulk_action_changes_nothing(site: ApiSite, client: Client, body
     (job,) = submit(site.store, "x")
     assert mistakes(client.post(f"{V1}/jobs/bulk", json=body))
     assert site.store.jobs.get(job).state == "queued"
+
+
+# Who gets messages, and who sees the page
+
+
+def test_operator_adds_a_url_tests_it_chooses_events_and_removes_it(site: ApiSite, client: Client) -> None:
+    with Receiver().listening() as hook:
+        url = f"json://127.0.0.1:{hook.port}/hunter2?cto=60&rto=60"
+        added = client.post(
+            f"{V1}/notifications", json={"url": url, "name": "my phone", "events": ["stopped", "failed"]}
+        )
+        assert told(added)["message"] == "my phone: gets failed, stopped"
+        (one,) = told(client.get(f"{V1}/notifications"))["added"]
+        assert (one["name"], one["url"], one["events"]) == ("my phone", "json://***", ["failed", "stopped"])
+        assert told(client.post(f"{V1}/notifications/test")) == {
+            "message": "A test message was sent",
+            "results": [{"url": "json://***", "error": None}],
+        }
+        assert hook.asked[0].json()["title"] == "Stoker: a test"
+    assert "already" in problem(client.post(f"{V1}/notifications", json={"url": url}), 409)["detail"]
+    path = f"{V1}/notifications/{one['id']}"
+    assert told(client.patch(path, json={"events": ["succeeded"]}))["changed"]
+    assert [found.events for found in site.store.notices.urls()] == [("succeeded",)]
+    assert told(client.request("DELETE", path))["message"] == "my phone: removed"
+    assert site.store.notices.urls() == []
+    problem(client.request("DELETE", path), 404)
+    assert "add one first" in problem(client.post(f"{V1}/notifications/test"), 409)["detail"]
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "sentence"),
+    [
+        ({"url": "hunter2"}, "#/url", "this is not a URL"),
+        ({"url": "nonsense://hunter2"}, "#/url", "(nonsense://…) is not a URL that apprise understands"),
+        ({"url": "json://hunter2", "events": ["fail"]}, "#/events", "there is no event 'fail'"),
+        ({"events": []}, "#/url", "required"),
+    ],
+)
+def test_invalid_url_for_messages_is_refused_without_showing_it(
+    client: Client, body: dict[str, Any], field: str, sentence: str
+) -> None:
+    answer = client.post(f"{V1}/notifications", json=body)
+    assert sentence in mistakes(answer)[field]
+    assert "hunter2" not in answer.text
+
+
+def test_failed_test_message_says_why_without_the_url(client: Client) -> None:
+    with Receiver(Answer(401)).listening() as hook:
+        told(client.post(f"{V1}/notifications", json={"url": f"json://127.0.0.1:{hook.port}/hunter2"}))
+        answer = told(client.post(f"{V1}/notifications/test"))
+    assert answer["message"].startswith("0 of 1 test messages were sent: the message by json:// was not delivered")
+    assert "hunter2" not in str(answer)
+
+
+def test_viewer_links_are_made_shown_and_revoked(site: ApiSite, client: Client) -> None:
+    site.keys.remember_address("https://gpu-box:7865")
+    made = told(client.post(f"{V1}/tokens", json={"name": "lab screen"}))
+    secret = made["link"].removeprefix("https://gpu-box:7865/login#")
+    assert (made["role"], made["name"]) == ("viewer", "lab screen")
+    assert len(made["qr"]) == len(made["qr"][0]) > 20
+    viewer = Client(site.secured, {"Authorization": f"Bearer {secret}"})
+    assert told(viewer.get(f"{V1}/session"))["role"] == "viewer"
+    assert told(client.post(f"{V1}/tokens/{made['id']}/link"))["link"] == made["link"]
+    listed = client.get(f"{V1}/tokens")
+    assert {one["name"]: one["role"] for one in told(listed)["items"]} == {"phone": "operator", "lab screen": "viewer"}
+    assert secret not in listed.text
+    assert told(client.post(f"{V1}/tokens", json={}))["name"] == "viewer"
+    assert "already a token" in mistakes(client.post(f"{V1}/tokens", json={"name": "viewer"}))["#/name"]
+    assert told(client.request("DELETE", f"{V1}/tokens/{made['id']}"))["message"].startswith("lab screen: revoked")
+    assert viewer.get(f"{V1}/session").status_code == 401
+
+
+def test_operators_tokens_are_neither_shown_nor_revoked_by_the_page(site: ApiSite, client: Client) -> None:
+    (own,) = [token for token in site.keys.tokens() if token.role == "operator"]
+    for method, path in (("POST", f"{own.id}/link"), ("DELETE", own.id)):
+        answer = client.request(method, f"{V1}/tokens/{path}")
+        assert "is an operator" in problem(answer, 409)["detail"]
+        assert own.secret not in answer.text
+    problem(client.post(f"{V1}/tokens/ffffff/link"), 404)
+    assert site.keys.tokens() == (own,)
+
+
+@pytest.mark.parametrize("path", ["notifications", "tokens"])
+def test_viewers_neither_see_nor_change_messages_and_links(site: ApiSite, path: str) -> None:
+    viewer = site.client("viewer", "screen")
+    problem(viewer.get(f"{V1}/{path}"), 403)
+    body = {"url": "json://x"} if path == "notifications" else {"name": "x"}
+    problem(viewer.post(f"{V1}/{path}", json=body), 403)
+    assert site.store.notices.urls() == []

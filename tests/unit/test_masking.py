@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from stoker.masking import masked, masked_command, masked_environment, masked_words, without_passwords
+from stoker.masking import (
+    masked,
+    masked_command,
+    masked_environment,
+    masked_words,
+    unmasked_notify,
+    without_passwords,
+)
 from stoker.settings import load_settings
 from stoker.streams import _warned
 
@@ -156,3 +163,24 @@ def test_long_script_is_masked_in_linear_time(part: str) -> None:
     begun = time.monotonic()
     masked_command(part * (100_000 // len(part)))
     assert time.monotonic() - begun < 5.0
+
+
+def test_notification_urls_are_hidden_from_operators_and_services_from_viewers() -> None:
+    entries = ["end", "failed:ntfy://user:s3cret@host/t0pic?x=y"]
+    assert masked({"notify": entries}) == {"notify": ["end", "failed:ntfy://***"]}
+    assert masked({"jobs": [{"notify": entries}]}, for_viewer=True) == {"jobs": [{"notify": ["end", "failed:***"]}]}
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        (["end", "failed:ntfy://***"], ("end", "failed:ntfy://a")),
+        (["end:json://***", "end:json://***"], ("end:json://b", "end:json://c")),
+        (["done:ntfy://new"], ("done:ntfy://new",)),
+        (["end:json://***"], None),
+        (["failed:mailto://***"], None),
+    ],
+)
+def test_hidden_notification_url_stays_as_it_is(said: list[str], kept: tuple[str, ...] | None) -> None:
+    earlier = ("failed:ntfy://a", "end:json://b", "end:json://c")
+    assert unmasked_notify(said, earlier) == kept

@@ -3,18 +3,20 @@
 import re
 from collections import Counter, defaultdict
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker.actions.subscription import parse_subscription
+from stoker.errors import BadInputError
 from stoker.notifications.events import CAUSE_WITHIN, MAX_AGE, Event, EventDetector, EventKind, QueueState
-from stoker.notifications.senders import MAX_LENGTH, compose, plain
+from stoker.notifications.senders import _TITLES, MAX_LENGTH, compose, plain
 from stoker.notifications.throttle import Throttle, release
 from stoker.queue.groups import Group
-from stoker.queue.model import HEARD_WITHIN, AttemptDetails
+from stoker.queue.model import HEARD_WITHIN, AttemptDetails, NotifyUrl
 from stoker.rules.rule import RuleWarning
 from stoker.settings import EVENTS, USUAL_EVENTS
 from tests.support.deep import examples
@@ -31,6 +33,148 @@ def said(events: list[Event]) -> list[str]:
 
 def watching(unknown_after: float = 600.0, kinds: tuple[str, ...] = USUAL_EVENTS) -> EventDetector:
     return EventDetector(kinds, unknown_after)
+
+
+# What a job asks for by --notify
+
+
+def url_of_page(*events: str, url: str = "json://page", added: float = NOW - 99) -> NotifyUrl:
+    return NotifyUrl(id="1", url=url, name="", events=events, added=added)
+
+
+def kinds_and_urls(events: list[Event]) -> list[tuple[str, str]]:
+    return [(event.kind, event.to) for event in events]
+
+
+BY_RULE = {"attempt-of-train": AttemptDetails(cause="idle", rule="idle")}
+BY_ITSELF = {"attempt-of-train": AttemptDetails(cause="exited")}
+
+
+@pytest.mark.parametrize(
+    ("notify", "state", "by_rule", "sent"),
+    [
+        ("end", "succeeded", False, "succeeded"),
+        ("end", "failed", False, "failed"),
+        ("end", "failed", True, "stopped"),
+        ("end", "cancelled", False, "cancelled"),
+        ("failed", "failed", False, "failed"),
+        ("failed", "failed", True, "stopped"),
+        ("failed", "succeeded", False, None),
+        ("failed", "cancelled", False, None),
+        ("succeeded", "succeeded", False, "succeeded"),
+        ("succeeded", "failed", False, None),
+        ("stopped", "failed", True, "stopped"),
+        ("stopped", "failed", False, None),
+        ("warned", "failed", True, None),
+        ("done", "failed", False, None),
+    ],
+)
+def test_job_with_notify_is_reported_to_its_url_alone(notify: str, state: str, by_rule: bool, sent: str | None) -> None:
+    marked = job(state=state, notify=(f"{notify}:json://mine",))
+    look = a_look(ended=[marked], causes=BY_RULE if by_rule else BY_ITSELF)
+    found = EventDetector((), 600.0).detect(look)
+    assert kinds_and_urls(found) == ([] if sent is None else [(sent, "json://mine")])
+
+
+def test_event_goes_once_to_each_url_however_often_it_is_named() -> None:
+    marked = job(notify=("end:json://mine", "failed:json://mine", "end", "failed:json://file"))
+    look = a_look(ended=[marked], causes=BY_ITSELF, urls=[url_of_page("failed")])
+    detector = EventDetector(("failed",), 600.0, ["json://file"])
+    found = detector.detect(look)
+    assert kinds_and_urls(found) == [("failed", ""), ("failed", "json://page"), ("failed", "json://mine")]
+    assert len({event.key for event in found}) == 3
+    assert detector.detect(look) == []
+
+
+def test_when_alone_reaches_settings_and_page_although_they_do_not_list_it() -> None:
+    look = a_look(ended=[job(state="succeeded", notify=("end",))], urls=[url_of_page("failed")])
+    found = EventDetector(("failed",), 600.0, ["json://file"]).detect(look)
+    assert kinds_and_urls(found) == [("succeeded", ""), ("succeeded", "json://page")]
+    assert kinds_and_urls(EventDetector((), 600.0).detect(look)) == [("succeeded", "json://page")]
+
+
+def test_url_of_the_page_gets_nothing_from_before_it_was_added() -> None:
+    look = a_look(ended=[job(ended=NOW - 10)], causes=BY_ITSELF, urls=[url_of_page("failed", added=NOW - 5)])
+    assert EventDetector((), 600.0).detect(look) == []
+
+
+def test_stop_that_is_retried_is_reported_to_who_wants_stops_and_not_as_an_end() -> None:
+    retried = job(state="queued", ended=None, notify=("end:json://end", "stopped:json://stop"))
+    found = EventDetector((), 600.0).detect(a_look(retried={"attempt-of-train": retried}, causes=BY_RULE))
+    assert kinds_and_urls(found) == [("stopped", "json://stop")]
+
+
+def test_lasting_condition_begins_and_ends_for_each_url() -> None:
+    detector, notes, throttle = EventDetector((), 600.0), MemoryNotes(), Throttle()
+    urls = [url_of_page("gpu-quarantined", url=f"json://{name}") for name in "ab"]
+    sent = []
+    for at, quarantine in ((0.0, "xid 79"), (100.0, "")):
+        look = a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(quarantine=quarantine),))], urls=urls)
+        throttle.add(detector.detect(look))
+        sent += [(batch.to, batch.events[0].turn) for batch in throttle.due(NOW + at, notes)]
+    assert sorted(sent) == [("json://a", "began"), ("json://a", "over"), ("json://b", "began"), ("json://b", "over")]
+
+
+def test_urls_do_not_slow_each_other_down() -> None:
+    throttle = Throttle()
+    throttle.add([msgspec.structs.replace(event(f"{to}{n}"), to=to) for to in ("", "x", "y") for n in (1, 2)])
+    batches = list(throttle.due(NOW, MemoryNotes()))
+    assert sorted((batch.to, len(batch.events)) for batch in batches) == [("", 2), ("x", 2), ("y", 2)]
+    throttle.add([msgspec.structs.replace(event("x3"), to="x"), msgspec.structs.replace(event("z1"), to="z")])
+    assert [batch.to for batch in throttle.due(NOW + 5, MemoryNotes())] == ["z"]
+
+
+def test_event_shows_no_url() -> None:
+    shown = repr(msgspec.structs.replace(event("a"), to="json://s3cret", wanted=("end:json://s3cret",)))
+    assert "s3cret" not in shown + repr(url_of_page(url="json://s3cret"))
+
+
+# What an event means, in apprise's words. A group means what became of its jobs, as above.
+TONES: dict[tuple[str, str], str] = {
+    ("failed", "happened"): "failure",
+    ("stopped", "happened"): "warning",
+    ("warned", "happened"): "warning",
+    ("succeeded", "happened"): "success",
+    ("cancelled", "happened"): "warning",
+    ("queue-empty", "happened"): "info",
+    ("gpu-unknown", "began"): "warning",
+    ("gpu-unknown", "over"): "success",
+    ("gpu-quarantined", "began"): "warning",
+    ("gpu-quarantined", "over"): "success",
+    ("worker-gone", "began"): "failure",
+    ("worker-gone", "over"): "success",
+}
+
+
+def test_every_kind_of_event_has_the_type_that_fits() -> None:
+    found = {
+        (kind, turn): compose(kind, [msgspec.structs.replace(event("a", kind), turn=turn)], "").tone
+        for kind, turn in _TITLES
+        if kind != "group-done"
+    }
+    assert found == TONES
+    assert {kind for kind, _turn in _TITLES} == set(get_args(EventKind)) == {*EVENTS, "cancelled"}
+
+
+@pytest.mark.parametrize(
+    ("text", "when", "url"),
+    [
+        ("end", "end", ""),
+        (" failed ", "failed", ""),
+        ("ntfy://host/topic", "end", "ntfy://host/topic"),
+        ("done:mailto://user:pass@host?to=a,b", "done", "mailto://user:pass@host?to=a,b"),
+    ],
+)
+def test_entry_of_notify_is_read(text: str, when: str, url: str) -> None:
+    found = parse_subscription(text)
+    assert found == (when, url)
+    assert parse_subscription(str(found)) == found
+
+
+@pytest.mark.parametrize("text", ["", " ", "ended", "end:", "end:secret", "end:://x", "end:ntfy://a b", "x" * 3000])
+def test_invalid_entry_of_notify_is_refused(text: str) -> None:
+    with pytest.raises(BadInputError):
+        parse_subscription(text)
 
 
 # Jobs

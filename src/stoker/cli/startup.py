@@ -37,7 +37,11 @@ def hide_passwords(arguments: list[str]) -> bool:
     from pathlib import Path
 
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    secret = {os.fsencode(word): os.fsencode(hidden) for word in own if (hidden := _hidden(word)) != word}
+    secret = {
+        os.fsencode(word): os.fsencode(hidden)
+        for before, word in zip(["", *own], own, strict=False)
+        if (hidden := _hidden(word, before)) != word
+    }
     if not secret:
         return True
     try:
@@ -54,12 +58,14 @@ def hide_passwords(arguments: list[str]) -> bool:
     return not any(word in now for word in secret)
 
 
-def _hidden(word: str) -> str:
-    """Any part of the URL in `--then 'notify URL'` may be a secret."""
+def _hidden(word: str, before: str) -> str:
+    """Any part of the URL in `--then 'notify URL'` and in `--notify URL` may be a secret."""
     import re
 
-    from stoker.masking import without_passwords
+    from stoker.masking import masked_notify, without_passwords
 
+    if before == "--notify" or word.startswith("--notify="):
+        return masked_notify([word])[0]
     return without_passwords(re.sub(r"(\bnotify\s+[\w+.-]+://)\S+", r"\1…", word))
 
 

@@ -1,14 +1,18 @@
 """Finds the events between two states of the queue. Pure."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from hashlib import sha256
 from typing import Final, Literal
+from urllib.parse import urlencode
 
 import msgspec
 
 from stoker.actions.notify import Tone
+from stoker.actions.subscription import parse_subscription
 from stoker.queue.explanation import spoken
 from stoker.queue.groups import Group
-from stoker.queue.model import HEARD_WITHIN, Attempt, AttemptDetails, Job, Worker, WorkerGpu
+from stoker.queue.model import HEARD_WITHIN, Attempt, AttemptDetails, Job, NotifyUrl, Worker, WorkerGpu
 from stoker.rules.rule import RuleWarning
 from stoker.status.job_text import one_line, quoted_label, short_label
 from stoker.status.machines import worker_home
@@ -19,6 +23,7 @@ EventKind = Literal[
     "stopped",
     "warned",
     "succeeded",
+    "cancelled",
     "group-done",
     "queue-empty",
     "gpu-unknown",
@@ -39,6 +44,15 @@ _MAX_JOBS: Final = 3
 
 # What a lasting condition is about: a GPU by host and uuid, or a worker.
 _Subject = tuple[str, str]
+# What each word of `--notify` means. A rule's stop for good is a failure, too. Cancelled jobs are reported only so.
+_KINDS_OF: Final[Mapping[str, frozenset[EventKind]]] = {
+    "end": frozenset({"failed", "succeeded", "cancelled"}),
+    "failed": frozenset({"failed"}),
+    "succeeded": frozenset({"succeeded"}),
+    "stopped": frozenset({"stopped"}),
+    "warned": frozenset({"warned"}),
+    "done": frozenset({"group-done"}),
+}
 _ALL_GPUS: Final = "*"
 
 
@@ -57,6 +71,15 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """`began` and `over` for a lasting condition, which is sent once each time."""
     tone: Tone | None = None
     """What it means, if that is not the same for all events of its kind."""
+    at: float = math.inf
+    """When it happened, by the database's clock; infinite for what is seen now."""
+    wanted: tuple[str, ...] = ()
+    """The entries of `--notify` of its job or group."""
+    to: str = ""
+    """The URL that it is for, a secret; empty for those of `[notify]`."""
+
+    def __repr__(self) -> str:
+        return f"<Event {self.kind} {self.name!r} {self.turn}{' to one URL' if self.to else ''}>"
 
 
 class QueueState(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,13 +99,17 @@ class QueueState(msgspec.Struct, frozen=True, kw_only=True):
     """Whether any job runs, waits or is held."""
     workers: Sequence[Worker] = ()
     running: Sequence[tuple[Attempt, Job]] = ()
+    urls: Sequence[NotifyUrl] = ()
+    """Those of the page, with the events that are sent to them."""
 
 
 class EventDetector:
     """Compares each state with the previous ones."""
 
-    def __init__(self, kinds: Collection[str], unknown_after: float) -> None:
+    def __init__(self, kinds: Collection[str], unknown_after: float, urls: Collection[str] = ()) -> None:
+        """`urls` and `kinds`: those of `[notify]`."""
         self._kinds = frozenset(kinds)
+        self._urls = frozenset(urls)
         self._unknown_after = unknown_after
         self._seen: dict[str, float] = {}
         self._emptied_at = 0.0
@@ -99,8 +126,7 @@ class EventDetector:
         if self._polled is None or state.now - self._polled > MAX_GAP:
             self._watching_since = state.now
         self._polled = state.now
-        found = [
-            *self._jobs(state),
+        others = [
             *(_done(group, ended) for group, ended in state.done),
             *_warnings(state),
             *self._queue_empty(state),
@@ -108,29 +134,55 @@ class EventDetector:
             *self._quarantines(state),
             *self._workers(state),
         ]
-        fresh = [event for event in found if event.kind in self._kinds and event.key not in self._seen]
+        found = [*self._jobs(state), *((event,) for event in others)]
+        addressed = [event for alternatives in found for event in self._addressed(alternatives, state.urls)]
+        fresh = [event for event in addressed if event.key not in self._seen]
         self._seen |= {event.key: state.now for event in fresh if event.turn == "happened"}
         # Twice as long as an event can be found in the queue.
         self._seen = {key: at for key, at in self._seen.items() if state.now - at < 2 * MAX_AGE}
         return fresh
 
+    def _addressed(self, alternatives: Sequence[Event], urls: Sequence[NotifyUrl]) -> Iterator[Event]:
+        """The event for those of `[notify]`, and for each other URL that wants it.
+
+        `alternatives` are one event by different kinds, the one that says most first.
+        """
+        first, kinds = alternatives[0], {event.kind for event in alternatives}
+        wanted = [parse_subscription(entry) for entry in first.wanted]
+        wishes = [one for one in wanted if kinds & _KINDS_OF[one.when]]
+        for_all = any(not one.url for one in wishes)
+        general = _first_of(alternatives, self._kinds) or (first if for_all and self._urls else None)
+        if general is not None:
+            yield general
+        others = {
+            one.url: event
+            for one in urls
+            if first.at >= one.added and (event := _first_of(alternatives, one.events) or (first if for_all else None))
+        } | {one.url: first for one in wishes if one.url}
+        for url, event in others.items():
+            if general is None or url not in self._urls:
+                # A key of its own: processes with other settings of [notify] may have sent the event elsewhere.
+                key = f"{event.key}>{sha256(url.encode()).hexdigest()[:16]}"
+                yield msgspec.structs.replace(event, to=url, key=key)
+
     # Jobs
 
-    def _jobs(self, state: QueueState) -> Iterator[Event]:
+    def _jobs(self, state: QueueState) -> Iterator[tuple[Event, ...]]:
         for job in reversed(state.ended):
-            if job.state == "succeeded" and job.ended is not None and state.now - job.ended <= MAX_AGE:
-                yield _ended("succeeded", job, _attempt(job), f"Job {_name(job)} succeeded.")
-            if job.state != "failed" or job.ended is None or state.now - job.ended > MAX_AGE:
+            if job.ended is None or state.now - job.ended > MAX_AGE:
                 continue
-            if awaits_cause(job, state):
+            if job.state in ("succeeded", "cancelled"):
+                what = "succeeded" if job.state == "succeeded" else "was cancelled"
+                yield (_ended(job.state, job, _attempt(job), f"Job {_name(job)} {what}."),)
+            if job.state != "failed" or awaits_cause(job, state):
                 continue
-            if _is_by_rule(state, _attempt(job)) and "stopped" in self._kinds:
-                yield _stopped(job, _attempt(job))
+            if _is_by_rule(state, _attempt(job)):
+                yield _stopped(job, _attempt(job)), _failed(job)
             else:
-                yield _failed(job)
+                yield (_failed(job),)
         for attempt, job in state.retried.items():
             if _is_by_rule(state, attempt):
-                yield _stopped(job, attempt)
+                yield (_stopped(job, attempt),)
 
     def _queue_empty(self, state: QueueState) -> Iterator[Event]:
         last = max(state.ended, key=lambda job: job.ended or 0.0, default=None)
@@ -215,6 +267,10 @@ def _warnings(state: QueueState) -> Iterator[Event]:
             yield _warned(job, attempt, warning, state.now)
 
 
+def _first_of(alternatives: Sequence[Event], kinds: Collection[str]) -> Event | None:
+    return next((event for event in alternatives if event.kind in kinds), None)
+
+
 def _is_by_rule(state: QueueState, attempt: str) -> bool:
     cause = state.causes.get(attempt)
     return cause is not None and bool(cause.rule)
@@ -283,6 +339,7 @@ def _warned(job: Job, attempt: Attempt, warning: RuleWarning, now: float) -> Eve
         message=f"Job {_name(job)} {warning.word}{_reason(warning.reason)}.{ahead}",
         path=f"/jobs/{job.id}",
         hint=f"stoker show {job.id}",
+        wanted=job.notify,
     )
 
 
@@ -295,6 +352,8 @@ def _ended(kind: EventKind, job: Job, attempt: str, message: str) -> Event:
         message=message,
         path=f"/jobs/{job.id}",
         hint=f"stoker show {job.id}",
+        at=math.inf if job.ended is None else job.ended,
+        wanted=job.notify,
     )
 
 
@@ -308,9 +367,17 @@ def _done(group: Group, ended: float) -> Event:
         key=f"group-done:{group.name}:{ended:.3f}",
         name=name,
         message=f"All {group.total} jobs of {name} have ended: {told}.",
+        path=f"/jobs?{urlencode({'q': f'group:{_quoted(group.name)}'})}",
         hint=f"stoker show '{name}'",
+        at=ended,
+        wanted=group.notify,
         tone="failure" if group.counts.get("failed") else "warning" if group.counts.get("cancelled") else "success",
     )
+
+
+def _quoted(name: str) -> str:
+    """As a search takes it."""
+    return '"{}"'.format(name.replace('"', ""))
 
 
 def _gpu_event(subject: _Subject, turn: Turn, worker: Worker, gpu: WorkerGpu | None, what: str) -> Event:

@@ -1,5 +1,6 @@
 """Messages in plain text, and one sender thread per URL that delivers them with retries."""
 
+import os
 import re
 import threading
 import time
@@ -24,6 +25,7 @@ _TITLES: Final[dict[tuple[EventKind, Turn], tuple[str, str, Tone]]] = {
     ("stopped", "happened"): ("job was stopped by a rule", "jobs were stopped by a rule", "warning"),
     ("warned", "happened"): ("job may have to be stopped", "jobs may have to be stopped", "warning"),
     ("succeeded", "happened"): ("job succeeded", "jobs succeeded", "success"),
+    ("cancelled", "happened"): ("job was cancelled", "jobs were cancelled", "warning"),
     ("group-done", "happened"): ("group is done", "groups are done", "info"),
     ("queue-empty", "happened"): ("the queue is empty", "times the queue became empty", "info"),
     ("gpu-unknown", "began"): ("GPU cannot be read", "GPUs cannot be read", "warning"),
@@ -94,6 +96,19 @@ def _link_line(kind: EventKind, events: Sequence[Event], link: str) -> str:
     return f"{link}{path}"
 
 
+def send_test(url: str, link: str, where: str) -> str:
+    """Sends a test message and returns the scheme. `where` is the setting of the URL, for the error."""
+    channel = AppriseChannel(url)
+    try:
+        channel.prepare(where)
+        host = os.uname().nodename
+        text = f"This is a test: messages of Stoker on {host} arrive here."
+        channel.send("Stoker: a test", f"{text}\n{link}" if link else text)
+    finally:
+        channel.close()
+    return channel.scheme
+
+
 # A restart of the service, a long one, an outage. Older messages are dropped.
 RETRY_DELAYS: Final = (30.0, 120.0, 600.0)
 # A service that is down for days must not fill the memory: the oldest messages are dropped.
@@ -122,6 +137,8 @@ class Sender:
         self._sent: dict[str, float] = {}
         """When a message of each kind was last sent."""
         self._stopping = False
+        self.idle_since: float | None = time.monotonic()
+        """Since when there is nothing to send; None while there is."""
         self._thread = threading.Thread(target=self._run, name=f"sender {channel.scheme}", daemon=True)
 
     def start(self) -> None:
@@ -131,6 +148,7 @@ class Sender:
         """Queues the message and returns at once."""
         with self._changed:
             self._queue.append(_Queued(message, time.monotonic()))
+            self.idle_since = None
             if len(self._queue) > _MAX_QUEUED:
                 self._give_up(self._queue[0], "too many others wait")
             self._changed.notify()
@@ -162,6 +180,8 @@ class Sender:
         with self._changed:
             while not self._stopping:
                 queued = min(self._queue, key=self._due, default=None)
+                if queued is None and self.idle_since is None:
+                    self.idle_since = time.monotonic()
                 left = None if queued is None else self._due(queued) - time.monotonic()
                 if queued is not None and left is not None and left <= 0:
                     self._queue.remove(queued)

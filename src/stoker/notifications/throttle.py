@@ -1,4 +1,4 @@
-"""Limits messages to one a minute per kind of event. No event is lost: the rest is combined."""
+"""Limits messages to one a minute per kind of event and URL. No event is lost: the rest is combined."""
 
 import math
 from collections import deque
@@ -21,10 +21,16 @@ class SentEvents(Protocol):
     def forget_note(self, key: str) -> bool: ...
 
 
+_Stream = tuple[EventKind, str]
+"""A kind of event, and the URL that it is for."""
+
+
 class Batch(msgspec.Struct, frozen=True):
     """Events of one kind for one message."""
 
     kind: EventKind
+    to: str
+    """The URL that they are for; empty for those of `[notify]`."""
     events: tuple[Event, ...]
     prefix: str
     """`more` after an earlier message of this process."""
@@ -36,10 +42,10 @@ class Throttle:
 
     def __init__(self) -> None:
         self._new: deque[Event] = deque()
-        self._pending: dict[EventKind, list[Event]] = {}
-        self._claimed: dict[EventKind, list[Event]] = {}
+        self._pending: dict[_Stream, list[Event]] = {}
+        self._claimed: dict[_Stream, list[Event]] = {}
         """Claimed but not sent yet."""
-        self._sent: dict[EventKind, float] = {}
+        self._sent: dict[_Stream, float] = {}
 
     def add(self, events: Iterable[Event]) -> None:
         self._new += events
@@ -47,14 +53,15 @@ class Throttle:
     def due(self, now: float, sent: SentEvents) -> Iterator[Batch]:
         """What to send now, by the database's clock."""
         self._sort_new(sent)
-        for kind in {*self._pending, *self._claimed}:
-            since = now - self._sent.get(kind, -math.inf)
+        for kind, to in {*self._pending, *self._claimed}:
+            stream = (kind, to)
+            since = now - self._sent.get(stream, -math.inf)
             if since < SECONDS_BETWEEN:
                 continue
-            self._claim(kind, sent)
-            if events := self._claimed.pop(kind, []):
-                self._sent[kind] = now
-                yield Batch(kind, tuple(events), "more" if since < 2 * SECONDS_BETWEEN else "")
+            self._claim(stream, sent)
+            if events := self._claimed.pop(stream, []):
+                self._sent[stream] = now
+                yield Batch(kind, to, tuple(events), "more" if since < 2 * SECONDS_BETWEEN else "")
 
     def _sort_new(self, sent: SentEvents) -> None:
         # One by one, here and below: a queue that goes away in between must not lose events.
@@ -63,26 +70,27 @@ class Throttle:
             if event.turn == "over":
                 self._end(event, sent)
             else:
-                self._pending.setdefault(event.kind, []).append(event)
+                self._pending.setdefault((event.kind, event.to), []).append(event)
             self._new.popleft()
 
     def _end(self, over: Event, sent: SentEvents) -> None:
         """The end of a condition is claimed once, and only if its beginning was sent by any process."""
         # A beginning that was not sent yet is dropped.
-        if pending := [event for event in self._pending.get(over.kind, []) if event.key != over.key]:
-            self._pending[over.kind] = pending
+        stream = (over.kind, over.to)
+        if pending := [event for event in self._pending.get(stream, []) if event.key != over.key]:
+            self._pending[stream] = pending
         else:
-            self._pending.pop(over.kind, None)
+            self._pending.pop(stream, None)
         if sent.forget_note(over.key):
-            self._claimed.setdefault(over.kind, []).append(over)
+            self._claimed.setdefault(stream, []).append(over)
 
-    def _claim(self, kind: EventKind, sent: SentEvents) -> None:
-        pending = self._pending.get(kind, [])
+    def _claim(self, stream: _Stream, sent: SentEvents) -> None:
+        pending = self._pending.get(stream, [])
         while pending:
             if sent.note_once(pending[0].key):
-                self._claimed.setdefault(kind, []).append(pending[0])
+                self._claimed.setdefault(stream, []).append(pending[0])
             pending.pop(0)
-        self._pending.pop(kind, None)
+        self._pending.pop(stream, None)
 
     def unsent(self) -> list[Event]:
         """Claimed events that will not be sent."""

@@ -20,7 +20,7 @@ T = TypeVar("T")
 Parameters = Mapping[str, str | int | float | bytes | None]
 Row = tuple[Any, ...]
 
-VERSION: Final = 16
+VERSION: Final = 17
 """Of the tables. A queue of another version is refused."""
 
 # Every NOTIFY takes a lock of the whole PostgreSQL server and wakes every listener. Nobody notices this delay.

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypedDict
 import msgspec
 from msgspec import Meta
 
+from stoker.actions.subscription import LONGEST, check_url, parse_subscription
 from stoker.errors import BadInputError
 from stoker.queue.commands import LONGEST_COMMAND, Command, check_command, shell_text
 from stoker.queue.provenance import check_environment, working_directory
@@ -270,6 +271,17 @@ def _check_actions(texts: Sequence[str]) -> None:
     check_actions(texts)
 
 
+def _notify(value: object) -> tuple[str, ...]:
+    texts = value.split() if isinstance(value, str) else map(_text, value) if isinstance(value, Sequence) else []
+    return tuple(dict.fromkeys(str(parse_subscription(text)) for text in texts))
+
+
+def _check_notify(entries: Sequence[str]) -> None:
+    for entry in entries:
+        if url := parse_subscription(entry).url:
+            check_url(url)
+
+
 def _mapping(value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise BadInputError(f"{str(value)[:40]!r} is not a mapping")
@@ -332,6 +344,14 @@ ACTIONS: Final = FieldKind(
     check=_check_actions,
     json=Annotated[list[Annotated[str, Meta(max_length=LONGEST_COMMAND)]], Meta(max_length=20)],
     metavar="ACTION",
+)
+NOTIFY: Final = FieldKind(
+    name="notification",
+    read=_notify,
+    write=" ".join,
+    check=_check_notify,
+    json=Annotated[list[Annotated[str, Meta(max_length=LONGEST)]], Meta(max_length=20)],
+    metavar="WHEN|URL",
 )
 COMMAND: Final = FieldKind(
     name="command",

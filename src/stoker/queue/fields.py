@@ -32,6 +32,7 @@ from stoker.queue.field_kinds import (
     METRICS,
     MOMENT,
     NODES,
+    NOTIFY,
     POLICY,
     RAM,
     RECURRENCE,
@@ -48,6 +49,7 @@ from stoker.rules.registry import Stored
 State = Literal["queued", "held", "running", "succeeded", "failed", "cancelled"]
 
 NOT_RUNNING: Final[tuple[State, ...]] = ("queued", "held", "succeeded", "failed", "cancelled")
+ALWAYS: Final[tuple[State, ...]] = (*NOT_RUNNING, "running")
 
 
 class FormInput(msgspec.Struct, frozen=True):
@@ -484,6 +486,20 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             help="What to do after a rule has stopped it, as `stoker run --then` takes it. May be repeated.",
             option="--then",
             edit_help="Its actions, instead of those it has; none for none.",
+        ),
+    ] = ()
+    notify: Annotated[
+        tuple[str, ...],
+        JobField(
+            kind=NOTIFY,
+            help="Send a message: end, failed, succeeded, stopped, warned, done (its group); URL or WHEN:URL "
+            "(repeatable).",
+            option="--notify",
+            edit_help="When to send a message, and where, instead of before; also while it runs; or none.",
+            feed_help="Send a message about each: end, failed, succeeded, stopped, warned; URL or WHEN:URL.",
+            form=FormInput("Notify", "Like `end`, `failed:ntfy://…`, or `done` for the group.", row="notify"),
+            example=["failed"],
+            editable_in=ALWAYS,
         ),
     ] = ()
     fit: Annotated[

@@ -7,12 +7,13 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from stoker.actions.subscription import OF_GROUP, parse_subscription
 from stoker.errors import BadInputError, InvalidFieldsError
-from stoker.queue.driver import Driver, Parameters
+from stoker.queue.driver import FOR_PEOPLE, Driver, Parameters
 from stoker.queue.field_kinds import ID, LONGEST_LABEL
 from stoker.queue.fields import FIELDS, JobSpec, State
 from stoker.queue.model import ENDED
-from stoker.queue.table import Table, clean_text, json_text
+from stoker.queue.table import Table, clean_text, json_text, notify_of, notify_text
 
 UNNAMED: Final = "sweep-1"
 """What the first sweep without a name is called."""
@@ -26,6 +27,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """How many of its jobs may run at once; None: as many as there is room for."""
     submitted: float = 0.0
     """When a job was last submitted into it."""
+    notify: tuple[str, ...] = ()
+    """Who gets a message when all of its jobs have ended, as in `--notify`."""
     counts: dict[State, int] = {}
     """How many of its jobs are in each state; states without jobs are left out."""
 
@@ -77,16 +80,20 @@ class Groups(Table):
         for name, state, number in self._driver.fetch("group counts", names) if rows else ():
             counts.setdefault(name, {})[state] = number
         return {
-            name: Group(name=name, at_most=at_most, submitted=submitted, counts=counts[name])
-            for name, at_most, submitted in rows
+            name: Group(name=name, at_most=at_most, submitted=submitted, notify=notify_of(notify), counts=counts[name])
+            for name, at_most, submitted, notify in rows
             if name in counts
         }
 
     def done_since(self, at: float) -> list[tuple[Group, float]]:
-        """Groups of several jobs of which the last has ended at this time or later, and when."""
+        """Groups of which the last job has ended at this time or later, and when; of one job only with `notify`."""
         ended: dict[str, float] = dict(self._driver.fetch("groups done since", {"at": float(at)}))
         known = self.several(ended)
-        return [(known[name], when) for name, when in ended.items() if name in known and known[name].total > 1]
+        return [
+            (known[name], when)
+            for name, when in ended.items()
+            if name in known and (known[name].total > 1 or known[name].notify)
+        ]
 
     def running(self) -> dict[str, tuple[int, int]]:
         """Of each group with a cap of which jobs run: how many do, and how many may."""
@@ -97,6 +104,22 @@ class Groups(Table):
         if at_most is not None:
             FIELDS["at_most"].kind.check(at_most)
         return self._change(lambda: set_cap(self._driver, clean_text(name), at_most))
+
+    def set_notify(self, name: str, entries: Sequence[str]) -> bool:
+        """From now on these get a message when all of its jobs have ended; False: there is no such group."""
+        FIELDS["notify"].kind.check(entries)
+        if own := [entry for entry in entries if parse_subscription(entry).when != OF_GROUP]:
+            when = parse_subscription(own[0]).when
+            raise InvalidFieldsError({"notify": f"{when!r} is an event of a job: for a group write {OF_GROUP}"})
+        group = clean_text(name)
+
+        def work() -> bool:
+            if not self._driver.fetch("notify of group", {"group": group}):
+                return False
+            self._driver.fetch("set notify of group", {"group": group, "notify": notify_text(entries)[1]})
+            return True
+
+        return self._change(work, FOR_PEOPLE)
 
 
 def set_cap(driver: Driver, group: str, at_most: int | None) -> bool:
@@ -111,10 +134,41 @@ def set_cap(driver: Driver, group: str, at_most: int | None) -> bool:
     return True
 
 
+def set_notify_of_groups(driver: Driver, edits: Iterable[tuple[JobSpec, JobSpec]]) -> None:
+    """After edits, each a job before and after: whom to notify of the end of a group is the same for all its jobs."""
+    wanted: dict[str, str] = {}
+    for before, after in edits:
+        if after.notify != before.notify and after.group == before.group:
+            _check_grouped(after)
+            wanted[after.group] = notify_text(after.notify)[1]
+    # In one order, so that two edits do not deadlock.
+    for group, notify in sorted(wanted.items()):
+        driver.fetch("set notify of group", {"group": group, "notify": notify})
+
+
+def _check_grouped(job: JobSpec) -> bool:
+    """Whether it has entries for the end of its group. Raises if it has no group."""
+    has_entries = bool(job.notify and notify_text(job.notify)[1])
+    if has_entries and not job.group:
+        raise InvalidFieldsError(
+            {"notify": f"{OF_GROUP!r} is the end of a group: give the jobs one with --group, or write end"}
+        )
+    return has_entries
+
+
+def _add_notify(driver: Driver, group: str, entries: Sequence[str]) -> None:
+    """Those of the entries that are for the end of the group join the ones that it has."""
+    (row,) = driver.fetch("notify of group", {"group": group})
+    driver.fetch("set notify of group", {"group": group, "notify": notify_text((*notify_of(row[0]), *entries))[1]})
+
+
 def join_groups(driver: Driver, jobs: Iterable[JobSpec]) -> None:
-    """Makes the groups of these jobs, or locks those that are there, and sets their caps."""
+    """Makes the groups of these jobs, or locks those that are there, sets their caps and whom to notify at the end."""
     caps: dict[str, int | None] = {}
+    notify: dict[str, dict[str, None]] = {}
     for job in jobs:
+        if _check_grouped(job):
+            notify.setdefault(job.group, {}).update(dict.fromkeys(job.notify))
         if job.at_most is not None and not job.group:
             raise InvalidFieldsError({"at_most": "a cap is that of a group: give the jobs one with --group"})
         if job.group:
@@ -124,6 +178,8 @@ def join_groups(driver: Driver, jobs: Iterable[JobSpec]) -> None:
         driver.fetch("join group", {"group": group, "key": _key()})
         if at_most is not None:
             set_cap(driver, group, at_most)
+        if group in notify:
+            _add_notify(driver, group, list(notify[group]))
 
 
 def in_new_group(driver: Driver, jobs: Sequence[JobSpec], base: str) -> list[JobSpec]:

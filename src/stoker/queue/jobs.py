@@ -15,7 +15,7 @@ from stoker.queue.code.blobs import refer_to_blobs, write_blobs
 from stoker.queue.commands import check_command
 from stoker.queue.driver import EVERYTHING, FOR_PEOPLE, Changes, CollisionError, Driver, Parameters, Ready, Row
 from stoker.queue.fields import FIELDS, JobSpec, State, check, editable, shape_of, spec_of, values_of
-from stoker.queue.groups import in_new_group, join_groups, set_cap
+from stoker.queue.groups import in_new_group, join_groups, set_cap, set_notify_of_groups
 from stoker.queue.listing import JobReader, forgettable, seen
 from stoker.queue.model import ENDED, HEARD_WITHIN, Failure, Job, Place, Side
 from stoker.queue.provenance import checkout_of
@@ -91,7 +91,7 @@ class Jobs(JobReader):
         return self._changed(work)
 
     def edit(self, job: str, changes: Mapping[str, object]) -> Job:
-        """Changes what was asked for, by the names of the fields of `JobSpec`, unless it runs."""
+        """Changes what was asked for, by the names of the fields of `JobSpec`; of a running job, what may be."""
         done = self.edit_many({job: changes})
         found = self.get(job)
         if not done:
@@ -99,12 +99,12 @@ class Jobs(JobReader):
         return found
 
     def edit_many(self, changes: Mapping[str, Mapping[str, object]]) -> list[str]:
-        """The ids of those that were edited; running jobs are left alone. A mistake in one refuses all."""
+        """The ids of those that were edited: running ones only in what may change. A mistake in one refuses all."""
         return self._change(lambda: self._edited(changes))
 
     def _edited(self, changes: Mapping[str, Mapping[str, object]]) -> list[str]:
         rows = self._driver.fetch("jobs to change", {"ids": json_text(list(changes))})
-        found = [job for job in map(job_of, rows) if job.state != "running"]
+        found = [job for job in map(job_of, rows) if _may_edit(job, changes[job.id])]
         edits = [(job, self._retimed(job, edited(job, changes[job.id]))) for job in found]
         # Built before anything is written: it refuses invalid text.
         edited_rows: list[Parameters] = [
@@ -130,6 +130,7 @@ class Jobs(JobReader):
         for job, asked in regrouped:
             if asked.at_most is None and asked.group == job.group:
                 set_cap(self._driver, job.group, None)
+        set_notify_of_groups(self._driver, edits)
         self._driver.many("edit", edited_rows)
         self._driver.many("change text", [text_row(job.id, asked) for job, asked in edits])
         rescheduled = [
@@ -431,6 +432,10 @@ def _refuse_cycles(jobs: Sequence[JobSpec]) -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         raise BadInputError(f"jobs wait for each other in a cycle: {' after '.join(error.args[1])}") from None
+
+
+def _may_edit(job: Job, changes: Mapping[str, object]) -> bool:
+    return job.state != "running" or changes.keys() <= set(editable("running"))
 
 
 def edited(job: Job, changes: Mapping[str, object]) -> JobSpec:

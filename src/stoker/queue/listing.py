@@ -180,6 +180,10 @@ class JobReader(Table):
         """Jobs that failed at this time or later, the newest first."""
         return self._first(limit, "failed since", {"at": float(at)})
 
+    def to_notify_since(self, at: float, limit: int = 20) -> list[Job]:
+        """Jobs with `--notify` that ended at this time or later, the newest first."""
+        return self._first(limit, "to notify since", {"at": float(at)})
+
     def _first(self, limit: int, statement: str, parameters: Parameters) -> list[Job]:
         sql = f"{self._driver.sql(statement)} {_limit(limit)}"
         return [job_of(row) for row in self._driver.fetch_text(sql, parameters)]

@@ -92,6 +92,20 @@ class ReadyJob(JobSpec, frozen=True, kw_only=True):
         return (self.preemptible, -self.priority, self.position, self.submitted, self.id)
 
 
+class NotifyUrl(msgspec.Struct, frozen=True, kw_only=True):
+    """A URL that was added on the page, with the events that are sent to it."""
+
+    id: str
+    url: str
+    """A secret."""
+    name: str
+    events: tuple[str, ...]
+    added: float
+
+    def __repr__(self) -> str:
+        return f"<NotifyUrl {self.id}>"
+
+
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One try at a job. Only its id may write its outcome."""
 

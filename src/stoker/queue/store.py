@@ -14,10 +14,10 @@ from stoker.queue.code.blobs import Blobs
 from stoker.queue.driver import FOR_PEOPLE, ChangeListener, Driver, NotifyThrottle, Parameters, Row
 from stoker.queue.fields import JobSpec
 from stoker.queue.groups import Groups
-from stoker.queue.jobs import Jobs, check_submission, insert, known_origins, ready_among, until_free
+from stoker.queue.jobs import Jobs, check_submission, insert, known_origins, new_id, ready_among, until_free
 from stoker.queue.logs import Logs
-from stoker.queue.model import HEARD_WITHIN, GpuUse, Usage, View, Worker
-from stoker.queue.table import Table, clean_text, json_text, strict_job_of
+from stoker.queue.model import HEARD_WITHIN, GpuUse, NotifyUrl, Usage, View, Worker
+from stoker.queue.table import Table, clean_text, json_text, notify_of, strict_job_of
 
 # Events are found long before they are two months old.
 KEPT_SECONDS: Final = 60 * 86400.0
@@ -265,7 +265,7 @@ def _at_most(mean: Any, peak: Any) -> Any:
 
 
 class Notices(Table):
-    """The keys of events that were sent, so that only one of many processes sends each."""
+    """The keys of events that were sent, so that only one of many processes sends each; and URLs of the page."""
 
     def __init__(self, driver: Driver, throttle: NotifyThrottle) -> None:
         super().__init__(driver, throttle)
@@ -278,6 +278,30 @@ class Notices(Table):
 
     def forget_note(self, key: str) -> bool:
         return bool(self._driver.fetch("delete notice", {"name": clean_text(key)}))
+
+    def is_anyone_to_notify(self) -> bool:
+        """Whether the queue names anybody: on the page, in a job or in a group."""
+        return bool(self._driver.fetch("is anyone to notify", {})[0][0])
+
+    def urls(self) -> list[NotifyUrl]:
+        """Those that were added on the page, the oldest first."""
+        return [
+            NotifyUrl(id=name, url=url, name=called, events=notify_of(events), added=added)
+            for name, url, called, events, added in self._driver.fetch("notify urls", {})
+        ]
+
+    def add_url(self, url: str, name: str, events: Sequence[str]) -> str | None:
+        """Its id; None if it is there already."""
+        parameters: Parameters = {"id": new_id(), "url": url, "name": clean_text(name), "events": json_text(events)}
+        rows = self._change(lambda: self._driver.fetch("add notify url", parameters), FOR_PEOPLE)
+        return rows[0][0] if rows else None
+
+    def set_events(self, name: str, events: Sequence[str]) -> bool:
+        parameters: Parameters = {"id": clean_text(name), "events": json_text(events)}
+        return bool(self._change(lambda: self._driver.fetch("set notify events", parameters), FOR_PEOPLE))
+
+    def remove_url(self, name: str) -> bool:
+        return bool(self._change(lambda: self._driver.fetch("remove notify url", {"id": clean_text(name)}), FOR_PEOPLE))
 
 
 class Feeds(Table):

@@ -1,10 +1,11 @@
 """The base of the store's tables: changes that notify listeners; rows of the database as jobs and attempts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 
+from stoker.actions.subscription import OF_GROUP, parse_subscription
 from stoker.errors import BadInputError
 from stoker.queue.commands import pattern_of
 from stoker.queue.driver import EVERYTHING, FOR_PEOPLE, Changes, Driver, NotifyThrottle, Row
@@ -18,12 +19,12 @@ LOG_TAIL: Final = 64 * 1024
 JOB_COLUMNS: Final = (
     *("id", "spec", "priority", "state", "position", "submitted", "started", "ended", "not_before", "retries_left"),
     *("attempts", "attempt", "exit_code", "reason", "link", "cancel_requested", "origin"),
-    *("at_most", "kept"),
+    *("at_most", "notify", "group_notify", "kept"),
 )
 
 
-# The cap is one of the group, and may change while a job runs.
-_IN_SPEC: Final = tuple(name for name in JobSpec.__struct_fields__ if name not in {"id", "origin", "at_most"})
+# The cap is one of the group; it and `notify` may change while a job runs.
+_IN_SPEC: Final = tuple(name for name in JobSpec.__struct_fields__ if name not in {"id", "origin", "at_most", "notify"})
 
 
 def columns(asked: JobSpec) -> dict[str, str | int | float | None]:
@@ -32,6 +33,7 @@ def columns(asked: JobSpec) -> dict[str, str | int | float | None]:
     return {
         "name": asked.name,
         "group": asked.group,
+        "notify": notify_text(asked.notify)[0],
         "priority": asked.priority,
         "shape": shape_of(asked),
         "pattern": pattern_of(asked.command, asked.gpus),
@@ -39,6 +41,20 @@ def columns(asked: JobSpec) -> dict[str, str | int | float | None]:
         "begin": asked.begin or 0.0,
         "spec": json_text(wanted),
     }
+
+
+def notify_text(entries: Sequence[str]) -> tuple[str, str]:
+    """The entries of `notify` as they are stored: those of the job, and those for the end of its group."""
+    if not entries:
+        return "", ""
+    found = [parse_subscription(entry) for entry in dict.fromkeys(entries)]
+    own = [str(one) for one in found if one.when != OF_GROUP]
+    group = [str(one) for one in found if one.when == OF_GROUP]
+    return (json_text(own) if own else ""), (json_text(group) if group else "")
+
+
+def notify_of(text: str | None) -> tuple[str, ...]:
+    return msgspec.json.decode(text, type=tuple[str, ...]) if text else ()
 
 
 def dependencies(job: str, asked: JobSpec) -> list[dict[str, str]]:
@@ -84,6 +100,7 @@ def strict_job_of(row: Row) -> Job:
     fields: dict[str, Any] = dict(zip(JOB_COLUMNS, row, strict=True))
     if fields["kept"] is not None:
         fields["kept"] = kept_of(fields["kept"])
+    fields["notify"] = notify_of(fields["notify"]) + notify_of(fields.pop("group_notify"))
     return msgspec.convert(msgspec.json.decode(fields.pop("spec"), type=dict[str, Any]) | fields, Job)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from stoker.errors import BadInputError
-from stoker.settings import WebSettings
+from stoker.settings import Notifications, WebSettings
 from stoker.streams import warn
 
 # How long a query may wait for the queue before the page reports that it does not answer.
@@ -23,6 +23,8 @@ class Config(WebSettings, frozen=True, kw_only=True):
     """The queue's address; None for the file in the state directory."""
     home: Path
     """The state directory, with the tokens and the logs of this machine."""
+    notify: Notifications | None = Notifications()
+    """Where messages are sent by the settings; None if none are sent at all."""
 
     @property
     def is_encrypted(self) -> bool:

@@ -36,6 +36,16 @@ def qr_code(link: str, stream: TextIO | None = None) -> str | None:
     return "\n".join(_line(upper, lower) for upper, lower in zip(rows[::2], rows[1::2], strict=True))
 
 
+def qr_rows(link: str) -> list[str]:
+    """The code as rows of 0 and 1; empty if the library for it is not installed."""
+    try:
+        import segno
+    except ImportError:
+        return []
+    code = segno.make(link, error="l", micro=False, boost_error=False)
+    return ["".join("1" if module else "0" for module in row) for row in code.matrix_iter(border=_MARGIN)]
+
+
 def _line(upper: list[bool], lower: list[bool]) -> str:
     letters, before = [], ""
     for both in zip(upper, lower, strict=True):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from stoker.engines.admission import check_jobs
 from stoker.errors import BadInputError, InvalidFieldsError
 from stoker.fit.model import FitSpec, Overrides, SearchOptions, fit_fields
-from stoker.masking import MASK
+from stoker.masking import MASK, unmasked_notify
 from stoker.queue.field_kinds import JOBS, check_seconds, read_flag, read_seconds
 from stoker.queue.fields import FIELDS, JobSpec, editable, values_of
 from stoker.queue.groups import UNNAMED
@@ -97,6 +97,7 @@ class _Form:
             values = values_of(earlier)
             self._asked = {name: values[name] for name in editable()}
         self._environment: Mapping[str, str] = self._asked.get("environment", {})
+        self._notify: tuple[str, ...] = self._asked.get("notify", ())
 
     def read(self, said: Said, names: Sequence[str]) -> None:
         for name in names:
@@ -110,6 +111,8 @@ class _Form:
 
     def _value(self, name: str, said: object) -> object:
         field = FIELDS[name]
+        if name == "notify" and MASK in str(said):
+            return _unmasked_notify(said, self._notify)
         value = field.read(said)
         if field.kind is JOBS:
             return self._store.jobs.ids_of(value)
@@ -192,6 +195,15 @@ def _unmasked(said: dict[str, str], earlier: Mapping[str, str]) -> dict[str, str
                 raise BadInputError(f"{MASK} stands for a hidden value: write the value of {name[:40]}")
             said[name] = earlier[name]
     return said
+
+
+def _unmasked_notify(said: object, earlier: tuple[str, ...]) -> object:
+    """A masked URL stands for the one that the job has now."""
+    field = FIELDS["notify"]
+    known = unmasked_notify(field.kind.read(said), earlier)
+    if known is None:
+        raise BadInputError(f"{MASK} stands for a hidden URL: write the URL")
+    return field.read(known)
 
 
 def _fit(value: object) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from stoker.errors import BadInputError
+from stoker.masking import masked_notify
 from stoker.queue.explanation import Why, spoken
 from stoker.queue.model import ClusterNode, GpuUse, Job, WorkerGpu
 from stoker.rules.registry import conditions, in_words, policies_of
@@ -68,6 +69,7 @@ def environment() -> Environment:
         "duration": duration,
         "fit": fit_of,
         "line": one_line,
+        "notified": lambda entries, for_viewer=False: masked_notify(entries, for_viewer=for_viewer),
         "number": number,
         "percent": percent,
         "report": report_html,

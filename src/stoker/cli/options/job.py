@@ -11,7 +11,7 @@ from stoker.actions.catalogue import check_actions
 from stoker.cli.options.common import GENERAL, SectionedCommand, Typed
 from stoker.cli.options.selection import JobName, TagName
 from stoker.errors import BadInputError
-from stoker.queue.field_kinds import ACTIONS, ENDS, FLAG, JOBS, LABELS, MACHINES, METRICS, TAGS
+from stoker.queue.field_kinds import ACTIONS, ENDS, FLAG, JOBS, LABELS, MACHINES, METRICS, NOTIFY, TAGS
 from stoker.queue.fields import FIELDS, FieldPart, JobField
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class JobCommand(SectionedCommand):
         "--batch-size": "Batch size",
         "--priority": "Order and time",
         "--retries": "Retries and limits",
+        "--notify": GENERAL,
+        "--preemptible": "Retries and limits",
         "--partition": "Slurm",
         "--hold": "Order and time",
         "--pin": "Code and environment",
@@ -141,8 +143,8 @@ def _settings(verb: JobVerb, field: JobField) -> dict[str, Any]:
     if field.kind is FLAG:
         return {"help": _help(verb, field), "default": default, **({} if edits else {"is_flag": True})}
     settings: dict[str, Any] = {"help": _help(verb, field), "metavar": field.kind.metavar}
-    if field.kind is ACTIONS:
-        one = Typed(field.kind.name, _read_action)
+    if field.kind in (ACTIONS, NOTIFY):
+        one = Typed(field.kind.name, _read_action if field.kind is ACTIONS else _read_notification)
         return settings | {"multiple": True, "type": OrNone(one) if edits else one}
     if field.kind is ENDS and edits:
         return settings | {"type": OrNone(Typed(field.kind.name, _reader(field)))}
@@ -160,6 +162,12 @@ def _settings(verb: JobVerb, field: JobField) -> dict[str, Any]:
 def _read_action(text: str) -> str:
     check_actions([text])
     return text.strip()
+
+
+def _read_notification(text: str) -> str:
+    (entry,) = NOTIFY.read([text])
+    NOTIFY.check([entry])
+    return str(entry)
 
 
 def _read_word(field: JobField) -> Callable[[str], str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from stoker.masking import masked, masked_actions, masked_command, masked_environment
+from stoker.masking import masked, masked_actions, masked_command, masked_environment, masked_notify
 from stoker.queue.explanation import Surroundings, Why, gpu_names, spoken
 from stoker.queue.fields import State
 from stoker.queue.groups import Group
@@ -179,6 +179,7 @@ def _request(job: Job) -> dict[str, str]:
         "group": job.group + ("" if job.at_most is None else f", at most {job.at_most} at once"),
         "tags": ", ".join(job.tags),
         "then": ", then ".join(masked_actions(job.then)),
+        "notify": ", ".join(masked_notify(job.notify)),
         "gpus": _gpus(job),
         "machines": "" if job.nodes == 1 else str(job.nodes),
         "where": where_text(job),

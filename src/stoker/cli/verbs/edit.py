@@ -86,7 +86,7 @@ def edit_command(context: click.Context, /, request: Request, file: str | None, 
     """Change what jobs ask for, unless they are running. Without options, on a terminal, $EDITOR opens on the job.
 
     JOB is an id, the beginning of an id, or the name of a job or group. Fields without an option keep their value.
-    --at-most alone also takes the name of a group whose jobs run: what runs goes on.
+    --at-most alone also takes the name of a group whose jobs run: what runs goes on; and --notify a running job.
     COMMAND replaces the command, as in `stoker submit`: one word is text for the shell.
     """
     given = _given(context, options)
@@ -100,7 +100,8 @@ def edit_command(context: click.Context, /, request: Request, file: str | None, 
         jobs = request.selection.jobs(store, AMONG)
         if not given:
             return _as_text(store, jobs, request, file)
-        changes = {job.id: _changes(store, job, given) for job in jobs if job.state != "running"}
+        able = [job for job in jobs if given.keys() <= set(editable("running")) or job.state != "running"]
+        changes = {job.id: _changes(store, job, given) for job in able}
         report = _edited(store, jobs, changes, request)
     return print_job_changes(report, "edited", jobs, request, AMONG)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import logging
 import os
 import signal
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     import socket
 
     from stoker.settings import Notifications
+    from stoker.web.auth.key_file import Role
     from stoker.web.auth.keys import DeviceSession, Keys, Token
     from stoker.web.config import Config
 
@@ -79,13 +79,16 @@ def serve_command(queue_url: str | None, **page: Any) -> int:
     return 0
 
 
-def page_config(page: Mapping[str, Any], queue: str | None, home: Path | None = None) -> "Config":
+def page_config(
+    page: Mapping[str, Any], queue: str | None, home: Path | None = None, *, notifies: bool = True
+) -> "Config":
     """The options over the table `[web]` of the configuration file."""
     from stoker.web.config import Config
 
     given = {name: value for name, value in page.items() if value not in (None, ())}
-    chosen = {**msgspec.structs.asdict(load_settings().web), **given}
-    config = Config(**chosen, queue=queue, home=home or state_home())
+    settings = load_settings()
+    chosen = {**msgspec.structs.asdict(settings.web), **given}
+    config = Config(**chosen, queue=queue, home=home or state_home(), notify=settings.notify if notifies else None)
     try:
         config.check()
     except BadInputError as error:
@@ -162,13 +165,14 @@ def _welcome(config: "Config", port: int, keys: "Keys") -> None:
 
 @contextlib.contextmanager
 def notifying(config: "Config") -> Iterator[None]:
-    """Sends notifications while the page is served; refuses a URL that cannot work before that."""
-    wanted = load_settings().notify
-    if not wanted.urls:
-        yield
-        return
+    """Sends notifications while the page is served; refuses a URL that cannot work before that.
+
+    Also without URLs in the settings: jobs have their own, and people add some on the page.
+    """
     from stoker.notifications.notifier import Notifier
     from stoker.queue import open_queue
+
+    wanted = config.notify or load_settings().notify
 
     # With --port 0 the address is not known yet, so messages have no link.
     link = "" if config.port == 0 and not config.url else config.address()
@@ -187,36 +191,36 @@ def notifying(config: "Config") -> Iterator[None]:
 @click.option("--test", is_flag=True, help="Send one message to every URL, and say which failed.")
 @queue_option
 def notify_command(test: bool, queue_url: str | None) -> int:
-    """Send notifications about the queue to the URLs under [notify] in stoker.toml, until Ctrl-C.
+    """Send notifications about the queue until Ctrl-C.
 
-    `stoker serve` and `stoker up` do this too. Several at once send every message once.
+    They go to the URLs under [notify] in stoker.toml, those that were added on the page, and those of jobs with
+    --notify. `stoker serve` and `stoker up` do this too. Several at once send every message once.
     """
     wanted = load_settings().notify
-    if not wanted.urls:
+    return _send_test(wanted, queue_url) if test else _notify_until_stopped(wanted, queue_url)
+
+
+def _send_test(wanted: "Notifications", queue_url: str | None) -> int:
+    from stoker.notifications.senders import send_test
+
+    urls = [*wanted.urls]
+    with contextlib.suppress(StokerError), opened(queue_url) as store:
+        urls += [one.url for one in store.notices.urls() if one.url not in urls]
+    if not urls:
         raise BadInputError(
             f'there is no URL to notify: write urls = ["…"] under [notify] in {config_path(os.environ)}'
             " (docs/how-to/notifications.md)"
         )
-    return _send_test(wanted) if test else _notify_until_stopped(wanted, queue_url)
-
-
-def _send_test(wanted: "Notifications") -> int:
-    from stoker.actions.notify import AppriseChannel
-
-    link = f"\n{wanted.link}" if wanted.link else ""
-    text = f"This is a test: messages of Stoker on {os.uname().nodename} arrive here.{link}"
     code = 0
-    for number, url in enumerate(wanted.urls, 1):
-        channel = AppriseChannel(url)
-        label = f"URL {number} of {len(wanted.urls)}"
+    for number, url in enumerate(urls, 1):
+        label = f"URL {number} of {len(urls)}"
         try:
-            channel.prepare(f"[notify]: {label}")
-            channel.send("Stoker: a test", text)
+            scheme = send_test(url, wanted.link, f"[notify]: {label}")
         except StokerError as error:
             code = 1
             note(f"{label}: {error}")
         else:
-            sys.stdout.write(f"{label} ({channel.scheme}): sent\n")
+            sys.stdout.write(f"{label} ({scheme}): sent\n")
     return code
 
 
@@ -227,7 +231,10 @@ def _notify_until_stopped(wanted: "Notifications", queue_url: str | None) -> int
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda _number, _frame: stop.set())
     notifier = Notifier(wanted, "", lambda: opened(queue_url), log)
-    log(f"notifying {count_of(len(wanted.urls), 'URL')} of: {', '.join(wanted.events)}")
+    if wanted.urls:
+        log(f"notifying {count_of(len(wanted.urls), 'URL')} of: {', '.join(wanted.events)}")
+    else:
+        log("notifying the URLs of jobs and of the page: there is none under [notify]")
     notifier.run(stop)
     return 0
 
@@ -268,7 +275,8 @@ def add(keys: "Keys", viewer: bool, name: str | None, url: str | None, as_json: 
     Without --viewer it is an operator's: anyone with the link can run any command as this user.
     """
     address = _address(keys, url)
-    token = keys.add(name or _free_name(keys, "viewer" if viewer else "operator"), "viewer" if viewer else "operator")
+    role: Role = "viewer" if viewer else "operator"
+    token = keys.add(name or keys.free_name(role), role)
     if as_json:
         print_json({**_token_json(token, []), "token": token.secret, "link": _link(address, token)})
         return 0
@@ -318,12 +326,6 @@ def _address(keys: "Keys", url: str | None) -> str:
     return page_config({} if url is None else {"url": url}, None).address()
 
 
-def _free_name(keys: "Keys", role: str) -> str:
-    taken = {token.name for token in keys.tokens()}
-    names = (role if number == 1 else f"{role}-{number}" for number in itertools.count(1))
-    return next(name for name in names if name not in taken)
-
-
 def _link(address: str, token: "Token") -> str:
     return f"{address}/login#{token.secret}"
 
@@ -348,6 +350,7 @@ def _list(keys: "Keys", as_json: bool) -> None:
         sys.stdout.write("no tokens yet: `stoker serve` or `stoker tokens link` makes the first\n")
         return
     from stoker.cli.tables.table import Column, print_table
+    from stoker.web.auth.keys import last_seen
 
     columns = (
         Column("name", gives="cut"),
@@ -358,7 +361,7 @@ def _list(keys: "Keys", as_json: bool) -> None:
         Column("last seen", "right"),
     )
     rows = [
-        (token.name, token.role, token.id, _ago(token.created), str(len(devices)), _ago(_seen(token, devices)))
+        (token.name, token.role, token.id, _ago(token.created), str(len(devices)), _ago(last_seen(token, devices)))
         for token, devices in ((token, by_token[token.id]) for token in tokens)
     ]
     print_table(columns, rows)
@@ -366,18 +369,16 @@ def _list(keys: "Keys", as_json: bool) -> None:
 
 def _token_json(token: "Token", devices: "list[DeviceSession]") -> dict[str, object]:
     """One token as `--json` prints it: without its secret."""
+    from stoker.web.auth.keys import last_seen
+
     return {
         "id": token.id,
         "name": token.name,
         "role": token.role,
         "created": token.created,
-        "seen": _seen(token, devices),
+        "seen": last_seen(token, devices),
         "devices": [{"agent": one.agent, "created": one.created, "seen": one.seen} for one in devices],
     }
-
-
-def _seen(token: "Token", devices: "list[DeviceSession]") -> float | None:
-    return max((at for at in (token.seen, *(one.seen for one in devices)) if at is not None), default=None)
 
 
 def _ago(at: float | None) -> str:

@@ -14,6 +14,7 @@ from stoker.cli.options.selection import JobName, TagName, words_of_query
 from stoker.cli.output import count_of, json_option, note, print_json, print_json_list
 from stoker.cli.tables.jobs import job_json, print_jobs, print_runs, rows_of, run_text, show_json, show_text, summed_up
 from stoker.errors import BadInputError, StokerError
+from stoker.masking import masked, masked_notify
 from stoker.paths import state_home
 from stoker.queue.explanation import Surroundings, Why, look_around
 from stoker.queue.fields import State
@@ -236,7 +237,7 @@ def _show_group(store: "Store", jobs: list[Job], as_json: bool) -> None:
     group, around = store.groups.get(jobs[0].group), look_around(store)
     rows = rows_of(store, jobs, reasons_of(store, jobs, around), around)
     if as_json:
-        print_json({"group": group, "jobs": [job_json(job) for job in jobs]})
+        print_json({"group": masked(to_builtins(group)), "jobs": [job_json(job) for job in jobs]})
         return
     sys.stdout.write(f"{_in_words(group)}\n\n")
     print_jobs(rows)
@@ -244,7 +245,8 @@ def _show_group(store: "Store", jobs: list[Job], as_json: bool) -> None:
 
 def _in_words(group: "Group") -> str:
     cap = "" if group.at_most is None else f"; at most {group.at_most} at once"
-    return f"{group.name}: {group.progress}{cap}"
+    notify = f"; notify: {', '.join(masked_notify(group.notify))}" if group.notify else ""
+    return f"{group.name}: {group.progress}{cap}{notify}"
 
 
 def _show_run(record: "Record | None", as_json: bool) -> None:

@@ -88,7 +88,7 @@ def _run_demo(page: Mapping[str, Any], home: Path) -> None:
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     # No notifications: they would reach people's phones as if the jobs were real.
     options = [f"--engine={LOCAL}", "--grace=5s"]
-    _serve(page_config(page, queue, home), options, environment, meanwhile=demonstration(queue))
+    _serve(page_config(page, queue, home, notifies=False), options, environment, meanwhile=demonstration(queue))
 
 
 def _serve(

@@ -14,10 +14,13 @@ end of the shapes of its jobs: those of a full group are left out by one look fo
 -- job --
 j.id, j.spec, j.priority, j.state, j.position, j.submitted, j.started, j.ended, {shown_wake}, j.retries_left,
 j.attempts, j.attempt, j.exit_code, j.reason, j.link, j.cancel_requested, j.origin, {cap} AS at_most,
-{kept}
+j.notify, {notify_of_group}, {kept}
 
 -- cap --
 CASE WHEN j.group_name <> '' THEN (SELECT g.at_most FROM stoker_groups g WHERE g.name = j.group_name) END
+
+-- notify_of_group --
+CASE WHEN j.group_name <> '' THEN (SELECT g.notify FROM stoker_groups g WHERE g.name = j.group_name) ELSE '' END
 
 -- running_in_group --
 (SELECT count(*) FROM stoker_jobs r WHERE r.group_name = g.name AND r.group_name <> '' AND r.state = 'running')
@@ -62,9 +65,9 @@ SELECT origin, job_id FROM stoker_forgotten WHERE origin {among origins}
 
 -- insert job --
 INSERT INTO stoker_jobs
-  (id, origin, name, group_name, state, priority, position, shape, pattern, spec, retries, retries_left, submitted, not_before)
+  (id, origin, name, group_name, notify, state, priority, position, shape, pattern, spec, retries, retries_left, submitted, not_before)
 VALUES
-  (:id, :origin, :name, :group, :state, :priority, :position, {shape_in_group}, :pattern, :spec, :retries, :retries, {now}, {waits_until_begin})
+  (:id, :origin, :name, :group, :notify, :state, :priority, :position, {shape_in_group}, :pattern, :spec, :retries, :retries, {now}, {waits_until_begin})
 
 -- waits_until_begin --
 CASE WHEN :begin > {now} THEN {lease_now} + (:begin - {now}) ELSE 0 END
@@ -340,7 +343,7 @@ WHERE id {among ids} AND state = 'cancelled' RETURNING id
 
 -- edit --
 UPDATE stoker_jobs
-SET name = :name, group_name = :group, priority = :priority, shape = {shape_in_group}, pattern = :pattern, spec = :spec, retries = :retries,
+SET name = :name, group_name = :group, notify = :notify, priority = :priority, shape = {shape_in_group}, pattern = :pattern, spec = :spec, retries = :retries,
     retries_left = :retries_left, not_before = CASE WHEN :begins = 1 THEN {waits_until_begin} ELSE not_before END, {unkept}
 WHERE id = :id
 
@@ -375,6 +378,9 @@ UPDATE stoker_jobs SET position = :position WHERE id = :id
 -- set spec --
 UPDATE stoker_jobs SET spec = :spec WHERE id = :id
 
+-- set notify --
+UPDATE stoker_jobs SET notify = :notify WHERE id = :id
+
 -- set place --
 UPDATE stoker_jobs SET position = :position, priority = :priority WHERE id = :id
 
@@ -401,7 +407,7 @@ ON CONFLICT (name) DO UPDATE SET submitted = excluded.submitted
 SELECT name FROM stoker_groups WHERE name = :name OR (name >= :begin AND name < :beyond)
 
 -- groups --
-SELECT g.name, g.at_most, g.submitted FROM stoker_groups g
+SELECT g.name, g.at_most, g.submitted, g.notify FROM stoker_groups g
 
 -- groups_named --
 WHERE g.name {among names}
@@ -419,6 +425,12 @@ WHERE j.state = 'running' AND j.group_name <> '' AND g.at_most IS NOT NULL GROUP
 
 -- cap of group --
 SELECT g.at_most FROM stoker_groups g WHERE g.name = :group {locked g}
+
+-- notify of group --
+SELECT g.notify FROM stoker_groups g WHERE g.name = :group {locked g}
+
+-- set notify of group --
+UPDATE stoker_groups SET notify = :notify WHERE name = :group
 
 -- groups done since --
 SELECT j.group_name, max(j.ended) FROM stoker_jobs j {by_ended} WHERE j.ended >= :at AND j.group_name <> ''
@@ -566,6 +578,26 @@ j.id {among ids}
 
 -- ended since --
 SELECT {job} FROM stoker_jobs j WHERE j.ended >= :at ORDER BY j.ended DESC
+
+-- to notify since --
+SELECT {job} FROM stoker_jobs j WHERE j.ended >= :at AND j.notify <> '' ORDER BY j.ended DESC
+
+-- is anyone to notify --
+SELECT EXISTS (SELECT 1 FROM stoker_notify_urls) OR EXISTS (SELECT 1 FROM stoker_jobs WHERE notify <> '')
+  OR EXISTS (SELECT 1 FROM stoker_groups WHERE notify <> '')
+
+-- notify urls --
+SELECT id, url, name, events, added FROM stoker_notify_urls ORDER BY added, id
+
+-- add notify url --
+INSERT INTO stoker_notify_urls (id, url, name, events, added) VALUES (:id, :url, :name, :events, {now})
+ON CONFLICT DO NOTHING RETURNING id
+
+-- set notify events --
+UPDATE stoker_notify_urls SET events = :events WHERE id = :id RETURNING id
+
+-- remove notify url --
+DELETE FROM stoker_notify_urls WHERE id = :id RETURNING id
 
 -- counts --
 SELECT state, count(*) FROM stoker_jobs GROUP BY state

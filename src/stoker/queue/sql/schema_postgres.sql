@@ -36,6 +36,7 @@ CREATE TABLE stoker_jobs (
   exit_code INTEGER,
   reason TEXT NOT NULL DEFAULT '',
   link TEXT NOT NULL DEFAULT '',
+  notify TEXT NOT NULL DEFAULT '',
   kept_by TEXT,
   kept_gpus TEXT,
   kept_until DOUBLE PRECISION,
@@ -53,6 +54,9 @@ CREATE INDEX stoker_jobs_submitted ON stoker_jobs (submitted, position);
 CREATE INDEX stoker_jobs_state ON stoker_jobs (state, submitted, position);
 CREATE INDEX stoker_jobs_name ON stoker_jobs (name text_pattern_ops) WHERE name <> '';
 
+-- Jobs with entries of `--notify`; those for the end of a group are in the group.
+CREATE INDEX stoker_jobs_notify ON stoker_jobs (ended) WHERE notify <> '';
+
 CREATE INDEX stoker_jobs_group ON stoker_jobs (group_name, state) WHERE group_name <> '';
 
 -- `key` is the end of the shapes of its jobs while `at_most` of them may run at once.
@@ -60,9 +64,11 @@ CREATE TABLE stoker_groups (
   name TEXT COLLATE "C" NOT NULL PRIMARY KEY,
   key TEXT COLLATE "C" NOT NULL UNIQUE,
   at_most INTEGER,
+  notify TEXT NOT NULL DEFAULT '',
   submitted DOUBLE PRECISION NOT NULL
 );
 CREATE INDEX stoker_groups_submitted ON stoker_groups (submitted);
+CREATE INDEX stoker_groups_notify ON stoker_groups (name) WHERE notify <> '';
 
 CREATE TABLE stoker_dependencies (
   job_id TEXT COLLATE "C" NOT NULL REFERENCES stoker_jobs (id) ON DELETE CASCADE,
@@ -172,6 +178,15 @@ CREATE INDEX stoker_usage_minute ON stoker_usage (minute);
 CREATE TABLE stoker_notices (
   name TEXT COLLATE "C" NOT NULL PRIMARY KEY,
   sent DOUBLE PRECISION NOT NULL
+);
+
+-- The URLs that were added on the page, each with the events that are sent to it.
+CREATE TABLE stoker_notify_urls (
+  id TEXT COLLATE "C" NOT NULL PRIMARY KEY,
+  url TEXT NOT NULL UNIQUE,
+  name TEXT NOT NULL,
+  events TEXT NOT NULL,
+  added DOUBLE PRECISION NOT NULL
 );
 
 CREATE TABLE stoker_log_streams (

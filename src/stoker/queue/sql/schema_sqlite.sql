@@ -28,6 +28,7 @@ CREATE TABLE stoker_jobs (
   exit_code INTEGER,
   reason TEXT NOT NULL DEFAULT '',
   link TEXT NOT NULL DEFAULT '',
+  notify TEXT NOT NULL DEFAULT '',
   kept_by TEXT,
   kept_gpus TEXT,
   kept_until REAL,
@@ -44,6 +45,9 @@ CREATE INDEX stoker_jobs_submitted ON stoker_jobs (submitted, position);
 CREATE INDEX stoker_jobs_state ON stoker_jobs (state, submitted, position);
 CREATE INDEX stoker_jobs_name ON stoker_jobs (name) WHERE name <> '';
 
+-- Jobs with entries of `--notify`; those for the end of a group are in the group.
+CREATE INDEX stoker_jobs_notify ON stoker_jobs (ended) WHERE notify <> '';
+
 CREATE INDEX stoker_jobs_group ON stoker_jobs (group_name, state) WHERE group_name <> '';
 
 -- `key` is the end of the shapes of its jobs while `at_most` of them may run at once.
@@ -51,9 +55,11 @@ CREATE TABLE stoker_groups (
   name TEXT NOT NULL PRIMARY KEY,
   key TEXT NOT NULL UNIQUE,
   at_most INTEGER,
+  notify TEXT NOT NULL DEFAULT '',
   submitted REAL NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX stoker_groups_submitted ON stoker_groups (submitted);
+CREATE INDEX stoker_groups_notify ON stoker_groups (name) WHERE notify <> '';
 
 CREATE TABLE stoker_dependencies (
   job_id TEXT NOT NULL REFERENCES stoker_jobs (id) ON DELETE CASCADE,
@@ -181,6 +187,15 @@ CREATE INDEX stoker_usage_minute ON stoker_usage (minute);
 CREATE TABLE stoker_notices (
   name TEXT NOT NULL PRIMARY KEY,
   sent REAL NOT NULL
+) WITHOUT ROWID;
+
+-- The URLs that were added on the page, each with the events that are sent to it.
+CREATE TABLE stoker_notify_urls (
+  id TEXT NOT NULL PRIMARY KEY,
+  url TEXT NOT NULL UNIQUE,
+  name TEXT NOT NULL,
+  events TEXT NOT NULL,
+  added REAL NOT NULL
 ) WITHOUT ROWID;
 
 CREATE TABLE stoker_log_streams (

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Security
 from fastapi.security import HTTPBearer
 
 from stoker.web.answers import known_parameters
-from stoker.web.api import attempts, bulk, groups, job_actions, jobs, queue
+from stoker.web.api import attempts, bulk, groups, job_actions, jobs, notifications, queue, tokens
 from stoker.web.api.openapi import problem_responses
 
 # Only for the description: the middleware has already authenticated the request.
@@ -17,5 +17,5 @@ router = APIRouter(
     dependencies=[Security(_TOKEN), Depends(known_parameters)],
     responses=problem_responses(400, 401, 403, 422, 429, 503),
 )
-for part in (jobs, bulk, job_actions, groups, attempts, queue):
+for part in (jobs, bulk, job_actions, groups, attempts, queue, notifications, tokens):
     router.include_router(part.router)

@@ -8,15 +8,17 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from stoker.actions.subscription import LONGEST
 from stoker.errors import BadInputError, InvalidFieldsError
-from stoker.queue.field_kinds import SIZE, JobName, Seconds, Written
+from stoker.masking import MASK, masked_notify, unmasked_notify
+from stoker.queue.field_kinds import NOTIFY, SIZE, JobName, Seconds, Written
 from stoker.queue.groups import Group
 from stoker.queue.listing import GROUP_PREFIX
 from stoker.queue.model import Job
 from stoker.queue.steering import CANCEL, HOLD, REINSTATE, RELEASE, RETRY, Verb, moving
 from stoker.queue.store import Store
 from stoker.units import format_duration
-from stoker.web.answers import Done, Undo, answer, carry_out
+from stoker.web.answers import Done, Undo, answer_with_jobs, carry_out
 from stoker.web.api.bodies import body_of
 from stoker.web.api.openapi import operation
 from stoker.web.app_state import app_state_of, user_of
@@ -30,6 +32,9 @@ GroupName = Annotated[str, Path(min_length=1, max_length=200, description="The n
 _MOST_UNDONE: Final = 5000
 
 
+Entries = Annotated[list[Annotated[str, Meta(max_length=LONGEST)]], Meta(max_length=20)]
+
+
 class GroupList(msgspec.Struct, frozen=True, kw_only=True):
     """Those into which a job was submitted last come first."""
 
@@ -37,10 +42,20 @@ class GroupList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupBody(msgspec.Struct, kw_only=True):
+    """What is left out stays as it is."""
+
     at_most: Annotated[
         Annotated[int, Meta(ge=1, le=2**31 - 1)] | None,
         Meta(description="How many of its jobs run at once; null: no cap."),
-    ]
+    ] = None
+    notify: Annotated[
+        Entries,
+        Meta(
+            description="Who gets a message when all of its jobs have ended: `done`, or `done:` and a URL. `***` in "
+            "place of a URL keeps the one that is there.",
+            examples=[["done"]],
+        ),
+    ] = []
 
 
 class MembersBody(msgspec.Struct, kw_only=True):
@@ -62,30 +77,55 @@ class GroupSnoozeBody(msgspec.Struct, kw_only=True):
 @operation(router, "GET", "/groups", GroupList)
 async def list_groups(request: Request, limit: Annotated[int, Query(ge=1, le=200)] = 50) -> Response:
     """List groups: how many of their jobs are in each state, and how many may run at once."""
-    return answer(GroupList(items=await app_state_of(request).pool.run(lambda store: store.groups.newest(limit))))
+    found = await app_state_of(request).pool.run(lambda store: store.groups.newest(limit))
+    return answer_with_jobs(request, GroupList(items=found))
 
 
 @operation(router, "GET", "/groups/{group}", Group, 404)
 async def get_group(request: Request, group: GroupName) -> Response:
     """Get a group: how many of its jobs are in each state, and how many may run at once."""
-    return answer(await app_state_of(request).pool.run(lambda store: _found(store, group)))
+    return answer_with_jobs(request, await app_state_of(request).pool.run(lambda store: _found(store, group)))
 
 
 @operation(router, "PATCH", "/groups/{group}", Done, 404, 413, body=GroupBody)
 async def change_group(request: Request, group: GroupName) -> Response:
-    """Change how many jobs of a group run at once. Those that run go on."""
-    at_most = (await body_of(request, GroupBody))["at_most"]
+    """Change how many jobs of a group run at once, and who gets a message when all have ended. Those that run go on."""
+    body = await body_of(request, GroupBody)
 
     def change(store: Store) -> Done:
         before = _found(store, group)
-        if at_most is not None:
-            SIZE.check(at_most)
-        changed = before.at_most != at_most and store.groups.cap(group, at_most)
-        message = f"{group}: {'no cap' if at_most is None else f'at most {at_most} at once'}"
-        undo = Undo(method="PATCH", path=request.url.path, body={"at_most": before.at_most})
-        return Done(changed=changed, message=message, undo=undo if changed else None)
+        done: list[str] = []
+        undo: dict[str, object] = {}
+        if "at_most" in body:
+            at_most = body["at_most"]
+            if at_most is not None:
+                SIZE.check(at_most)
+            done.append("no cap" if at_most is None else f"at most {at_most} at once")
+            if before.at_most != at_most and store.groups.cap(group, at_most):
+                undo["at_most"] = before.at_most
+        entries: tuple[str, ...] = ()
+        if "notify" in body:
+            entries = _unmasked(body["notify"], before)
+            done.append("a message is sent when all are done" if entries else "no message when all are done")
+            if before.notify != entries and store.groups.set_notify(group, entries):
+                undo["notify"] = masked_notify(before.notify)
+        # What has been removed with its URL is in no response.
+        lost = "notify" in undo and any("://" in entry and entry not in entries for entry in before.notify)
+        back = Undo(method="PATCH", path=request.url.path, body=undo) if undo and not lost else None
+        return Done(changed=bool(undo), message=f"{group}: {', '.join(done) or 'nothing differs'}", undo=back)
 
     return await carry_out(request, change)
+
+
+def _unmasked(said: list[str], before: Group) -> tuple[str, ...]:
+    try:
+        entries = unmasked_notify(NOTIFY.read(said), before.notify)
+        if entries is None:
+            raise BadInputError(f"{MASK} stands for a hidden URL: write the URL")
+        NOTIFY.check(entries)
+    except BadInputError as error:
+        raise InvalidFieldsError({"notify": str(error)}) from None
+    return entries
 
 
 @operation(router, "POST", "/groups/{group}/cancel", Done, 404, 409, 413, body=MembersBody)

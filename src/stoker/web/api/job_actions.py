@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from stoker.engines.admission import check_edits
 from stoker.errors import BadInputError, InvalidFieldsError
-from stoker.masking import MASK, masked_environment
+from stoker.masking import MASK, masked_environment, masked_notify
+from stoker.queue.fields import editable
 from stoker.queue.jobs import check_changes
 from stoker.queue.model import Job
 from stoker.queue.steering import (
@@ -70,13 +71,13 @@ def _path(request: Request, job: Job) -> str:
 
 @operation(router, "PATCH", "/jobs/{job}", Done, 404, 409, 413, body=ChangeBody)
 async def change_job(request: Request, job: JobId) -> Response:
-    """Change what a job asks for. Fields that are left out stay as they are; a running job cannot be changed."""
+    """Change what a job asks for. Fields that are left out stay as they are; of a running job only `notify` changes."""
     fields = await body_of(request, ChangeBody)
 
     def change(store: Store) -> Done:
         before = found(store, job)
         who = job_title(before)
-        if before.state == "running":
+        if before.state == "running" and not fields.keys() <= set(editable("running")):
             raise ConflictError(f"job {who} was not edited: it is running; edit it when it has ended")
         changes = changes_of(store, fields, before)
         if not changes:
@@ -102,6 +103,11 @@ def _unchange(request: Request, before: Job, changes: dict[str, Any]) -> Undo | 
         if any(before.environment[name] != changes["environment"].get(name) for name in shown if shown[name] == MASK):
             return None
         body["environment"] = shown
+    if "notify" in body:
+        # What has been removed with its URL is in no response.
+        if any("://" in entry and entry not in changes["notify"] for entry in before.notify):
+            return None
+        body["notify"] = masked_notify(before.notify)
     if "fit" in body:
         body["fit"] = False
     return Undo(method="PATCH", path=_path(request, before), body=body)

@@ -12,7 +12,7 @@ from stoker.queue.fields import FIELDS
 from stoker.web.problems import MEDIA_TYPE, Problem
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Response]])
-Method = Literal["GET", "POST", "PATCH"]
+Method = Literal["GET", "POST", "PATCH", "DELETE"]
 
 _PROBLEMS: Final[Mapping[int, str]] = {
     400: "The request cannot be parsed.",

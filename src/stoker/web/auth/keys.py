@@ -7,6 +7,7 @@ are kept in memory until the next start. Only login and logout wait for the disk
 import contextlib
 import hashlib
 import hmac
+import itertools
 import secrets
 import threading
 import time
@@ -20,7 +21,7 @@ import msgspec
 from stoker.errors import BadInputError, StokerError
 from stoker.web.auth.key_file import Contents, DeviceSession, KeyFile, Role, Stamp, Token, User
 
-__all__ = ["DeviceSession", "Keys", "Token", "key_id"]
+__all__ = ["DeviceSession", "Keys", "Token", "key_id", "last_seen"]
 
 # Recognizable, for the access log and for secret scanners.
 TOKEN_PREFIX: Final = "stk_"  # noqa: S105 - not a secret, but how one begins
@@ -100,6 +101,12 @@ class Keys:
             return _with_token(contents, name, role)
 
         return self._change(added)
+
+    def free_name(self, role: Role) -> str:
+        """A name that no token has: the role, or so with a number behind it."""
+        taken = {token.name for token in self.tokens()}
+        names = (role if number == 1 else f"{role}-{number}" for number in itertools.count(1))
+        return next(name for name in names if name not in taken)
 
     def token(self, name: str) -> Token:
         """The token with this name or id."""
@@ -296,6 +303,11 @@ class Keys:
             if session.token in ids and session.digest not in self._ended and session.created > oldest
         ]
         return msgspec.structs.replace(contents, tokens=tokens, sessions=tuple(_limited(sessions)))
+
+
+def last_seen(token: Token, devices: Iterable[DeviceSession]) -> float | None:
+    """When the token or one of the devices that logged in with it was last used."""
+    return max((at for at in (token.seen, *(one.seen for one in devices)) if at is not None), default=None)
 
 
 def key_id() -> str:

@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 
 from stoker.engines.admission import check_edits
 from stoker.errors import BadInputError, InvalidFieldsError
-from stoker.masking import MASK, masked_environment
+from stoker.masking import MASK, masked_environment, masked_notify
 from stoker.queue.field_kinds import FLAG, seconds_text
 from stoker.queue.fields import FIELDS, FieldPart, JobField, JobSpec
 from stoker.queue.jobs import check_changes
@@ -100,6 +100,7 @@ def like(job: Job, key: str) -> Form:
         "directory": job.directory,
         "environment": _variables(job),
         **{field.name: _text(field, field.value(job)) for field in inputs(boxes=False)},
+        "notify": " ".join(masked_notify(job.notify)),
         **{
             name: _entry_text(FIELDS[field].value(job).get(part.key, ""))
             for field, fold in folds().items()

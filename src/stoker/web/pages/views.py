@@ -16,9 +16,12 @@ from stoker.queue.fields import State
 from stoker.queue.model import Failure, Job
 from stoker.queue.search import LONGEST_QUERY, SORTS, Sort, parse_sort
 from stoker.queue.store import Store
+from stoker.settings import USUAL_EVENTS
 from stoker.status import detail
 from stoker.status.health import RECENT
 from stoker.web.answers import Page, place_of, read_page, searched
+from stoker.web.api.notifications import settings_of
+from stoker.web.api.tokens import shown_tokens
 from stoker.web.app_state import AppState, app_state_of, user_of
 from stoker.web.auth.key_file import Role
 from stoker.web.pages.sections import OVERVIEW, for_page, render, render_job, render_list, trusted
@@ -162,6 +165,38 @@ async def compare(request: Request, jobs: str = "") -> Response:
 
 def _for_curves(job: Job) -> dict[str, str]:
     return {"id": job.id, "name": job.name or job.id}
+
+
+# As a person reads them.
+_EVENT_WORDS: Final = {
+    "failed": "A job failed",
+    "stopped": "A rule stopped a job",
+    "warned": "A rule will stop a job soon",
+    "succeeded": "A job succeeded",
+    "group-done": "A group is done",
+    "queue-empty": "The queue is empty",
+    "gpu-unknown": "A GPU cannot be read",
+    "gpu-quarantined": "A GPU is out of rotation",
+    "worker-gone": "A worker is gone",
+}
+
+
+@router.get("/settings")
+async def settings(request: Request) -> Response:
+    """Of this browser; for operators also who gets messages, and the links of viewers."""
+    app_state, operates = app_state_of(request), user_of(request).operates
+    added = await app_state.pool.run(lambda store: store.notices.urls()) if operates else []
+    return page(
+        request,
+        "settings.html",
+        acts=operates,
+        notifications=settings_of(app_state, added) if operates else None,
+        tokens=await asyncio.to_thread(shown_tokens, app_state.keys) if operates else [],
+        event_words=_EVENT_WORDS,
+        usual_events=USUAL_EVENTS,
+        here="settings",
+        now=now_of(app_state.snapshot_cache),
+    )
 
 
 @router.get("/manifest.webmanifest")

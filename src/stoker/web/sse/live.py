@@ -112,11 +112,30 @@ def _response(
     return StreamingResponse(counted(), media_type="text/event-stream", headers=STREAM_HEADERS)
 
 
+@router.get("/live/notices")
+async def notices(request: Request) -> StreamingResponse:
+    """The events that a browser notifies its user of, those of the last minute first."""
+    app_state, user = app_state_of(request), user_of(request)
+    feed = app_state.notice_feed
+
+    async def stream() -> AsyncIterator[str]:
+        yield "retry: 2000\n\n"
+        number = 0
+        with feed.listening():
+            while app_state.keys.still_valid(user) and not feed.is_stopping:
+                number, found = await feed.after(number, _HEARTBEAT)
+                yield "".join(event("notice", msgspec.json.encode(one).decode()) for one in found) or event("beat", "")
+
+    return StreamingResponse(stream(), media_type="text/event-stream", headers=STREAM_HEADERS)
+
+
 # Several streams over one connection
 
 # More windows than anybody has open; a browser with more uses a second connection.
 MAX_STREAMS: Final = 32
-_LIVE: Final = re.compile(r"(/live(?:/jobs(?:/[0-9a-f]{8})?)?|/jobs/[0-9a-f]{8}/attempts/\d{1,9}/log/live)(?:\?(.*))?")
+_LIVE: Final = re.compile(
+    r"(/live(?:/notices|/jobs(?:/[0-9a-f]{8})?)?|/jobs/[0-9a-f]{8}/attempts/\d{1,9}/log/live)(?:\?(.*))?"
+)
 _COPIED: Final = ("type", "asgi", "http_version", "scheme", "server", "client", "root_path", "extensions")
 
 NumberedEvent = tuple[int, str, str, str]

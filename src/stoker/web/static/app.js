@@ -84,6 +84,7 @@ const Stoker = (() => {
       const first = answer?.errors?.[0]?.detail;
       toast(first || answer?.detail || answer?.title || "The request failed: the server gave no reason", { bad: true });
     }
+    return answer;
   }
 
   function goToLogin() {
@@ -98,8 +99,9 @@ const Stoker = (() => {
         headers: { "Content-Type": "application/json", Accept: "application/json" },
         body: body === null || body === undefined ? undefined : JSON.stringify(body),
       });
-      outcome(answer.status, await answer.text());
-      return answer.ok;
+      const text = await answer.text();
+      const done = outcome(answer.status, text);
+      return answer.ok ? done ?? true : false;
     } catch {
       toast("The server does not answer: the change may or may not have been made", { bad: true });
       return false;
@@ -241,5 +243,5 @@ const Stoker = (() => {
   freshen();
   setInterval(() => { if (!document.hidden) freshen(); }, TELL_EVERY);
 
-  return { ask, call, toast, freshen, goToLogin };
+  return { ask, call, toast, freshen, goToLogin, now: () => Date.now() + ahead };
 })();
