@@ -32,7 +32,7 @@ _RETRY_INTERVAL: Final = 5.0
 _BROWSERS: Final = "browsers://"
 
 
-class Notice(msgspec.Struct, frozen=True, kw_only=True):
+class BrowserNotice(msgspec.Struct, frozen=True, kw_only=True):
     """One notification, as browsers show it."""
 
     key: str
@@ -58,7 +58,7 @@ class NoticeFeed:
 
     def __init__(self, config: Config) -> None:
         self._queue = config.queue
-        self._notices: deque[tuple[int, float, Notice]] = deque()
+        self._notices: deque[tuple[int, float, BrowserNotice]] = deque()
         """Those of the last minute: their number, when they were found in monotonic seconds, and what they say."""
         self._count = 0
         self._changed = asyncio.Event()
@@ -93,7 +93,7 @@ class NoticeFeed:
             self._stop.set()
         self._changed.set()
 
-    async def after(self, number: int, timeout: float) -> tuple[int, list[Notice]]:
+    async def after(self, number: int, timeout: float) -> tuple[int, list[BrowserNotice]]:
         """The notices with a higher number, as soon as there are any or after the timeout; and the highest number."""
         if self._count <= number and not self.is_stopping:
             with contextlib.suppress(TimeoutError):
@@ -101,7 +101,7 @@ class NoticeFeed:
         oldest = time.monotonic() - _KEPT_FOR
         return self._count, [notice for at, found, notice in self._notices if at > number and found > oldest]
 
-    def _add(self, notices: list[Notice]) -> None:
+    def _add(self, notices: list[BrowserNotice]) -> None:
         for notice in notices:
             self._count += 1
             self._notices.append((self._count, time.monotonic(), notice))
@@ -137,10 +137,10 @@ class NoticeFeed:
                 stop.wait(_RETRY_INTERVAL)
 
 
-def _notice(batch: Batch, now: float) -> Notice:
+def _notice(batch: Batch, now: float) -> BrowserNotice:
     message = compose(batch.kind, batch.events, "", prefix=batch.prefix)
     single = len(batch.events) == 1
-    return Notice(
+    return BrowserNotice(
         key=batch.events[0].key if single else f"{batch.events[0].key}+{len(batch.events)}",
         at=now,
         title=message.title,
