@@ -157,7 +157,7 @@ class EventDetector:
         others = {
             one.url: event
             for one in urls
-            if first.at >= one.added and (event := _first_of(alternatives, one.events) or (first if for_all else None))
+            if first.at > one.added and (event := _first_of(alternatives, one.events) or (first if for_all else None))
         } | {one.url: first for one in wishes if one.url}
         for url, event in others.items():
             if general is None or url not in self._urls:
