@@ -127,7 +127,8 @@ def _place(home: Path, database: str, server: PostgresServer) -> Iterator[Place]
 
 def _fill(store: Store, queued: int, ended: int) -> None:
     now = store.clock()
-    write_history(store, ended, began=now - MONTH, every=MONTH / ended)
+    every = MONTH / ENDED
+    write_history(store, ended, began=now - ended * every, every=every)
     write_waiting(store, queued, began=now - queued, behind=ended)
     write_texts(store)
 

@@ -6,49 +6,58 @@ from typing import Any, Final
 
 MASK: Final = "***"
 
+# The patterns are compiled when they are first used: short commands need few of them.
+
 # Up to the last `@` in front of a query: a password may contain an unescaped one.
 # Lengths are bounded, so that long texts take linear time.
-_IN_ADDRESS: Final = re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://[^/@:?#\s]{0,200}):[^?\s]{0,500}@", re.IGNORECASE)
-_IN_QUERY: Final = re.compile(r"([?&]\w*password=)[^&\s]*", re.IGNORECASE)
+_IN_ADDRESS: Final = r"(?i)(\b[a-z][a-z0-9+.-]{0,20}://[^/@:?#\s]{0,200}):[^?\s]{0,500}@"
+_IN_QUERY: Final = r"(?i)([?&]\w*password=)[^&\s]*"
 
 # `WANDB_API_KEY`, `HF_TOKEN`, `PGPASSWORD`, `SSH_AUTH_SOCK`; not `TOKENIZERS_PARALLELISM`, `AUTHOR` or `PWD`.
-_SECRET_NAME: Final = re.compile(
-    r"secret|passw|passphrase|credential|api_?key|cookie"
+_SECRET_NAME: Final = (
+    r"secret|passw|passphrase|credential|api_?key|cookie"  # noqa: S105 - a pattern
     r"|(?:key|token)s?$|(?:auth|pass|_pwd|_pat)$"
     r"|(?:^|_)(?:key|token|auth|pass)_"
 )
 # Tokens of language models are not secrets: `EOS_TOKEN`, `MAX_TOKENS`.
-_OF_TEXT: Final = re.compile(
+_OF_TEXT: Final = (
     r"(?:^|_)(?:bos|eos|pad|unk|sep|cls|mask|image|special|stop|start|end|next|first|last|new|max|min|num|n|per|total)"
     r"(?:_\w+)?_tokens?$"
 )
 # Prefixes that services use for their keys.
-_SECRET_VALUE: Final = re.compile(
-    r"\b(?:sk-[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z]{20,}|xox[abprs]-[\w-]{10,}"
+_SECRET_VALUE: Final = (
+    r"\b(?:sk-[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z]{20,}"  # noqa: S105 - a pattern
+    r"|xox[abprs]-[\w-]{10,}"
     r"|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|stk_[\w-]{20,}|eyJ[\w-]{10,999}\.[\w-]{10,2000}\.[\w-]{5,})"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY"
 )
 # What follows the scheme in a notification URL may all be secret.
 _SERVICE: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)\S*")
 _VALUE: Final = r"(?:\"[^\"]*\"|'[^']*'|[^\s;&|)\"']+)"
-_ASSIGNED: Final = re.compile(rf"(?<![\w.-])(-{{0,2}}[A-Za-z_][\w.-]*)=({_VALUE})")
-_OPTION: Final = re.compile(rf"(?<!\S)(--?[A-Za-z][\w-]*)(\s+)(?!-)({_VALUE})")
-_HEADER: Final = re.compile(r"\b((?:bearer|basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
+_ASSIGNED: Final = rf"(?<![\w.-])(-{{0,2}}[A-Za-z_][\w.-]*)=({_VALUE})"
+_OPTION: Final = rf"(?<!\S)(--?[A-Za-z][\w-]*)(\s+)(?!-)({_VALUE})"
+_HEADER: Final = r"(?i)\b((?:bearer|basic)\s+)[\w.~+/=-]{8,}"
+_PLAIN: Final = frozenset({str, int, float, bool, type(None)})
+# Without any of these, in lower case, no pattern above finds anything in a command.
+_HINT: Final = (
+    r"secret|pass|credential|key|cookie|token|auth|pwd|pat|sk-|gh[pousr]_|hf_|xox|akia|aiza|stk_|eyj|-----begin|bearer"
+    r"|basic|://"
+)
 
 
 def without_passwords(text: str) -> str:
     """The text without the passwords in its URLs."""
     if "://" not in text:
         return text
-    return _IN_QUERY.sub(r"\1…", _IN_ADDRESS.sub(r"\1@", text))
+    return re.sub(_IN_QUERY, r"\1…", re.sub(_IN_ADDRESS, r"\1@", text))
 
 
 def is_secret(name: str, value: str) -> bool:
     """Whether a variable looks like a secret."""
     plain = name.lower().replace("-", "_")
-    if _SECRET_NAME.search(plain) and not _OF_TEXT.search(plain):
+    if re.search(_SECRET_NAME, plain) and not re.search(_OF_TEXT, plain):
         return bool(value)
-    return _SECRET_VALUE.search(value) is not None or without_passwords(value) != value
+    return re.search(_SECRET_VALUE, value) is not None or without_passwords(value) != value
 
 
 def masked_environment(environment: Mapping[str, str], *, all_values: bool = False) -> dict[str, str]:
@@ -58,13 +67,18 @@ def masked_environment(environment: Mapping[str, str], *, all_values: bool = Fal
 
 def masked_command(text: str) -> str:
     """The command with secrets masked: `WANDB_API_KEY=*** python train.py --token ***`."""
-    text = _ASSIGNED.sub(
-        lambda found: f"{found[1]}={MASK}" if _is_secret_option(found[1], found[2]) else found[0], text
-    )
-    text = _OPTION.sub(
-        lambda found: f"{found[1]}{found[2]}{MASK}" if _is_secret_option(found[1], found[3]) else found[0], text
-    )
-    return without_passwords(_HEADER.sub(rf"\1{MASK}", _SECRET_VALUE.sub(MASK, text)))
+    # Most commands have none, and there may be a hundred thousand of them.
+    if not re.search(_HINT, text.casefold()):
+        return text
+
+    def assigned(found: re.Match[str]) -> str:
+        return f"{found[1]}={MASK}" if _is_secret_option(found[1], found[2]) else found[0]
+
+    def of_option(found: re.Match[str]) -> str:
+        return f"{found[1]}{found[2]}{MASK}" if _is_secret_option(found[1], found[3]) else found[0]
+
+    text = re.sub(_OPTION, of_option, re.sub(_ASSIGNED, assigned, text))
+    return without_passwords(re.sub(_HEADER, rf"\1{MASK}", re.sub(_SECRET_VALUE, MASK, text)))
 
 
 def _is_secret_option(name: str, value: str) -> bool:
@@ -116,7 +130,11 @@ def masked(value: Any, *, for_viewer: bool = False) -> Any:
     want to submit a command again as it was shown.
     """
     if isinstance(value, Mapping):
-        return {name: _masked_field(name, field, for_viewer) for name, field in value.items()}
+        # Most fields are numbers and short texts.
+        return {
+            name: field if type(field) in _PLAIN and name != "command" else _masked_field(name, field, for_viewer)
+            for name, field in value.items()
+        }
     if isinstance(value, list | tuple):
         return [masked(item, for_viewer=for_viewer) for item in value]
     return value

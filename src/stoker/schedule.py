@@ -14,7 +14,6 @@ from datetime import UTC, date, datetime, timedelta, tzinfo
 from itertools import product
 from pathlib import Path
 from typing import Final, NamedTuple
-from zoneinfo import ZoneInfo
 
 from stoker.errors import BadInputError
 from stoker.units import LONGEST_SECONDS, parse_duration
@@ -170,7 +169,9 @@ def local_zone(environment: Mapping[str, str], root: Path = Path("/")) -> str:
     return ""
 
 
-def _zone(name: str) -> ZoneInfo:
+def _zone(name: str) -> tzinfo:
+    from zoneinfo import ZoneInfo  # costs a short command milliseconds
+
     try:
         if _ZONE.fullmatch(name):
             return ZoneInfo(name)

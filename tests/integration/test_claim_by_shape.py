@@ -1,5 +1,6 @@
 """A worker that reads the first jobs of each shape starts what it would have started had it read the whole queue."""
 
+import copy
 import math
 import threading
 import time
@@ -101,7 +102,8 @@ def read_at_once(store: Store, patch: pytest.MonkeyPatch, of_shape: int, shapes:
     driver: Any = store._driver
     text = driver._statements["heads"]
     assert f"LIMIT {MOST_OF_SHAPE}\n" in text
-    changed = {**driver._statements, "heads": text.replace(f"LIMIT {MOST_OF_SHAPE}\n", f"LIMIT {of_shape}\n")}
+    changed = copy.copy(driver._statements)
+    changed["heads"] = text.replace(f"LIMIT {MOST_OF_SHAPE}\n", f"LIMIT {of_shape}\n")
     patch.setattr(driver, "_statements", changed)
     patch.setattr(attempts_module, "MOST_OF_SHAPE", of_shape)
     patch.setattr(attempts_module, "MOST_SHAPES", shapes)
@@ -176,7 +178,8 @@ def test_shapes_beyond_those_that_are_read_at_once_are_not_starved(
     text = driver._statements["first ready"]
     assert first_only in text
     assert "LIMIT 100" in text
-    changed = {**driver._statements, "first ready": text.replace("LIMIT 100", "LIMIT 5")}
+    changed = copy.copy(driver._statements)
+    changed["first ready"] = text.replace("LIMIT 100", "LIMIT 5")
     monkeypatch.setattr(driver, "_statements", changed)
     too_large = [JobSpec(command="x", gpus=8, time_limit=60.0 + number) for number in range(20)]
     small = [JobSpec(command="x", gpus=1, time_limit=60.0 + number) for number in range(20)]

@@ -10,7 +10,11 @@ NUMBERS = {
     "sqlite": "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < :count)",
     "postgres": "WITH numbers (n) AS (SELECT generate_series(1, %(count)s))",
 }
-ID = {"sqlite": "printf('%08x', n)", "postgres": "lpad(to_hex(n), 8, '0')"}
+# All over the place, as real ones are, and each once.
+ID = {
+    "sqlite": "printf('%08x', n * 2654435761 & 4294967295)",
+    "postgres": "lpad(to_hex(CAST(n AS BIGINT) * 2654435761 & 4294967295), 8, '0')",
+}
 SPEC = '{"command":["python","train.py","--lr","1e-3"],"directory":"/home/somebody/project","environment":{}}'
 JOBS = """
 INSERT INTO stoker_jobs

@@ -6,7 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from stoker import masking
 from stoker.masking import (
     masked,
     masked_command,
@@ -17,6 +20,7 @@ from stoker.masking import (
 )
 from stoker.settings import load_settings
 from stoker.streams import _warned
+from tests.support.deep import examples
 
 
 @pytest.mark.parametrize(
@@ -119,6 +123,65 @@ def test_value_formatted_like_a_secret_is_masked(value: str) -> None:
 )
 def test_secrets_in_a_command_are_masked(command: str, shown: str) -> None:
     assert masked_command(command) == shown
+
+
+_PIECES = st.sampled_from(
+    [
+        *(
+            "secret",
+            "PassPhrase",
+            "passwd",
+            "credential",
+            "api_key",
+            "APIKEY",
+            "cookie",
+            "key",
+            "tokens",
+            "Auth",
+            "pass",
+        ),
+        *(
+            "_pwd",
+            "_PAT",
+            "sk-",
+            "ghp_",
+            "GHO_",
+            "github_pat_",
+            "glpat-",
+            "hf_",
+            "xoxb-",
+            "AKIA",
+            "AIza",
+            "stk_",
+            "eyJ",
+        ),
+        *(
+            "-----BEGIN RSA PRIVATE KEY",
+            "Bearer ",
+            "BAſIC ",
+            "://",
+            "@",
+            ":",
+            "?",
+            "password=",
+            "--",
+            "-",
+            "_",
+            "=",
+            " ",
+        ),
+        *("a" * 20, "A" * 20, "0" * 20, ".", "x", "train.py", "lr", "'", '"', ";"),
+    ]
+)
+
+
+@given(st.lists(_PIECES, max_size=8).map("".join))
+@settings(max_examples=examples(2000))
+def test_command_without_a_hint_has_no_secret(command: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(masking, "_HINT", "")
+        thorough = masked_command(command)
+    assert masked_command(command) == thorough
 
 
 def test_secrets_in_an_argument_list_are_masked() -> None:

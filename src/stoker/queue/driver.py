@@ -299,24 +299,29 @@ def sections(file: str) -> Mapping[str, str]:
     return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
-@functools.cache
-def statements(dialect: str) -> Mapping[str, str]:
-    """Every statement by name, each `{macro}` and `{macro argument}` written out; a macro may use others."""
-    return {name: _written_out(text, dialect) for name, text in _known(dialect).items()}
+class Statements(dict[str, str]):
+    """Statements by name, each written out when it is first used: a short command needs few of them.
 
+    A `{macro}` or `{macro argument}` is the text of that name, which may have others. `form` turns all of it into
+    what a database takes.
+    """
 
-def _known(dialect: str) -> Mapping[str, str]:
-    return {**sections(f"{dialect}.sql"), **sections("queries.sql")}
+    def __init__(self, dialect: str, form: Callable[[str], str] = str) -> None:
+        super().__init__()
+        self._pieces = {**sections(f"{dialect}.sql"), **sections("queries.sql")}
+        self._form = form
 
+    def __missing__(self, name: str) -> str:
+        self[name] = text = self._form(self.written_out(self._pieces[name]))
+        return text
 
-def _written_out(text: str, dialect: str) -> str:
-    known = _known(dialect)
-    return _MACRO.sub(lambda found: _written_out(known[found[1]].replace("$", found[2] or ""), dialect), text)
+    def written_out(self, text: str) -> str:
+        return _MACRO.sub(lambda found: self.written_out(self._pieces[found[1]].replace("$", found[2] or "")), text)
 
 
 def schema(dialect: str) -> list[str]:
     """The statements that create the tables."""
-    return [_written_out(statement, dialect) for statement in script(_sql(f"schema_{dialect}.sql"))]
+    return [Statements(dialect).written_out(statement) for statement in script(_sql(f"schema_{dialect}.sql"))]
 
 
 def script(text: str) -> list[str]:

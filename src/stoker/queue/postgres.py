@@ -5,6 +5,7 @@ reach the client that has the connection at that moment: changes are found by po
 """
 
 import contextlib
+import functools
 import os
 import re
 import select
@@ -23,8 +24,8 @@ from stoker.queue.driver import (
     CollisionError,
     Parameters,
     Row,
+    Statements,
     schema,
-    statements,
 )
 
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ _PAUSE: Final = 0.3
 
 T = TypeVar("T")
 _PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
+
+
+@functools.cache
+def _statements() -> Statements:
+    return Statements("postgres", lambda text: _PARAMETER.sub(r"%(\1)s", text.replace("%", "%%")))
 
 
 def connect(address: Address, timeout: float | None = None) -> "PostgresDriver":
@@ -88,9 +94,7 @@ class PostgresDriver:
         self._psycopg = psycopg
         self._address = address
         self._timeout = timeout
-        self._statements = {
-            name: _PARAMETER.sub(r"%(\1)s", text.replace("%", "%%")) for name, text in statements("postgres").items()
-        }
+        self._statements = _statements()
         self._connection: psycopg.Connection[Row] | None = None
         self._listeners: list[PostgresChanges] = []
         self.pooled = False

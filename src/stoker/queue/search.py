@@ -323,6 +323,12 @@ Mark = tuple[float | str, float | str]
 another order the last value and id."""
 
 
+def _rarest(term: Term) -> str:
+    """What to find it by: of a parameter the value, since many jobs have the same key."""
+    key, equals, value = term.text.partition("=")
+    return f"{key[-1:]}{equals}{value}" if term.kind == "parameter" and value else term.text
+
+
 class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
     """A query in the order of submission, as statements. The next is needed when one has found less than was asked for.
 
@@ -376,7 +382,9 @@ class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
 
     def _grams(self) -> list[str]:
         """The trigrams that its text must have; none: it has no condition on the text."""
-        return trigrams(*(term.text for term in self.query.terms if term.kind not in {"since", "before", "machine"}))
+        return trigrams(
+            *(_rarest(term) for term in self.query.terms if term.kind not in {"since", "before", "machine"})
+        )
 
     def _conditions(self) -> tuple[list[str], list[str], str]:
         """Conditions on the job `j` and its text `t`; trigrams; and another index to find jobs by."""

@@ -1,6 +1,7 @@
 """The queue in a SQLite file: for one machine."""
 
 import contextlib
+import functools
 import os
 import sqlite3
 import time
@@ -21,9 +22,9 @@ from stoker.queue.driver import (
     CollisionError,
     Parameters,
     Row,
+    Statements,
     schema,
     script,
-    statements,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +43,14 @@ SECONDS_BETWEEN_TRIES: Final = 1.0
 T = TypeVar("T")
 
 
+@functools.cache
+def _statements() -> Statements:
+    return Statements("sqlite")
+
+
+_script: Final = functools.cache(script)
+
+
 def connect(address: Address, _timeout: float | None = None) -> "SqliteDriver":
     """No timeout is needed: SQLite waits for locks by itself, and no statement takes long."""
     return SqliteDriver(Path(address.location))
@@ -52,8 +61,7 @@ class SqliteDriver:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._statements = statements("sqlite")
-        self._scripts = {name: script(self._statements[name]) for name in SCRIPTS}
+        self._statements = _statements()
         self._connection: sqlite3.Connection | None = None
         self._notifies = False
         self._ahead: float | None = None
@@ -114,7 +122,7 @@ class SqliteDriver:
     def _steps(self, statement: str, known: dict[str, str | int | float | bytes | None]) -> list[Row]:
         rows: list[Row] = []
         known[LEASE_CLOCK] = self._lease_now()
-        for number, step in enumerate(self._scripts[statement]):
+        for number, step in enumerate(_script(self._statements[statement])):
             cursor = self._connected().execute(step, known)
             found = cursor.fetchall()
             if not found and number < SCRIPTS[statement]:

@@ -23,6 +23,8 @@ JOB_COLUMNS: Final = (
 )
 
 
+# Made once: there may be a hundred thousand rows.
+_SPEC: Final = msgspec.json.Decoder(dict[str, Any])
 # The cap is one of the group; it and `notify` may change while a job runs.
 _IN_SPEC: Final = tuple(name for name in JobSpec.__struct_fields__ if name not in {"id", "origin", "at_most", "notify"})
 
@@ -98,10 +100,12 @@ def job_of(row: Row) -> Job:
 def strict_job_of(row: Row) -> Job:
     """The same; raises MsgspecError when the spec cannot be read."""
     fields: dict[str, Any] = dict(zip(JOB_COLUMNS, row, strict=True))
-    if fields["kept"] is not None:
-        fields["kept"] = kept_of(fields["kept"])
-    fields["notify"] = notify_of(fields["notify"]) + notify_of(fields.pop("group_notify"))
-    return msgspec.convert(msgspec.json.decode(fields.pop("spec"), type=dict[str, Any]) | fields, Job)
+    asked = _SPEC.decode(fields.pop("spec"))
+    asked.update(fields)
+    if asked["kept"] is not None:
+        asked["kept"] = kept_of(asked["kept"])
+    asked["notify"] = notify_of(asked["notify"]) + notify_of(asked.pop("group_notify"))
+    return msgspec.convert(asked, Job)
 
 
 def kept_of(text: str) -> KeptGpus:

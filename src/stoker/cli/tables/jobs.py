@@ -27,16 +27,20 @@ if TYPE_CHECKING:
 ORDER: Final[tuple[State, ...]] = ("running", "queued", "held", "succeeded", "failed", "cancelled")
 _COLOURS: Final = {"running": "green", "failed": "red", "held": "yellow", "cancelled": "dim", "succeeded": ""}
 _MOST_HOSTS: Final = 3
+_NO_GROUP: Final = Group(name="")
 
 
-def rows_of(store: "Store", jobs: Sequence[Job], reasons: Sequence[Why], around: Surroundings) -> list[JobRow]:
+def rows_of(store: "Store", jobs: Sequence[Job], reasons: Sequence[Why | None], around: Surroundings) -> list[JobRow]:
     rows, figures = [], _figures(store, jobs)
+    workers = {worker.id: worker for worker in around.workers}
     for job, reason in zip(jobs, reasons, strict=True):
         attempt = around.running.get(job.id) if job.state == "running" else None
-        worker = next((known for known in around.workers if attempt and known.id == attempt.worker), None)
-        gpus = () if attempt is None else gpu_names(attempt.gpus, worker) or ("-",)
-        where, host = attempt.where if attempt is not None else "", worker.host if worker else ""
-        shown = figures.get(job.id, {})
+        if attempt is None:
+            rows.append(JobRow(job=job, now=around.now, why=reason, figures=figures.get(job.id, {})))
+            continue
+        worker = workers.get(attempt.worker)
+        gpus, host = gpu_names(attempt.gpus, worker) or ("-",), worker.host if worker else ""
+        where, shown = attempt.where, figures.get(job.id, {})
         rows.append(JobRow(job=job, now=around.now, why=reason, host=host, gpus=gpus, where=where, figures=shown))
     return rows
 
@@ -74,7 +78,7 @@ def _folded(rows: Sequence[JobRow], groups: Mapping[str, Group]) -> list[tuple[J
     for row in rows:
         group = groups.get(row.job.group)
         if group is None or group.total < 2:
-            found.append((row, Group(name="")))
+            found.append((row, _NO_GROUP))
         elif group.name not in seen:
             found.append((None, group))
             seen.add(group.name)

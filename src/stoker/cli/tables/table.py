@@ -1,21 +1,25 @@
 """Tables: fitted to the width of a terminal, or plain text of any width.
 
-Nothing here imports rich's console before something is printed on a terminal: it is half of what a short command loads.
+Nothing here imports rich before something is printed on a terminal, or has wide letters: it is half of what a short
+command loads. Columns are laid out as a whole, since there may be a hundred thousand rows.
 """
 
+import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
-
-from rich.cells import cell_len, set_cell_size
+from typing import IO, TYPE_CHECKING, Final, Literal, NamedTuple, Self
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-_GAP: Final = 2
+_GAP: Final = "  "
 _BAR: Final = 10
+# Characters of Stoker's own that are not ASCII and as wide as those.
+_NARROW: Final = str.maketrans("", "", "█·…×°–÷")
+# A terminal gets each write at once: as many lines together.
+_AT_ONCE: Final = 500
 
 
 class Styled(str):
@@ -74,10 +78,16 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
 def print_lines(screen: "Console | None", lines: Iterable[str]) -> None:
     """Prints lines as they are; a terminal that is too narrow wraps them."""
     if screen is None:
-        sys.stdout.writelines(f"{line}\n" for line in lines)
-        return
-    codes = _EscapeCodes(screen)
-    screen.file.writelines(f"{codes.of(line)}\n" for line in lines)
+        _write(sys.stdout, lines)
+    else:
+        _write(screen.file, map(_EscapeCodes(screen).of, lines))
+
+
+def _write(file: IO[str], lines: Iterable[str]) -> None:
+    rest = iter(lines)
+    while some := list(itertools.islice(rest, _AT_ONCE)):
+        some.append("")
+        file.write("\n".join(some))
 
 
 class _EscapeCodes:
@@ -103,15 +113,24 @@ class _EscapeCodes:
 def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
     """The table with its heading; without a width each row is one whole line, without colours."""
     cells, natural = _measured(columns, rows)
-    heading: list[str] = [Styled((column.name, "dim")) for column in columns]
     if width is None:
-        for row in (heading, *cells):
-            yield (" " * _GAP).join(map(_padded, row, natural, columns)).rstrip()
+        whole = ([column.name, *one] for column, one in zip(columns, cells, strict=True))
+        padded = list(map(_padded, columns, whole, natural))
+        yield from map(str.rstrip, map(_GAP.join, zip(*padded, strict=True)))
         return
     shown = _kept(columns, natural, width)
     widths = _narrowed(columns, natural, shown, width)
-    for row in (heading, *cells):
-        yield from _lines(columns, row, widths, shown)
+    yield from _lines(columns, [Styled((column.name, "dim")) for column in columns], widths, shown)
+    if any(columns[place].gives == "wrap" and natural[place] > widths[place] for place in shown):
+        for row in zip(*cells, strict=True):
+            yield from _lines(columns, row, widths, shown)
+        return
+    yield from _whole_lines(
+        [
+            (columns[place], _cut(columns[place], cells[place], widths[place], natural[place]), widths[place])
+            for place in shown
+        ]
+    )
 
 
 def fits(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> bool:
@@ -119,22 +138,72 @@ def fits(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -
     return _needed(columns, _measured(columns, rows)[1], range(len(columns))) <= width
 
 
-def _measured(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> tuple[list[list[str]], list[int]]:
-    """The cells, and the width of each column without a limit."""
-    cells = [[cell if cell.isprintable() else _on_one_line(cell) for cell in row] for row in rows]
+def _measured(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> tuple[list[Sequence[str]], list[int]]:
+    """The cells of each column, and its width without a limit."""
+    cells: list[Sequence[str]] = [*zip(*rows, strict=True)] if rows else [() for _ in columns]
     natural = [_width(column.name) for column in columns]
-    for place, of_column in enumerate(zip(*cells, strict=True)):
-        natural[place] = max(natural[place], *map(_width, of_column))
+    for place, one in enumerate(cells):
+        if not "".join(one).isprintable():
+            cells[place] = [cell if cell.isprintable() else _on_one_line(cell) for cell in one]
+        natural[place] = max(natural[place], max(_widths(cells[place]), default=0))
     return cells, natural
 
 
 def _width(text: str) -> int:
-    return len(text) if text.isascii() else cell_len(text)
+    if text.isascii() or text.translate(_NARROW).isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
-def _padded(text: str, width: int, column: Column) -> str:
-    blanks = " " * (width - _width(text))
-    return blanks + text if column.justify == "right" else text + blanks
+def _widths(cells: Sequence[str]) -> Iterator[int]:
+    return map(len if "".join(cells).isascii() else _width, cells)
+
+
+def _padded(column: Column, cells: Sequence[str], width: int) -> Sequence[str]:
+    """The cells of a column, all equally wide and without colours."""
+    is_right = column.justify == "right"
+    if "".join(cells).isascii():
+        return [*map(str.rjust if is_right else str.ljust, cells, itertools.repeat(width))]
+    blanks = (" " * (width - _width(cell)) for cell in cells)
+    return [blank + cell if is_right else cell + blank for blank, cell in zip(blanks, cells, strict=True)]
+
+
+def _cut(column: Column, cells: Sequence[str], width: int, natural: int) -> Sequence[str]:
+    """The cells of a column, none wider than that if it may be cut."""
+    if natural <= width:
+        return cells
+    return [cell if _width(cell) <= width else _fitted(column, cell, width)[0] for cell in cells]
+
+
+def _whole_lines(columns: Sequence[tuple[Column, Sequence[str], int]]) -> Iterator[Styled]:
+    """Each row is one line: what has no colour is joined by columns, the rest stands between."""
+    parts: list[Iterable[str]] = []
+    plain: list[Iterable[str]] = []
+    for column, cells, width in columns:
+        gap = itertools.repeat(_GAP if plain or parts else "")
+        if not any(isinstance(cell, Styled) for cell in cells):
+            plain += [gap, _padded(column, cells, width)]
+            continue
+        blanks = [" " * (width - size) for size in _widths(cells)]
+        is_right = column.justify == "right"
+        parts += [_joined([*plain, gap, blanks] if is_right else [*plain, gap]), cells]
+        plain = [] if is_right else [blanks]
+    parts.append(_joined(plain))
+    count = len(columns[0][1]) if columns else 0
+    for row in itertools.islice(zip(*parts, strict=False), count):
+        pieces: list[tuple[str, str]] = []
+        for cell in row:
+            if isinstance(cell, Styled):
+                pieces += cell.pieces
+            else:
+                pieces.append((cell, ""))
+        yield _stripped(pieces)
+
+
+def _joined(columns: Sequence[Iterable[str]]) -> Iterator[str]:
+    return map("".join, zip(*columns, strict=False)) if columns else itertools.repeat("")
 
 
 def _on_one_line(cell: str) -> str:
@@ -148,7 +217,7 @@ def _on_one_line(cell: str) -> str:
 
 
 def _needed(columns: Sequence[Column], natural: Sequence[int], shown: Sequence[int]) -> int:
-    return sum(_least(columns, natural, place) for place in shown) + _GAP * (len(shown) - 1)
+    return sum(_least(columns, natural, place) for place in shown) + len(_GAP) * (len(shown) - 1)
 
 
 def _least(columns: Sequence[Column], natural: Sequence[int], place: int) -> int:
@@ -166,7 +235,7 @@ def _kept(columns: Sequence[Column], natural: Sequence[int], width: int) -> list
 def _narrowed(columns: Sequence[Column], natural: Sequence[int], shown: Sequence[int], width: int) -> list[int]:
     """Narrows the widest flexible columns until all fit."""
     widths = list(natural)
-    excess = sum(widths[place] for place in shown) + _GAP * (len(shown) - 1) - width
+    excess = sum(widths[place] for place in shown) + len(_GAP) * (len(shown) - 1) - width
     while excess > 0:
         above = [place for place in shown if widths[place] > _least(columns, natural, place)]
         # Nothing is cut further than that: the terminal wraps the line.
@@ -181,8 +250,7 @@ def _narrowed(columns: Sequence[Column], natural: Sequence[int], shown: Sequence
 
 
 def _lines(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int], shown: Sequence[int]) -> list[str]:
-    if all(len(row[place]) <= widths[place] and row[place].isascii() for place in shown):
-        return [_line(columns, row, widths, shown)]
+    """A row, of several lines if a cell is wrapped."""
     parts = [_fitted(columns[place], row[place], widths[place]) for place in shown]
     lines: list[str] = []
     for number in range(max(map(len, parts), default=0)):
@@ -191,25 +259,9 @@ def _lines(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int],
             cell = part[number] if number < len(part) else ""
             blanks = " " * (widths[place] - _width(cell))
             before, after = (blanks, "") if columns[place].justify == "right" else ("", blanks)
-            pieces += [(before, ""), *pieces_of(cell), (after + " " * _GAP, "")]
+            pieces += [(before, ""), *pieces_of(cell), (after + _GAP, "")]
         lines.append(_stripped(pieces))
     return lines
-
-
-def _line(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int], shown: Sequence[int]) -> str:
-    """The same for cells that fit as they are, in a fifth of the time: there may be a hundred thousand rows."""
-    pieces: list[tuple[str, str]] = []
-    plain = ""
-    for place in shown:
-        cell = row[place]
-        blanks = " " * (widths[place] - len(cell))
-        before, after = (blanks, "") if columns[place].justify == "right" else ("", blanks)
-        if isinstance(cell, Styled):
-            pieces += [(plain + before, ""), *cell.pieces]
-            plain = after + " " * _GAP
-        else:
-            plain += before + cell + after + " " * _GAP
-    return _stripped([*pieces, (plain, "")])
 
 
 def _stripped(pieces: list[tuple[str, str]]) -> Styled:
@@ -228,9 +280,17 @@ def _fitted(column: Column, cell: str, width: int) -> list[str]:
     if column.gives == "wrap":
         return _wrapped(cell, width)
     style = pieces_of(cell)[0][1]
-    if column.gives == "middle":
-        return [Styled((cut_in_the_middle(cell, width), style))]
-    return [Styled((set_cell_size(cell, width - 1) + "…", style))]
+    cut = cut_in_the_middle(cell, width) if column.gives == "middle" else _first_cells(cell, width - 1) + "…"
+    return [Styled((cut, style)) if style else cut]
+
+
+def _first_cells(text: str, width: int) -> str:
+    """As many letters as fit, and blanks for half of one."""
+    if text.isascii():
+        return text[:width].ljust(width)
+    from rich.cells import set_cell_size
+
+    return set_cell_size(text, width)
 
 
 def _wrapped(cell: str, width: int) -> list[str]:
@@ -249,7 +309,7 @@ def bar(fraction: float, caption: str) -> Styled:
 
 def cut_in_the_middle(text: str, width: int) -> str:
     """`gpu-box-1…ple.org:0,1`: both ends matter."""
-    if cell_len(text) <= width:
+    if _width(text) <= width:
         return text
     tail = text[len(text) - width // 2 :]
-    return f"{set_cell_size(text, width - 1 - cell_len(tail))}…{tail}"
+    return f"{_first_cells(text, width - 1 - _width(tail))}…{tail}"

@@ -106,11 +106,10 @@ def list_command(
     with opened(queue_url) as store:
         around = look_around(store)
         jobs = _jobs(store, wanted)
-        reasons = reasons_of(store, jobs, around)
         if as_json:
-            _print_json(rows_of(store, jobs, reasons, around))
+            _print_json(rows_of(store, jobs, reasons_of(store, jobs, around), around))
         else:
-            _print(store, wanted, jobs, reasons, around)
+            _print(store, wanted, jobs, around)
     return 0
 
 
@@ -121,7 +120,7 @@ def _list_matches(query: Query, sort: Sort, limit: int | None, as_json: bool, qu
         most = min(limit or _MOST_FOUND, _ALL)
         found = store.jobs.search(query, sort, limit=most)
         jobs, more = found.jobs, found.next is not None
-        rows = rows_of(store, jobs, reasons_of(store, jobs, around), around)
+        rows = rows_of(store, jobs, reasons_of(store, jobs, around) if as_json else _words(store, jobs, around), around)
     if as_json:
         _print_json(rows)
         return 0
@@ -152,6 +151,12 @@ def _jobs(store: "Store", wanted: _Wanted) -> list[Job]:
     return jobs + ended[: wanted.ended]
 
 
+def _words(store: "Store", jobs: list[Job], around: Surroundings) -> list[Why | None]:
+    """Why each is in its state, for a table, which has a word of that: ended jobs have none."""
+    words = iter(reasons_of(store, [job for job in jobs if job.state not in ENDED], around))
+    return [None if job.state in ENDED else next(words) for job in jobs]
+
+
 def _print_json(rows: list[JobRow]) -> None:
     columns = columns_of("json")
     print_json_list(
@@ -162,11 +167,11 @@ def _print_json(rows: list[JobRow]) -> None:
     )
 
 
-def _print(store: "Store", wanted: _Wanted, jobs: list[Job], reasons: list[Why], around: Surroundings) -> None:
+def _print(store: "Store", wanted: _Wanted, jobs: list[Job], around: Surroundings) -> None:
     counts = store.jobs.counts()
     groups = store.groups.several({job.group for job in jobs if job.group}) if wanted.folded else {}
     if jobs:
-        print_jobs(rows_of(store, jobs, reasons, around), groups)
+        print_jobs(rows_of(store, jobs, _words(store, jobs, around), around), groups)
         sys.stdout.write("\n")
     elif not counts:
         sys.stdout.write("no jobs yet: `stoker submit -- COMMAND` makes one\n")
@@ -235,7 +240,7 @@ def _show_job_or_run(records: "Records", what: str, as_json: bool, queue_url: st
 def _show_group(store: "Store", jobs: list[Job], as_json: bool) -> None:
     """How far the group is, and its jobs in the order of their submission."""
     group, around = store.groups.get(jobs[0].group), look_around(store)
-    rows = rows_of(store, jobs, reasons_of(store, jobs, around), around)
+    rows = rows_of(store, jobs, _words(store, jobs, around), around)
     if as_json:
         print_json({"group": masked(to_builtins(group)), "jobs": [job_json(job) for job in jobs]})
         return
