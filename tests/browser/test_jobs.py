@@ -46,12 +46,25 @@ def test_timed_tasks_on_a_phone(browser: Browser, store: Store, site: PageSite) 
         page = shown.page
         page.goto(f"{site.address}/login#{site.token}")
         expect(page.locator("#section-health")).to_contain_text("failed")
+        _twelve_of_5000_on_the_overview(shown)
         _find_one_of_5000(shown)
         page.goto(site.address)
         _retry_all_failed_of_last_night(shown, store, night)
         _select_two_and_undo(shown, store, night)
         _sorted_saved_and_mistaken(shown, site)
         _keyboard(shown, site)
+
+
+def _twelve_of_5000_on_the_overview(shown: Screen) -> None:
+    waiting = shown.page.locator("#section-waiting")
+    expect(waiting.locator("li.job").filter(visible=True)).to_have_count(12)
+    waiting.get_by_role("link", name="All 5000 waiting jobs").tap()
+    expect(shown.page.locator("tbody tr").first).to_contain_text("vit-4999")
+    # Most of the screen is for jobs.
+    top = shown.page.locator("tbody tr").first.bounding_box()
+    assert top is not None
+    assert top["y"] < 844 * 0.4
+    shown.page.go_back()
 
 
 def _find_one_of_5000(shown: Screen) -> None:

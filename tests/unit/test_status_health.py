@@ -170,7 +170,8 @@ def test_one_failure_is_named_and_several_are_counted() -> None:
 
 def test_stopped_jobs_are_counted_apart_from_failed_ones() -> None:
     hung = ended(stopped="idle", reason="its GPUs stayed idle")
-    assert sentences(stopped=hung.job, stops=1) == ["train-17 was stopped: its GPUs stayed idle"]
+    assert sentences(stopped=hung.job, stops=1, stopped_for="idle") == ["train-17 was stopped: idle"]
+    assert sentences(stopped=hung.job, stops=1) == ["train-17 was stopped by a rule"]
     assert sentences(failed=ended(name="train-3").job, failures=1, stopped=hung.job, stops=2) == [
         "train-3 failed",
         "2 jobs were stopped by a rule in the last 24 h, last train-17",

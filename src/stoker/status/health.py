@@ -42,6 +42,8 @@ class HealthInputs(msgspec.Struct, frozen=True, kw_only=True):
     stopped: Job | None = None
     """The same for jobs that a rule stopped."""
     stops: int = 0
+    stopped_for: str = ""
+    """The kind of the verdict, such as `idle`; empty if it is not known."""
 
 
 def assess(facts: HealthInputs) -> Health:
@@ -200,9 +202,11 @@ def _failures(facts: HealthInputs) -> Iterator[HealthIssue]:
         several = f"{_jobs(facts.failures)} failed in the last 24 h, last {name}"
         yield _failure("failed", facts.failed, facts.failures, f"{name} failed", several)
     if facts.stopped is not None:
-        name, reason = _name(facts.stopped), facts.stopped.reason or "by a rule"
+        name = _name(facts.stopped)
+        # One word, as on its badge: the whole reason would fill a phone, and the job has it.
+        one = f"{name} was stopped{f': {facts.stopped_for}' if facts.stopped_for else ' by a rule'}"
         several = f"{_jobs(facts.stops)} were stopped by a rule in the last 24 h, last {name}"
-        yield _failure("stopped", facts.stopped, facts.stops, f"{name} was stopped: {reason}", several)
+        yield _failure("stopped", facts.stopped, facts.stops, one, several)
 
 
 def _failure(kind: Failure, last: Job, count: int, one: str, several: str) -> HealthIssue:

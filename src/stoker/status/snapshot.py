@@ -77,6 +77,7 @@ class SnapshotBuilder:
                 failures=failures,
                 stopped=stopped,
                 stops=stops,
+                stopped_for="" if stopped is None else _stopped_for(store, [stopped])[stopped.id],
             )
         )
         return Snapshot(
@@ -133,13 +134,15 @@ class SnapshotBuilder:
 
 
 def _ended(store: "Store", jobs: Sequence[Job], around: Surroundings) -> tuple[EndedJob, ...]:
+    stopped = _stopped_for(store, jobs)
+    return tuple(EndedJob(job=job, why=explain(job, around), stopped=stopped[job.id]) for job in jobs)
+
+
+def _stopped_for(store: "Store", jobs: Sequence[Job]) -> dict[str, str]:
+    """The kind of the verdict by which each was stopped; empty if no rule stopped it."""
     causes = store.attempts.causes({job.attempt for job in jobs if job.attempt is not None})
-    found = []
-    for job in jobs:
-        cause = causes.get(job.attempt or "")
-        stopped = cause.cause if cause is not None and cause.rule else ""
-        found.append(EndedJob(job=job, why=explain(job, around), stopped=stopped))
-    return tuple(found)
+    found = {job.id: causes.get(job.attempt or "") for job in jobs}
+    return {job: one.cause if one is not None and one.rule else "" for job, one in found.items()}
 
 
 def _waiting(

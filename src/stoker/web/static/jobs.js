@@ -12,7 +12,7 @@
   function shown() {
     for (const pick of list.querySelectorAll("[data-pick]")) pick.checked = picked.has(pick.value);
     const chosen = list.querySelector("[data-chosen]");
-    if (chosen) chosen.textContent = picked.size ? `Actions for ${picked.size} selected` : list.querySelector("[data-named]") ? "Actions for all of these" : "Actions for all that match";
+    if (chosen) chosen.textContent = picked.size ? `Actions for ${picked.size} selected` : list.querySelector("[data-named]") ? "Actions for these" : "Actions for all";
   }
   list.addEventListener("change", (event) => {
     if (!event.target.matches("[data-pick]")) return;
