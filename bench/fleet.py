@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,7 +93,7 @@ def main() -> int:
     with scratch() as place, postgres(settings) as server, _queue(server) as (url, address, pooler):
         with _fleet(place, address) as (generators, order):
             observer = _Observer(server, url, generators, pooler)
-            seconds = _until(lambda: observer.count("stoker_workers") == WORKERS, "the workers")
+            seconds = _until(lambda: observer.count("stoker_workers") == WORKERS, generators, "the workers")
             print(
                 f"  {WORKERS} workers are there after {seconds:.1f} s, {observer.memory():.1f} MiB of the server each"
             )
@@ -100,7 +101,8 @@ def main() -> int:
             rest = observer.measured("at rest")
             print(f"  connections: {observer.connections()}", flush=True)
             _submit(url, WORKERS * GPUS, (1,))
-            seconds = _until(lambda: observer.count("stoker_attempts") >= WORKERS * GPUS, "the first jobs")
+            all_run = lambda: observer.count("stoker_attempts") >= WORKERS * GPUS  # noqa: E731
+            seconds = _until(all_run, generators, "the first jobs")
             print(f"  {WORKERS * GPUS} jobs were started in {seconds:.1f} s", flush=True)
             # Half of them are next: when a job ends, one like it follows. The others are of all sizes, and wait.
             _submit(url, BACKLOG // 2, (1,), priority=1)
@@ -169,6 +171,8 @@ def _fleet(place: Path, address: str) -> Iterator[tuple[list[psutil.Process], Ca
             os.close(write)
             try:
                 run_fleet(place, address, range(first, min(first + EACH, WORKERS)), GPUS, read)
+            except BaseException:  # noqa: BLE001 - it must not return into this function
+                traceback.print_exc()
             finally:
                 os._exit(1)
         os.close(read)
@@ -201,10 +205,12 @@ def _submitter(url: str) -> Callable[[], None]:
     return lambda: _submit(url, 1, (1,), priority=1)
 
 
-def _until(is_true: Callable[[], bool], what: str) -> float:
+def _until(is_true: Callable[[], bool], generators: list[psutil.Process], what: str) -> float:
     begun = time.monotonic()
     while not is_true():
         assert time.monotonic() - begun < PATIENCE, f"{what} did not come within {PATIENCE:g} s"
+        ended = [process.pid for process in generators if process.status() == psutil.STATUS_ZOMBIE]
+        assert not ended, f"processes with workers have ended: {ended}"
         time.sleep(0.2)
     return time.monotonic() - begun
 

@@ -24,7 +24,7 @@ from stoker.engines.local.gpu_tracker import GpuTracker
 from stoker.engines.local.placement import CannotFit, Offer, WaitingReason, place
 from stoker.engines.local.waiting_reasons import why_waiting
 from stoker.gpus.model import Gpu, Look, Reading, Unknown, Utilization
-from stoker.queue import Attempt, Job, Store
+from stoker.queue import Attempt, Job, Store, prepare_types
 from stoker.queue.model import ReadyJob, Usage, View
 from stoker.runs.plan import Plan
 from stoker.worker.loop import WorkerLoop
@@ -305,6 +305,7 @@ class Fleet:
 def run_fleet(home: Path, queue: str, workers: range, gpus: int, orders: int) -> None:
     """In a process of its own, until it is killed. `orders`: a pipe with a line for each."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prepare_types()
     fleet = Fleet(home, queue, workers, gpus)
     with os.fdopen(orders) as lines:
         for line in lines:

@@ -17,6 +17,8 @@ from stoker.gpus import prober
 from stoker.gpus.helper import HEADER, REQUEST
 from stoker.gpus.model import Look, Unknown, known
 from stoker.gpus.prober import HelperProcess, Prober
+from stoker.gpus.sim import SimulatedProcess
+from stoker.gpus.sim.machine import SimMachine
 from stoker.gpus.source import AbsentError
 from stoker.gpus.spawn import Helper
 from stoker.procfs import identify, is_alive
@@ -235,3 +237,29 @@ def test_reply_to_a_request_that_was_replaced_is_dropped() -> None:
         its.send(whole[6:])
         assert helper.receive() == b"long"
         helper.release()
+
+
+def test_narrowed_look_holds_the_wanted_gpus_and_those_with_a_process_that_is_not_passed_over(tmp_path: Path) -> None:
+    spec = f"sim:4@{tmp_path}"
+    with Prober(spec, deadline=60) as prober:
+        gpus = prober.look().gpus
+        prober.narrow(frozenset({gpus[2].uuid}), frozenset())
+        assert _indices(prober.look()) == [2]
+        machine = SimMachine.of_environment({"STOKER_GPUS": spec})
+        with SimulatedProcess.attach(0, machine=machine):
+            assert _indices(prober.look()) == [0, 2]
+            me = identify(os.getpid())
+            assert me is not None
+            prober.narrow(frozenset({gpus[2].uuid}), frozenset({me}))
+            assert _indices(prober.look()) == [2]
+            with SimulatedProcess.attach(2, machine=machine):
+                look = prober.look()
+        assert _indices(look) == [2]
+        assert known(look.readings[0].processes)
+        assert [process.pid for process in look.readings[0].processes] == [os.getpid()]
+        assert _indices(prober.look()) == [2]
+
+
+def _indices(look: Look) -> list[int]:
+    assert [gpu.uuid for gpu in look.gpus] == [reading.uuid for reading in look.readings]
+    return [gpu.index for gpu in look.gpus]

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.procfs import Identity, identify, is_alive, stat
+from stoker.procfs import Identity, KeptFiles, identify, is_alive, stat
 from stoker.runs.processes import tree as processes
 from stoker.runs.processes.signals import SignalStream
-from stoker.runs.processes.tree import children, descends, describe, exit_code, scan_processes, send
+from stoker.runs.processes.tree import children, descends, describe, exit_code, scan_processes, send, walk_processes
 from tests.support.descendants import descendants
 from tests.support.waiting import wait_for
 
@@ -69,6 +69,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(processes, "_kernel_lists_children", lambda: False)
     if request.param == "too many threads":
         monkeypatch.setattr(processes, "_worthwhile_threads", lambda: 2)
+        monkeypatch.setattr(processes, "_FEW_THREADS", 0)
 
 
 @pytest.mark.usefixtures("way")
@@ -97,6 +98,27 @@ def test_zombie_does_not_count() -> None:
     assert who is not None
     assert not is_alive(who)
     process.wait()
+
+
+def test_figures_of_a_tree_are_read_by_descriptors_that_end_with_their_processes() -> None:
+    def opened() -> set[str]:
+        return set(os.listdir("/proc/self/fd"))  # noqa: PTH208 - the names
+
+    files = KeptFiles()
+    with subprocess.Popen(["sh", "-c", "sh -c 'sleep 60; :' & wait"]) as root:
+        before = opened()
+        wait_for(lambda: len(walk_processes(root.pid, files)) == 2, named="both descendants")
+        for _ in range(3):
+            found = walk_processes(root.pid, files)
+            assert {one.pid for one in found} == {member.pid for member in descendants(root.pid)}
+            files.end_round()
+            assert 0 < len(opened() - before) <= 6
+        for one in walk_processes(root.pid, files):
+            os.kill(one.pid, signal.SIGKILL)
+        wait_for(lambda: not walk_processes(root.pid, files), named="their end")
+        root.kill()
+    files.close()
+    assert opened() <= before
 
 
 def test_signal_reaches_the_process(child: Identity) -> None:

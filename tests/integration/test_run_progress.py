@@ -8,19 +8,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.gpus.model import JobProgress
-from stoker.procfs import Identity, identify
+from stoker.procfs import KeptFiles, Stat, stat
+from stoker.runs import progress
 from stoker.runs.processes.tree import scan_processes
+from stoker.runs.processes.usage import WrittenFile, written_files
 from stoker.runs.progress import ProgressTracker
 from tests.unit.test_log_wandb import HISTORY, STATS, message, written
 
-# Seconds on the clock of the tracker.
-APART = 100.0
+# Seconds on the clock of the tracker. Less than the time after which files are looked at anyway.
+APART = 20.0
 EVERY_STEP = "import stoker, stoker.step_file as f; f._EVERY = 0.0; f._MOST_TIME = 1e9"
 
 
@@ -30,9 +33,15 @@ class TreeOf:
     def __init__(self, *pids: int) -> None:
         self._pids = pids
 
-    def measured_processes(self) -> list[Identity]:
-        own = [who for pid in self._pids if (who := identify(pid))]
-        return own + scan_processes(self._pids).processes
+    def measured_processes(self, files: KeptFiles) -> list[Stat]:  # noqa: ARG002 - the job's own way
+        pids = [*self._pids, *(process.pid for process in scan_processes(self._pids).processes)]
+        return [found for pid in pids if (found := stat(pid))]
+
+
+@pytest.fixture(autouse=True)
+def _scan_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every look, however long it takes on a busy machine."""
+    monkeypatch.setattr(progress, "_MOST_CPU", 1.0)
 
 
 class Program:
@@ -130,6 +139,26 @@ def test_steps_in_a_file_that_the_job_writes_are_seen(mode: str, start: Callable
     assert (last.trust, last.steps) == ("log", 3)
     program.run("print('still alive at step 3', file=log)")
     assert next(seen)._replace(cpu=None, io=None) == last._replace(cpu=None, io=None)
+
+
+def test_files_are_looked_at_when_something_may_have_been_written_and_once_a_minute(
+    start: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = start("train.txt")
+    listed: list[float] = []
+    tracker = ProgressTracker(TreeOf(program.pid))
+    original = written_files
+
+    def counting(*arguments: Any) -> Iterator[WrittenFile]:
+        listed.append(at)
+        return original(*arguments)
+
+    monkeypatch.setattr(progress, "written_files", counting)
+    for at in (0.0, 20.0, 40.0, 60.0, 80.0, 100.0, 120.0, 140.0):
+        if at == 80.0:
+            program.run("print('a line')")
+        tracker.observe(at)
+    assert listed == [0.0, 60.0, 80.0, 140.0]
 
 
 def test_heartbeat_in_a_redirected_file_is_output(start: Callable[..., Program]) -> None:
@@ -259,7 +288,7 @@ def test_processes_that_are_gone_never_give_negative_figures(start: Callable[...
 
 
 class Broken:
-    def measured_processes(self) -> list[Identity]:
+    def measured_processes(self, files: KeptFiles) -> list[Stat]:  # noqa: ARG002
         raise ZeroDivisionError("a mistake of ours")
 
 

@@ -1,14 +1,16 @@
 """The tail of a running job's log in the queue."""
 
+import os
 from pathlib import Path
 from typing import cast
 
 import pytest
 
+from stoker.engines import delivery
 from stoker.engines.attempt import AttemptRecord, AttemptSpec
 from stoker.engines.delivery import RUNNING_TAIL, TAIL, LogTail
-from stoker.logs.reader import TailReader
-from stoker.queue import Store
+from stoker.logs.reader import TailReader, read_tail
+from stoker.queue import QueueAwayError, Store
 
 
 class Queue:
@@ -65,3 +67,40 @@ def test_progress_bar_is_delivered_again_only_when_it_changes(tmp_path: Path) ->
         excerpt.deliver(cast(Store, queue))
         written.append(queue.text)
     assert written == ["epoch 1\ntrain 101/600", "epoch 1\ntrain 249/600", ""]
+
+
+def test_log_that_has_not_changed_for_a_while_is_not_read_and_a_failed_delivery_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, queue = AttemptRecord(tmp_path), Queue()
+    excerpt = LogTail(record, cast(AttemptSpec, Assigned()))
+    reads: list[int] = []
+
+    def counting(path: Path, size: int) -> str:
+        reads.append(size)
+        return read_tail(path, size)
+
+    monkeypatch.setattr(delivery, "read_tail", counting)
+
+    def deliver() -> int:
+        before = len(reads)
+        excerpt.deliver(cast(Store, queue))
+        return len(reads) - before
+
+    record.output.write_bytes(b"50 %")
+    assert deliver() > 0
+    assert deliver() > 0, "it was written to just now, and may be again within the same tick"
+    os.utime(record.output, (1e9, 1e9))
+    assert [deliver(), deliver()] == [1, 0]
+    record.output.write_bytes(b"51 %")
+    os.utime(record.output, (1.1e9, 1.1e9))
+    with monkeypatch.context() as away:
+        away.setattr(queue, "write", _away)
+        with pytest.raises(QueueAwayError):
+            deliver()
+    assert deliver() > 0
+    assert queue.text == "51 %"
+
+
+def _away(_attempt: str, _text: str) -> bool:
+    raise QueueAwayError("the queue is away")

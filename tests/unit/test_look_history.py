@@ -181,7 +181,7 @@ def test_protocol_has_a_new_number_when_messages_change() -> None:
     kinds = (HelperReply, Look, Reading, Process, Gpu, SourceChoice, Unknown)
     fields = [kind.__struct_fields__ for kind in kinds] + [Utilization._fields, Pipes._fields, DeviceHealth._fields]
     digest = hashlib.sha256(repr((fields, REQUEST.format, HEADER.format)).encode()).hexdigest()[:12]
-    assert (PROTOCOL, digest) == (2, "ebc8b0614202"), "raise PROTOCOL in gpus/sharing.py, and enter both here"
+    assert (PROTOCOL, digest) == (3, "c3fd103486af"), "raise PROTOCOL in gpus/sharing.py, and enter both here"
 
 
 def test_every_source_states_which_variables_decide_what_it_reads() -> None:

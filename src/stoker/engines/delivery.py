@@ -27,6 +27,8 @@ RUNNING_TAIL: Final = 16 * 1024
 # A training prints its link at the start. Beyond this it is not searched for.
 _LINK_WITHIN: Final = 16 * 2**20
 _BLOCK: Final = 256 * 1024
+# Much longer than one of the kernel's clock. On a file server the clock may be another one.
+_TICK: Final = 2.0
 _CUT: Final = "\n\n… (the rest is on the machine that ran it)\n"
 
 # As much of an unfinished line is kept.
@@ -53,6 +55,8 @@ class LogTail:
         self._link: str | None = None
         self._link_written = False
         self._seen: tuple[int, int] | None = None
+        self._settled: tuple[int, int, int] | None = None
+        """Of a file that had not changed for a moment when it was delivered: inode, size and time of change."""
         self._end = ""
         """The end of the last delivery, which a progress bar may have rewritten since."""
 
@@ -61,17 +65,23 @@ class LogTail:
         if self._awaits_fit:
             self._awaits_fit = not write_fit(store, self._record, self.attempt)
         try:
-            found = self._output.stat()
+            found = os.stat(self._output)  # noqa: PTH116 - for every job, every few seconds
         except OSError:
             return
+        stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if stamp == self._settled:
+            return
+        # A file that is written to twice within a tick of the kernel's clock shows one time for both.
+        settled = stamp if abs(time.time() - found.st_mtime) > _TICK else None
         # A progress bar is rewritten in place, and often keeps its length.
         end = read_tail(self._output, min(RUNNING_TAIL, self._limit))
         if self._seen == (seen := (found.st_ino, found.st_size)) and end == self._end:
+            self._settled = settled
             return
         file, delivered = self._seen or (found.st_ino, 0)
         overlaps = file == found.st_ino and found.st_size - delivered <= RUNNING_TAIL // 2
         self._deliver(store, RUNNING_TAIL if overlaps else TAIL)
-        self._seen, self._end = seen, end
+        self._seen, self._end, self._settled = seen, end, settled
 
     def deliver_last(self, store: Store) -> None:
         deliver_last_logs(store, [self])

@@ -24,7 +24,7 @@ import msgspec
 from stoker.errors import StokerError
 from stoker.gpus.faults import appended_xids
 from stoker.gpus.history import SHORTEST_SPAN, LookHistory
-from stoker.gpus.model import Gpu, Look, Reading, SourceChoice, Unknown, known
+from stoker.gpus.model import Gpu, Holder, Look, Reading, SourceChoice, Unknown, known
 from stoker.gpus.sharing import BACKLOG, peer_user
 from stoker.gpus.source import AbsentError, Source, open_source
 from stoker.procfs import close_inherited_descriptors
@@ -52,6 +52,8 @@ class HelperReply(msgspec.Struct, frozen=True, array_like=True):
     """Why there is no source to look with."""
     choices: tuple[SourceChoice, ...] = ()
     """With the first look: why this source was taken and others were left."""
+    holders: tuple[tuple[Holder, ...], ...] = ()
+    """The processes on each GPU, as far as they are identified: for clients that do not decode all readings."""
 
 
 def main() -> None:
@@ -291,7 +293,8 @@ class _Server:
         return self._encoded[key]
 
     def _encoded_look(self, look: Look, *, is_same: bool) -> bytes:
-        return self._encode(HelperReply(msgspec.structs.replace(look, gpus=_NO_GPUS) if is_same else look, is_same))
+        sent = msgspec.structs.replace(look, gpus=_NO_GPUS) if is_same else look
+        return self._encode(HelperReply(sent, is_same, holders=_holders(look)))
 
     def _first_reply(self, client: _Client) -> bytes:
         look = self._reader.first_look(client.not_before)
@@ -301,7 +304,8 @@ class _Server:
             client.xids = self._xids()
         client.mark = self._history.mark()
         client.gpus = look.gpus or None
-        return self._encode(HelperReply(_without_earlier(look, client.xids), choices=self._reader.choices))
+        sent = _without_earlier(look, client.xids)
+        return self._encode(HelperReply(sent, choices=self._reader.choices, holders=_holders(look)))
 
     def _xids(self) -> dict[str, tuple[int, ...]]:
         """The errors that have been seen on each GPU so far."""
@@ -315,6 +319,17 @@ class _Server:
             client.unsent = client.unsent[sent:]
         events = select.POLLIN | (select.POLLOUT if client.unsent else 0)
         self._poll.modify(client.connection.fileno(), events)
+
+
+def _holders(look: Look) -> tuple[tuple[Holder, ...], ...]:
+    return tuple(
+        [
+            tuple([(process.pid, process.started) for process in reading.processes if known(process.started)])
+            if known(reading.processes)
+            else ()
+            for reading in look.readings
+        ]
+    )
 
 
 def _without_earlier(look: Look, xids: Mapping[str, tuple[int, ...]]) -> Look:

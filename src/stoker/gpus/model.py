@@ -108,6 +108,10 @@ class Process(msgspec.Struct, frozen=True, array_like=True):
         return not isinstance(self.started, Unknown) and self.name != MPS_SERVER
 
 
+Holder: TypeAlias = tuple[int, int]
+"""Pid and start time of a process on a GPU."""
+
+
 class Pipes(NamedTuple):
     """Activity of the parts of the chip since the look before (GPM, Hopper and newer), as fractions of 1.
 

@@ -9,12 +9,12 @@ import contextlib
 import os
 import select
 import time
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from stoker.gpus.helper import HEADER, REQUEST, HelperReply
-from stoker.gpus.model import Gpu, Look, Reading, SourceChoice, Unknown
+from stoker.gpus.model import Gpu, Holder, Look, Reading, SourceChoice, Unknown
 from stoker.gpus.sharing import Sharing, shared_helper, started_here
 from stoker.gpus.source import AbsentError, check_spec
 from stoker.gpus.spawn import Helper, Start, private_helper, spawned
@@ -24,8 +24,33 @@ from stoker.gpus.spawn import Helper, Start, private_helper, spawned
 _GOODBYE: Final = 0.5
 _CHUNK: Final = 1 << 16
 _MOST_REQUESTS: Final = 1 << 32
+
+
+class _ReceivedLook(Look, frozen=True, array_like=True):
+    """A look whose readings are decoded one by one: most supervisors need those of few GPUs."""
+
+    readings: tuple[msgspec.Raw, ...]  # type: ignore[assignment]
+
+
+class _ReceivedReply(HelperReply, frozen=True, array_like=True):
+    """The same of a reply. The holders seldom change."""
+
+    look: _ReceivedLook | None
+    holders: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
+
+
 # Made once, and shared by the processes that are forked from this one.
-_DECODER: Final = msgspec.msgpack.Decoder(HelperReply)
+_DECODER: Final = msgspec.msgpack.Decoder(_ReceivedReply)
+_READING: Final = msgspec.msgpack.Decoder(Reading)
+_HOLDERS: Final = msgspec.msgpack.Decoder(tuple[tuple[Holder, ...], ...])
+
+
+class _Selection(NamedTuple):
+    """Which GPUs a narrowed look holds, while the list of GPUs and the processes on them stay the same."""
+
+    holders: bytes
+    places: tuple[int, ...]
+    gpus: tuple[Gpu, ...]
 
 
 class HelperProcess:
@@ -51,7 +76,7 @@ class HelperProcess:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError, BlockingIOError):
             os.write(self._connection, REQUEST.pack(self._request, due, not_before))
 
-    def receive(self) -> bytes | None:
+    def receive(self) -> bytes | memoryview | None:
         """A complete message, or None; notices the helper's death."""
         while self.death is None:
             try:
@@ -64,10 +89,18 @@ class HelperProcess:
                 self._reap()
                 return None
             self.has_replied = True
+            if not self._received and (whole := self._whole(piece)) is not None:
+                return whole
             self._received += piece
             if (message := self._assembled()) is not None:
                 return message
         return None
+
+    def _whole(self, piece: bytes) -> memoryview | None:
+        """The reply to the last request, if the piece is just that, as nearly every one is."""
+        if len(piece) <= HEADER.size or HEADER.unpack_from(piece) != (len(piece) - HEADER.size, self._request):
+            return None
+        return memoryview(piece)[HEADER.size :]
 
     def _assembled(self) -> bytes | None:
         """The reply to the last request, once it is complete. One to a request before it is dropped."""
@@ -138,6 +171,8 @@ def _how(ended: os.waitid_result | None) -> str:
 
 # Longer than a healthy driver takes (a cold NVML initialisation without persistence mode: up to 2 s).
 DEFAULT_DEADLINE: Final = 5.0
+# A helper that has replied within this time is there.
+_JUST_NOW: Final = 0.05
 # A helper that dies at once is not started again faster than this.
 _RESTART_EVERY: Final = 1.0
 
@@ -166,10 +201,14 @@ class Prober:
         self._root = root or os.environ.get("STOKER_ROOT", "/")
         self._source = spec
         self._gpus: tuple[Gpu, ...] = ()
+        self._wanted: frozenset[str] | None = None
+        self._passed_over: frozenset[Holder] = frozenset()
+        self._selection: _Selection | None = None
         self._poll = select.poll()
         self._helper: HelperProcess | None = None
         self._started_at: float | None = None
         self._asked_at: float | None = None
+        self._replied_at = 0.0
         self._timed_out = False
         self._start = start
         self._sharing = sharing
@@ -194,6 +233,13 @@ class Prober:
         while (look := self.answer()) is None:
             self._poll.poll(max(self.remaining(), 0) * 1000)
         return look
+
+    def narrow(self, wanted: frozenset[str], passed_over: frozenset[Holder]) -> None:
+        """From now on looks hold these GPUs, and those with a process that is not passed over.
+
+        On a machine with many GPUs and many jobs each supervisor then decodes its own readings only.
+        """
+        self._wanted, self._passed_over, self._selection = wanted, passed_over, None
 
     @property
     def asked_for(self) -> float | None:
@@ -233,6 +279,7 @@ class Prober:
         if message is not None:
             self._asked_at = None
             self._has_tried_again = False
+            self._replied_at = time.monotonic()
             return self._decoded(message)
         if helper.death is not None:
             was_due = self._asked_at is None or self._asked_at <= time.monotonic()
@@ -278,11 +325,11 @@ class Prober:
 
     def _living_helper(self) -> HelperProcess | None:
         helper = self._helper
-        if helper is not None and helper.is_shared and helper.death is None:
+        now = time.monotonic()
+        if helper is not None and helper.is_shared and helper.death is None and now - self._replied_at > _JUST_NOW:
             helper.receive()  # notices that it ended since the last look, which then costs none
         if helper is not None and helper.death is None:
             return helper
-        now = time.monotonic()
         too_soon = self._started_at is not None and now - self._started_at < _RESTART_EVERY
         sharing = "join" if too_soon and self._sharing == "start" else self._sharing
         if (shared := shared_helper(self.spec, self._root, self._start, sharing)) is not None:
@@ -315,7 +362,7 @@ class Prober:
             except AbsentError:
                 return
 
-    def _decoded(self, message: bytes) -> Look:
+    def _decoded(self, message: bytes | memoryview) -> Look:
         answer = _DECODER.decode(message)
         if answer.absent is not None or answer.look is None:
             raise AbsentError(answer.absent or "the helper that reads the GPUs found nothing")
@@ -323,12 +370,31 @@ class Prober:
             self.choices = answer.choices
         look = answer.look
         self._source = look.source
-        if answer.same_gpus:
-            return msgspec.structs.replace(look, gpus=self._gpus)
-        if look.problem and not look.gpus:
-            return self._unknown(look.problem.reason)
-        self._gpus = look.gpus
-        return look
+        if not answer.same_gpus:
+            if look.problem and not look.gpus:
+                return self._unknown(look.problem.reason)
+            self._gpus, self._selection = look.gpus, None
+        gpus, found = self._gpus, look.readings
+        if self._wanted is not None:
+            _holders, places, gpus = self._selected(self._wanted, bytes(answer.holders))
+            found = tuple([found[place] for place in places])
+        readings = tuple([_READING.decode(reading) for reading in found])
+        return Look(look.source, look.at, look.wall, gpus, readings, look.problem, look.note)
+
+    def _selected(self, wanted: frozenset[str], holders: bytes) -> _Selection:
+        if self._selection is None or self._selection.holders != holders:
+            on_gpus = _HOLDERS.decode(holders)
+            places = [
+                place
+                for place, (gpu, on_gpu) in enumerate(zip(self._gpus, on_gpus, strict=True))
+                if gpu.uuid in wanted or not self._passed_over.issuperset(on_gpu)
+            ]
+            gpus = tuple([self._gpus[place] for place in places])
+            # The same object while it is equal: comparing it is then cheap.
+            if self._selection is not None and self._selection.gpus == gpus:
+                gpus = self._selection.gpus
+            self._selection = _Selection(holders, tuple(places), gpus)
+        return self._selection
 
     def _unknown(self, reason: str) -> Look:
         readings = tuple(Reading.unknown(gpu.uuid, reason) for gpu in self._gpus)

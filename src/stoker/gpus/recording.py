@@ -59,6 +59,8 @@ class RecordingWriter:
         self._path = path
         self._gpus: tuple[Gpu, ...] | None = None
         self._before: list[list[Any]] = []
+        self.size = 0
+        """Bytes in the file."""
         try:
             self._descriptor = os.open(
                 path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600 if private else 0o644
@@ -87,24 +89,19 @@ class RecordingWriter:
         line = _Line(round(look.wall, 3), round(look.at, 3), rows, problem, look.note, _rounded(look.job))
         self._write(msgspec.json.encode(line))
 
-    @property
-    def size(self) -> int:
-        """Bytes in the file."""
-        return os.fstat(self._descriptor).st_size
-
     def close(self) -> None:
         os.close(self._descriptor)
 
     def _mend(self) -> None:
         """Ends a line that a crash cut short, so that what follows stands on its own."""
-        size = os.fstat(self._descriptor).st_size
+        size = self.size = os.fstat(self._descriptor).st_size
         if not size:
             return
         if not _is_recording(os.pread(self._descriptor, 64, 0)):
             os.close(self._descriptor)
             raise BadInputError(f"{self._path} exists and is not a recording of readings: choose another file")
         if os.pread(self._descriptor, 1, size - 1) != b"\n":
-            os.write(self._descriptor, b"\n")
+            self.size += os.write(self._descriptor, b"\n")
 
     def _begin_session(self, look: Look) -> None:
         header = Header(FORMAT, VERSION, socket.gethostname(), boot_id(), look.source, look.gpus, _FIELDS)
@@ -118,6 +115,7 @@ class RecordingWriter:
             written = os.write(self._descriptor, line)
         except OSError as error:
             raise StokerError(f"the recording {self._path} cannot be continued: {error.strerror}") from None
+        self.size += written
         if written != len(line):
             raise StokerError(f"the recording {self._path} cannot be continued: the disk is full")
 

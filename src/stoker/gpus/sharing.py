@@ -22,7 +22,7 @@ Sharing = Literal["no", "join", "start"]
 """Whether to use a helper that others use too: never, where there is one, or starting one where there is none."""
 
 # Of what goes through the socket. Another number for every change of a message or of what is in it.
-PROTOCOL = 2
+PROTOCOL = 3
 # The variables that decide what a source reads. Sources that are not listed are not shared.
 VARIABLES = {
     "nvml": ("LD_LIBRARY_PATH", "LD_PRELOAD"),

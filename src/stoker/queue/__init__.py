@@ -53,6 +53,7 @@ __all__ = [
     "new_id",
     "open_or_create",
     "open_queue",
+    "prepare_types",
     "queue_address",
     "warm_up",
 ]
@@ -103,6 +104,23 @@ def warm_up(url: str | None) -> None:
     from stoker.queue.driver import queue_address
 
     queue_address(url).connect().close()
+
+
+def prepare_types() -> None:
+    """Prepares the decoding of all records that are loaded, for a process in which several threads read queues.
+
+    Where two threads are the first to decode a type at the same time, msgspec (0.22) follows a null pointer.
+    """
+    import msgspec
+
+    from stoker.queue import store  # noqa: F401 - its types are among them
+
+    kinds = [msgspec.Struct]
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        if kind.__module__.startswith("stoker."):
+            msgspec.json.Decoder(kind)
 
 
 def _opened(address: "Address", timeout: float | None, *, create: bool) -> "Store":

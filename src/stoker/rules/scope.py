@@ -99,20 +99,27 @@ class JobScope(Scope):
         self._visible: dict[str, str] = {}
         self._labels: dict[str, str] = {}
         """The label of every GPU when it was first seen, by uuid."""
+        self._labelled: tuple[Gpu, ...] = ()
         self._part = _Part(self._may_be_own)
         self._recorded_gpus: tuple[Gpu, ...] = ()
 
     def observe(self, look: Look) -> Observation:
         return _observation(look, self.activities(look))
 
+    @property
+    def own_gpus(self) -> set[str] | None:
+        """The uuids of the GPUs that the job sees or uses; None before that is known."""
+        return self.used.union(self._visible) if self._visible else None
+
     def recorded(self, look: Look) -> Look:
         """The GPUs that the job sees or uses: on a machine with many jobs the others would be most of it."""
+        wanted = self.own_gpus
         own = [
             (gpu, reading)
             for gpu, reading in zip(look.gpus, look.readings, strict=True)
-            if gpu.uuid in self._visible or gpu.uuid in self.used
+            if wanted and gpu.uuid in wanted
         ]
-        if not self._visible or len(own) == len(look.gpus):
+        if wanted is None or len(own) == len(look.gpus):
             return look
         gpus = tuple([gpu for gpu, _ in own])
         if gpus != self._recorded_gpus:
@@ -122,20 +129,22 @@ class JobScope(Scope):
     def activities(self, look: Look) -> list[Activity]:
         """What the job did on its GPUs."""
         pids = self._pids = frozenset(look.job.pids if look.job else ())
-        self._labels = _labels(look.gpus) | self._labels
+        if look.gpus is not self._labelled:
+            self._labels = _labels(look.gpus) | self._labels
+            self._labelled = look.gpus
         for gpu, reading in zip(look.gpus, look.readings, strict=True):
             if known(reading.processes) and any(_is_among(process, pids) for process in reading.processes):
                 self.used.add(gpu.uuid)
         return _activities(look, self._wanted(look), self._part, pids)
 
     def _wanted(self, look: Look) -> Mapping[str, str]:
+        visible = self._visible
+        if not visible and not self._only_used:
+            visible = _labels(visible_gpus(look.gpus, self._environment))
+            if look.problem is None:
+                self._visible = visible
         if self.used or self._only_used:
             return {uuid: self._labels[uuid] for uuid in self.used}
-        if self._visible:
-            return self._visible
-        visible = _labels(visible_gpus(look.gpus, self._environment))
-        if look.problem is None:
-            self._visible = visible
         return visible
 
     def _may_be_own(self, process: Process) -> bool:

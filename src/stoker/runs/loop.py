@@ -6,7 +6,7 @@ A driver that hangs delays readings and nothing else. What differs between comma
 import math
 import select
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Generic, TypeVar
 
 from stoker.gpus.model import Look
@@ -95,17 +95,22 @@ class CommandLoop(Generic[T]):
     def run(self) -> T:
         while True:
             try:
-                self._wait()
-                if (result := self.step()) is not None:
+                if (result := self._step(self._wait())) is not None:
                     return result
             except Exception as error:  # noqa: BLE001 - the handler decides
                 self._handler.on_error(error)
 
     def step(self) -> T | None:
         """Handles whatever has happened, without waiting."""
-        result = self._handle_signals()
+        return self._step(None)
+
+    def _step(self, readable: Container[int] | None) -> T | None:
+        """`readable`: the descriptors that are; None: that is not known."""
+        result: T | None = None
+        if self._signals is not None and (readable is None or self._signals.fileno() in readable):
+            result = self._handle_signals(self._signals)
         if result is None:
-            result = self._handle_reaper_events()
+            result = self._handle_reaper_events(may_read=readable is None or self._reaper.fileno() in readable)
         if result is None:
             result = self._handler.on_tick()
         if result is None and self._sampler is not None:
@@ -121,7 +126,8 @@ class CommandLoop(Generic[T]):
         first = self._reaper.job if self._reaper.status is None else None
         return stop(self._reaper, signum, grace, first=first, has_signal=has_signal, hurry=self._signals)
 
-    def _wait(self) -> None:
+    def _wait(self) -> Container[int]:
+        """The descriptors that are readable when something has happened, or is due."""
         poll = select.poll()
         poll.register(self._reaper.fileno(), select.POLLIN)
         for descriptor in self._handler.descriptors():
@@ -133,10 +139,11 @@ class CommandLoop(Generic[T]):
             due = min(due, self._sampler.due())
             if self._sampler.fileno() >= 0:
                 poll.register(self._sampler.fileno(), select.POLLIN)
-        poll.poll(None if due == math.inf else max(due - time.monotonic(), 0) * 1000)
+        ready = poll.poll(None if due == math.inf else max(due - time.monotonic(), 0) * 1000)
+        return [descriptor for descriptor, _events in ready]
 
-    def _handle_signals(self) -> T | None:
-        for received in self._signals.read() if self._signals is not None else ():
+    def _handle_signals(self, signals: SignalStream) -> T | None:
+        for received in signals.read():
             result = self._handler.on_signal(received)
             if result is None and self._double_press.is_second(received):
                 result = self._handler.on_second_interrupt()
@@ -147,9 +154,10 @@ class CommandLoop(Generic[T]):
                 self._reaper.signal(received.signal)
         return None
 
-    def _handle_reaper_events(self) -> T | None:
+    def _handle_reaper_events(self, *, may_read: bool) -> T | None:
+        """`may_read`: whether there may be one."""
         result: T | None = None
-        while result is None and (event := self._reaper.next_event()) is not None:
+        while may_read and result is None and (event := self._reaper.next_event()) is not None:
             match event:
                 case Failed():
                     self._failed = event

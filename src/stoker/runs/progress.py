@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Protocol, get_args
 
 from stoker.gpus.model import JobProgress, Trust
 from stoker.logs.wandb import BLOCK, count_steps
-from stoker.procfs import Identity
+from stoker.procfs import KeptFiles, Stat
 from stoker.runs.processes.usage import ProcessUsage, UsageMeter, WrittenFile, written_files
 from stoker.runs.record import RankProgress, RunProgress
 from stoker.step_file import RankSteps, read_steps
@@ -44,7 +44,7 @@ _STANDARD_OUTPUT: Final = (1, 2)
 class _Job(Protocol):
     """Where the processes of the job come from."""
 
-    def measured_processes(self) -> list[Identity]:
+    def measured_processes(self, files: KeptFiles) -> list[Stat]:
         """Those that live, as far as one look finds them."""
 
 
@@ -92,9 +92,10 @@ class ProgressTracker:
         self._tails: dict[str, _Tail] = {}
         self._positions: dict[tuple[str, int, int], int] | None = None
         """Of the files that the job writes; None before the first scan."""
-        self._meter = UsageMeter()
+        self._files = KeptFiles()
+        self._meter = UsageMeter(self._files.read)
         self._usage = ProcessUsage()
-        self._scan_due = -math.inf
+        self._scan_due = self._files_due = -math.inf
         self._cost = 0.0
         """Processor seconds of the last scan."""
 
@@ -110,6 +111,9 @@ class ProgressTracker:
             if source.counts:
                 return seen._replace(steps=source.steps, since=source.since, trust=trust)
         return seen
+
+    def close(self) -> None:
+        self._files.close()
 
     def progress(self, wall: float) -> RunProgress | None:
         """For the record of the run. `wall`: what turns monotonic seconds into seconds since the epoch."""
@@ -162,10 +166,13 @@ class ProgressTracker:
             return
         begun = time.thread_time()
         try:
-            processes = self._job.measured_processes()
+            processes = self._job.measured_processes(self._files)
             self._usage = self._meter.measure(at, processes)
-            self._read_files(at, list(written_files(processes, _is_wanted)))
+            if self._meter.may_have_written or at >= self._files_due:
+                self._read_files(at, list(written_files(processes, _is_wanted)))
+                self._files_due = at + _OLDEST_SCAN
         finally:
+            self._files.end_round()
             before, self._cost = self._cost, time.thread_time() - begun
             # The lower of two: the first scan loads code, and others meet a busy machine.
             pause = min(before, self._cost) / _MOST_CPU
@@ -225,12 +232,14 @@ class _Tail:
         """How many new steps it shows."""
         self.has_grown = False
         try:
+            if _stamp(os.stat(path)) == (self._file, self._stamp):  # noqa: PTH116 - at every look
+                return 0
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError:
             return 0
         try:
             found = os.fstat(descriptor)
-            file, stamp = (found.st_dev, found.st_ino), (found.st_size, found.st_mtime_ns)
+            file, stamp = _stamp(found)
             if not stat.S_ISREG(found.st_mode) or (file, stamp) == (self._file, self._stamp):
                 return 0
             self.has_grown = self._stamp != (-1, -1)
@@ -245,6 +254,10 @@ class _Tail:
 
     def _count(self, descriptor: int, size: int) -> int:
         raise NotImplementedError
+
+
+def _stamp(found: os.stat_result) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (found.st_dev, found.st_ino), (found.st_size, found.st_mtime_ns)
 
 
 class _LogTail(_Tail):

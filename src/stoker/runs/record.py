@@ -142,6 +142,9 @@ class Record:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        # Read at every look or heartbeat, where Path takes its time.
+        self._status_path = f"{directory}/status.json"
+        self._snooze_path = f"{directory}/snooze.json"
         self._unwritten: Spec | None = None
 
     @property
@@ -173,13 +176,15 @@ class Record:
     def status_version(self) -> int:
         """Another number after each change of the status; 0 when there is none."""
         try:
-            return os.stat(self.directory / "status.json").st_mtime_ns  # noqa: PTH116 - one call
+            return os.stat(self._status_path).st_mtime_ns  # noqa: PTH116
         except OSError:
             return 0
 
     def snooze(self) -> Snooze | None:
+        if not os.access(self._snooze_path, os.F_OK):
+            return None
         try:
-            snooze = _read(self.directory / "snooze.json", Snooze)
+            snooze = _read(Path(self._snooze_path), Snooze)
         except StokerError:
             return None
         return snooze if snooze.until > time.monotonic() else None
@@ -191,12 +196,12 @@ class Record:
         self._unwritten = None
 
     def write_status(self, status: Status) -> None:
-        _replace(self.directory / "status.json", status)
+        _replace(self._status_path, status)
         if self._unwritten is not None:
             self.write_spec(self._unwritten)
 
     def write_snooze(self, snooze: Snooze | None) -> None:
-        path = self.directory / "snooze.json"
+        path = Path(self._snooze_path)
         if snooze is not None:
             _replace(path, snooze)
             return
@@ -430,11 +435,11 @@ def _read(path: Path, kind: type[T]) -> T:
         raise StokerError(f"{path} cannot be read: {error}") from None
 
 
-def _replace(path: Path, value: msgspec.Struct) -> None:
+def _replace(path: str | Path, value: msgspec.Struct) -> None:
     _replace_text(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 
 
-def _replace_text(path: Path, body: bytes) -> None:
+def _replace_text(path: str | Path, body: bytes) -> None:
     try:
         write_atomically(path, body)
     except OSError as error:

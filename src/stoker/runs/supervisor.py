@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.gpus.model import JobProgress, Look, Maybe, known
+from stoker.gpus.model import Look, known
 from stoker.gpus.prober import Prober, Sampler
 from stoker.gpus.report import describe
 from stoker.gpus.source import AbsentError
@@ -20,6 +20,7 @@ from stoker.procfs import user_name
 from stoker.rules.judge import Judge, Judgement
 from stoker.rules.rule import Observation, RuleWarning, Verdict
 from stoker.rules.scope import JobScope, MachineScope, Scope
+from stoker.runs.gpu_holders import GpuHolders
 from stoker.runs.loop import CommandHandler, CommandLoop
 from stoker.runs.plan import OF_THE_JOB, Plan
 from stoker.runs.processes.reaper import (
@@ -47,8 +48,9 @@ FIRST_LOOK: Final = 3.0
 ABSENT_RETRY: Final = 60.0
 # How old the progress in the status on disk may be; changes of the verdict are written at once.
 STATUS_EVERY: Final = 10.0
-# A process is the job's from its start. One that is not is asked about again after this, in case it could not be read.
-FOREIGN_RECHECK: Final = 30.0
+# The same while neither steps are made nor this share of a window passes: only the times in a sentence would differ.
+QUIET_STATUS_EVERY: Final = 30.0
+STATUS_SHARE: Final = 0.01
 # After a round of the loop that failed, so that a lasting problem does not keep a core busy.
 ERROR_PAUSE: Final = 0.2
 # The driver takes seconds to clear the memory of a large job. Who still holds it after this is named.
@@ -160,6 +162,7 @@ class Supervisor(CommandHandler[int]):
         self._status = Status()
         self._started_at = time.monotonic()
         self._written_at = self._started_at
+        self._written_progress = self._status.progress
         self.unwritten = False
         """Whether the last status could not be written."""
         policies = plan.policies
@@ -184,8 +187,7 @@ class Supervisor(CommandHandler[int]):
         self.stopped_by: Verdict | None = None
         """The verdict by which a rule stopped the run."""
         self._log_path: str | None = None
-        self._owned: dict[tuple[int, Maybe[int]], tuple[bool, float]] = {}
-        """Whether each process on the GPUs, by pid and start, is the job's, and when that was found out."""
+        self._gpu_holders = GpuHolders(reaper)
         self._tracker = ProgressTracker(
             reaper,
             directory=str(record.directory) if record.is_kept else None,
@@ -202,6 +204,7 @@ class Supervisor(CommandHandler[int]):
         plan, self._log_path = self._plan, log
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self._journal.close)
+            cleanup.callback(self._tracker.close)
             cleanup.callback(self._prober.leave)
             self._status = msgspec.structs.replace(self._status, containment=self._reaper.containment)
             program = Program(
@@ -282,13 +285,18 @@ class Supervisor(CommandHandler[int]):
     # Watching
 
     def on_look(self, look: Look) -> int | None:
-        look = msgspec.structs.replace(look, job=self._progress(look))
+        look = msgspec.structs.replace(look, job=self._tracker.observe(look.at, self._gpu_holders.own_pids(look)))
         trust_before = self._status.progress and self._status.progress.trust
         self._status = msgspec.structs.replace(self._status, progress=self._tracker.progress(look.wall - look.at))
         if self._status.progress and self._status.progress.trust != trust_before:
             self._write_status()
         observation = self._scope.observe(look)
-        self._journal.append(self._scope.recorded(look) if isinstance(self._scope, JobScope) else look)
+        if isinstance(self._scope, JobScope):
+            self._journal.append(self._scope.recorded(look))
+            if (gpus := self._scope.own_gpus) is not None:
+                self._gpu_holders.narrow(self._prober, gpus, look.at + self._judge.every)
+        else:
+            self._journal.append(look)
         if self._journal.failure is not None:
             self._log_once("readings", f"{self._journal.failure}; the job goes on without a record of its readings")
         self._judged_gpus = frozenset(activity.uuid for activity in observation.activities) or None
@@ -310,17 +318,6 @@ class Supervisor(CommandHandler[int]):
             if message.urgent and self._on_warning is not None:
                 self._on_warning(message.text)
         return self._stop_by_rule(judgement.verdict) if stops else None
-
-    def _progress(self, look: Look) -> JobProgress:
-        """What the job shows of its progress, and which processes on the GPUs are its own."""
-        listed = [process for reading in look.readings if known(reading.processes) for process in reading.processes]
-        before, self._owned = self._owned, {}
-        for process in listed:
-            key = (process.pid, process.started)
-            if (seen := before.get(key)) is None or (not seen[0] and look.at - seen[1] > FOREIGN_RECHECK):
-                seen = (self._reaper.owns(process.pid), look.at)
-            self._owned[key] = seen
-        return self._tracker.observe(look.at, tuple(sorted({pid for (pid, _), (own, _) in self._owned.items() if own})))
 
     def _read_snooze(self) -> None:
         """Read before every verdict, so that a snooze takes effect at once."""
@@ -510,7 +507,7 @@ class Supervisor(CommandHandler[int]):
     def _write_status(self, **changes: Any) -> None:
         """Changes the status on disk. A full disk costs the run its record, never the job."""
         self._status = msgspec.structs.replace(self._status, **changes)
-        self._written_at = time.monotonic()
+        self._written_at, self._written_progress = time.monotonic(), self._status.progress
         try:
             self._record.write_status(self._status)
             self.unwritten = False
@@ -524,7 +521,11 @@ class Supervisor(CommandHandler[int]):
         now = time.monotonic()
         before = self._status
         changed = (verdict.kind, used, warning) != (before.verdict, before.used, before.warning)
-        if changed or now - self._written_at > STATUS_EVERY or verdict.effect == "act":
+        is_quiet = (
+            before.progress == self._written_progress and abs(verdict.progress - before.verdict_progress) < STATUS_SHARE
+        )
+        longest = QUIET_STATUS_EVERY if is_quiet else STATUS_EVERY
+        if changed or now - self._written_at > longest or verdict.effect == "act":
             self._write_status(
                 verdict=verdict.kind,
                 verdict_reason=verdict.reason,

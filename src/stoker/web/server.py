@@ -10,6 +10,7 @@ from typing import Final
 import uvicorn
 
 from stoker.errors import StokerError
+from stoker.queue import prepare_types
 from stoker.web.app import create_app, with_middleware
 from stoker.web.app_state import AppState
 from stoker.web.auth.keys import Keys
@@ -52,6 +53,7 @@ def serve(
     """Serves until a signal. Calls `ready` with the port and the keys once it accepts connections."""
     _allow_connections()
     _limit_arenas()
+    prepare_types()
     keys = Keys(config.home)
     port = int(listener.getsockname()[1])
     app_state = AppState(config, keys)

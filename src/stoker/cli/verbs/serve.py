@@ -170,10 +170,10 @@ def notifying(config: "Config") -> Iterator[None]:
     Also without URLs in the settings: jobs have their own, and people add some on the page.
     """
     from stoker.notifications.notifier import Notifier
-    from stoker.queue import open_queue
+    from stoker.queue import open_queue, prepare_types
 
+    prepare_types()
     wanted = config.notify or load_settings().notify
-
     # With --port 0 the address is not known yet, so messages have no link.
     link = "" if config.port == 0 and not config.url else config.address()
     notifier = Notifier(wanted, link, lambda: open_queue(config.queue), log)

@@ -41,7 +41,8 @@ _MOST_CHUNKS: Final = 16
 # left, so that a supervisor that was stopped is continued long before the deadline.
 _WAIT_SHARE: Final = 0.2
 _SHORTEST_WAIT: Final = 2.0
-_LONGEST_WAIT: Final = 10.0
+# Less than the gap in the looks of a supervisor that restarts the windows of its rules.
+_LONGEST_WAIT: Final = 20.0
 REAPER_NAME: Final = "stoker-reaper"
 # Sent by the kernel when the supervisor dies. It also continues a reaper that was stopped.
 _SUPERVISOR_DIED: Final = signal.SIGCONT

@@ -1,5 +1,6 @@
 """The processes of a job, found by descent, by cgroup and by a variable in their environment; and signals to them."""
 
+import functools
 import os
 import signal
 import time
@@ -7,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from stoker.procfs import SHORTAGES, Identity, Stat, identify, retry_shortage, stat
+from stoker.procfs import SHORTAGES, Identity, KeptFiles, Stat, identify, parse_stat, pread_proc, retry_shortage, stat
 from stoker.runs.processes.cgroup import Cgroup
 
 # Two walks that agree end a scan at once. Two walks of a tree that forks without rest never agree: after this many,
@@ -80,12 +81,16 @@ def scan_processes(roots: Iterable[int], exclude: Collection[int] = _NONE) -> Pr
     return ProcessScan(_living(before), settled=False)
 
 
-def walk_processes(root: int) -> list[Identity]:
-    """The living descendants of a process by one walk, which may miss some: for figures, not for signals."""
+def walk_processes(root: int, files: KeptFiles) -> list[Stat]:
+    """The living descendants of a process with one thread, by one walk that may miss some.
+
+    For figures, not for signals.
+    """
     try:
-        return _living(_walk([root], _NONE))
+        found = _walk([root], _NONE, files)
     except OSError:
         return []
+    return [one for one in found.values() if one is not None and not one.is_zombie]
 
 
 def send(who: Identity, signum: int) -> bool:
@@ -125,7 +130,7 @@ def describe(who: Identity) -> str | None:
 def children(pid: int) -> list[int]:
     """The children of this process, zombies included."""
     if _kernel_lists_children():
-        return _listed_children(pid, _thread_ids(pid))
+        return _listed_children(pid, _thread_ids(pid), _read)
     return [child for child, found in _all_processes().items() if found.parent == pid]
 
 
@@ -245,24 +250,26 @@ def _same(before: dict[int, Stat | None], now: dict[int, Stat | None]) -> bool:
     return True
 
 
-def _walk(roots: list[int], exclude: Collection[int]) -> dict[int, Stat | None]:
+def _walk(roots: list[int], exclude: Collection[int], files: KeptFiles | None = None) -> dict[int, Stat | None]:
+    """`files`: read the processes of one thread by these, of which the roots are."""
+    read = _read if files is None else files.read
     if not _kernel_lists_children():
         return _walk_machine(roots, exclude)
     found: dict[int, Stat | None] = {}
-    waiting = [(root, _thread_ids(root)) for root in roots]
-    threads_left = _worthwhile_threads()
+    waiting = [(root, _thread_ids(root) if files is None else [str(root)]) for root in roots]
+    threads = 0
     while waiting:
-        pid, threads = waiting.pop()
-        for child in _listed_children(pid, threads):
+        pid, of_process = waiting.pop()
+        for child in _listed_children(pid, of_process, read if len(of_process) == 1 else _read):
             if child in found or child in exclude:
                 continue
-            one = stat(child)
+            one = stat(child) if files is None else _parsed(files.read(f"/proc/{child}/stat"))
             if one is not None and one.session in exclude:
                 continue
             found[child] = one
             if one is not None and not one.is_zombie:
-                threads_left -= one.threads
-                if threads_left < 0:
+                threads += one.threads
+                if threads > _FEW_THREADS and threads > _worthwhile_threads():
                     return _walk_machine(roots, exclude)
                 waiting.append((child, [str(child)] if one.threads == 1 else _thread_ids(child)))
     return found
@@ -273,7 +280,7 @@ def _worthwhile_threads() -> int:
 
     One thread costs about as much as one process. The links of /proc count the processes.
     """
-    return max(os.stat("/proc").st_nlink, _FEW_THREADS)  # noqa: PTH116 - called in every walk
+    return os.stat("/proc").st_nlink  # noqa: PTH116 - called in every walk
 
 
 def _walk_machine(roots: list[int], exclude: Collection[int]) -> dict[int, Stat | None]:
@@ -299,6 +306,7 @@ def _all_processes() -> dict[int, Stat]:
     return found
 
 
+@functools.cache
 def _kernel_lists_children() -> bool:
     """Whether it was built with CONFIG_PROC_CHILDREN."""
     return os.access(f"/proc/self/task/{os.getpid()}/children", os.R_OK)
@@ -308,8 +316,15 @@ def _thread_ids(pid: int) -> list[str]:
     return _names(f"/proc/{pid}/task")
 
 
-def _listed_children(pid: int, threads: Iterable[str]) -> list[int]:
-    return [int(child) for thread in threads for child in _read(f"/proc/{pid}/task/{thread}/children").split()]
+def _listed_children(pid: int, threads: Iterable[str], read: Callable[[str], bytes]) -> list[int]:
+    return [int(child) for thread in threads for child in read(f"/proc/{pid}/task/{thread}/children").split()]
+
+
+def _parsed(line: bytes) -> Stat | None:
+    try:
+        return parse_stat(line, "/proc/PID/stat") if line else None
+    except ValueError:
+        return None
 
 
 def _names(directory: str) -> list[str]:
@@ -332,10 +347,7 @@ def _read(path: str) -> bytes:
             raise
         return b""
     try:
-        parts = []
-        while part := os.read(descriptor, 65536):
-            parts.append(part)
-        return b"".join(parts)
+        return pread_proc(descriptor)
     except OSError:
         return b""  # it ended while it was read
     finally:

@@ -5,10 +5,10 @@ All of it is read from /proc, which never waits for a disk or a network. What ca
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from stoker.procfs import Identity, Stat, read_stat
+from stoker.procfs import Identity, Stat, pread_proc, read_stat
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _CORES: Final = float(os.cpu_count() or 1)
@@ -33,19 +33,29 @@ class ProcessUsage(NamedTuple):
 class UsageMeter:
     """Measures all processes of a job together, with those that ended between two measurements."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[str], bytes] | None = None) -> None:
+        """`read`: how to read a file of /proc; it may return nothing, or raise OSError."""
+        self._read = _read if read is None else read
         self._at: float | None = None
         self._known: list[Identity] = []
         self._ticks = 0
         self._moved: tuple[int, int] | None = None
         """Bytes by system calls, and bytes from and to disks. The one misses mapped files, the other cached ones."""
+        self._written: dict[Identity, tuple[int, int] | None] = {}
+        self.may_have_written = True
+        """Whether files of the processes may have changed between the last two measurements."""
 
-    def measure(self, at: float, processes: Iterable[Identity]) -> ProcessUsage:
+    def measure(self, at: float, processes: Iterable[Identity | Stat]) -> ProcessUsage:
+        """`processes`: a stat is one that was read just now."""
         # One that has ended keeps its figures until its parent has waited for it, and has them from then on.
-        wanted = dict.fromkeys([*processes, *self._known])
-        found = [one for who in list(wanted)[:_MOST_PROCESSES] if (one := _stat(who)) is not None]
+        wanted = {one.identity if isinstance(one, Stat) else one: one for one in (*self._known, *processes)}
+        found = [one for who in list(wanted.values())[:_MOST_PROCESSES] if (one := _stat(who)) is not None]
         ticks = sum(sum(map(int, one.fields[_TIMES])) for one in found)
-        moved = _added([_moved(one.pid) for one in found])
+        counts = [_transferred(one.pid, self._read) for one in found]
+        written = {one.identity: count and count.written for one, count in zip(found, counts, strict=True)}
+        self.may_have_written = written != self._written or None in written.values() or len(found) >= _MOST_PROCESSES
+        self._written = written
+        moved = _added([count.moved for count in counts if count is not None])
         before, ticks_before, moved_before = self._at, self._ticks, self._moved
         self._at, self._known, self._ticks, self._moved = at, [one.identity for one in found], ticks, moved
         if before is None or at <= before or not found:
@@ -57,7 +67,9 @@ class UsageMeter:
         return ProcessUsage(cpu, max(0, moved[0] - moved_before[0], moved[1] - moved_before[1]) / passed)
 
 
-def _stat(who: Identity) -> Stat | None:
+def _stat(who: Identity | Stat) -> Stat | None:
+    if isinstance(who, Stat):
+        return who
     try:
         found = read_stat(f"/proc/{who.pid}/stat")
     except (OSError, ValueError):
@@ -65,17 +77,26 @@ def _stat(who: Identity) -> Stat | None:
     return found if found.identity == who else None
 
 
-def _moved(pid: int) -> tuple[int, int] | None:
+class _Transferred(NamedTuple):
+    """Bytes that a process has moved so far."""
+
+    moved: tuple[int, int]
+    """Read and written by system calls; from and to disks."""
+    written: tuple[int, int]
+    """By system calls; to disks, which includes mapped files and requests that are no system calls."""
+
+
+def _transferred(pid: int, read_file: Callable[[str], bytes]) -> _Transferred | None:
     try:
-        words = _read(f"/proc/{pid}/io").split()
-        return int(words[1]) + int(words[3]), int(words[9]) + int(words[11])
+        words = read_file(f"/proc/{pid}/io").split()
+        read, written, fetched, stored = (int(words[place]) for place in (1, 3, 9, 11))
     except (OSError, ValueError, IndexError):
         return None
+    return _Transferred((read + written, fetched + stored), (written, stored))
 
 
-def _added(all_moved: Iterable[tuple[int, int] | None]) -> tuple[int, int] | None:
-    known = [one for one in all_moved if one is not None]
-    return (sum(one[0] for one in known), sum(one[1] for one in known)) if known else None
+def _added(moved: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+    return (sum(one[0] for one in moved), sum(one[1] for one in moved)) if moved else None
 
 
 class WrittenFile(NamedTuple):
@@ -109,7 +130,7 @@ class WrittenFile(NamedTuple):
         return False
 
 
-def written_files(processes: Iterable[Identity], wanted: Callable[[str, int], bool]) -> Iterator[WrittenFile]:
+def written_files(processes: Iterable[Stat], wanted: Callable[[str, int], bool]) -> Iterator[WrittenFile]:
     """The files that these processes write. `wanted` is given the path and the number of a descriptor."""
     left = _MOST_DESCRIPTORS
     for process in processes:
@@ -134,9 +155,6 @@ def _written(pid: int, descriptor: int, path: str) -> Iterator[WrittenFile]:
 def _read(path: str) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        parts = []
-        while part := os.read(descriptor, 65536):
-            parts.append(part)
-        return b"".join(parts)
+        return pread_proc(descriptor)
     finally:
         os.close(descriptor)
