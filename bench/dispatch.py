@@ -121,6 +121,13 @@ def _queue_peer(name: str, place: Place, room: Path, jobs: int, _slots: int) -> 
     place.server.drop_database(url)
 
 
+def _floor(database: str, place: Place, room: Path, jobs: int, _slots: int) -> None:
+    """Not Stoker: the same processes and one transaction for each job, and nothing else."""
+    with place_of_queue(database, place, room) as url:
+        words = [str(jobs), str(place.job), str(room / "noted")]
+        subprocess.run([sys.executable, "-m", "bench.floor", url, *words], check=True)
+
+
 def _stoker(database: str, gpus: int, place: Place, room: Path, jobs: int, slots: int) -> None:
     with place_of_queue(database, place, room) as url:
         # As words, without a shell in between: so do the others.
@@ -158,6 +165,8 @@ def _gaps(place: Place) -> int:
         "stoker, PostgreSQL": partial(_stoker, "PostgreSQL", 0),
         "procrastinate": partial(_queue_peer, "procrastinate"),
         "pgqueuer": partial(_queue_peer, "pgqueuer"),
+        "bare processes, SQLite": partial(_floor, "SQLite"),
+        "bare processes, PostgreSQL": partial(_floor, "PostgreSQL"),
     }
     gaps: dict[str, list[list[float]]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
@@ -185,6 +194,13 @@ def _gaps(place: Place) -> int:
             Figure("gap on PostgreSQL ÷ tsp", medians["stoker, PostgreSQL"] / medians["tsp"], 4.0),
             Figure("gap on PostgreSQL ÷ procrastinate", medians["stoker, PostgreSQL"] / medians["procrastinate"], 1.0),
             Figure("gap on PostgreSQL ÷ pgqueuer", medians["stoker, PostgreSQL"] / medians["pgqueuer"], 1.0),
+            # What is left when processes like Stoker's do nothing but a transaction: the floor of the figures above.
+            Figure("bare processes on SQLite ÷ tsp", medians["bare processes, SQLite"] / medians["tsp"], 1.5),
+            Figure(
+                "bare processes on PostgreSQL ÷ pgqueuer",
+                medians["bare processes, PostgreSQL"] / medians["pgqueuer"],
+                1.0,
+            ),
         ],
     )
 
