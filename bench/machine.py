@@ -3,11 +3,15 @@
 Method: 64 jobs that wait, beside the same ones under tsp and Slurm. The start is from before the submission until the
 last job runs. At rest everything is counted that is not the job itself: the worker and all its processes; tsp's server
 and clients; slurmctld, slurmd and slurmstepd.
+
+The floor of memory and processor time is what two Python processes per job cost that are forked from one with the same
+modules and never do more than wait: one of them is woken and reads its clock every five seconds, as looks wake a shim.
 """
 
 import os
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +32,29 @@ SETTLE = 5.0
 REST = 10.0 if QUICK else 60.0
 PATIENCE = 120.0
 MIB = 2**20
+# Of pairs of processes that only wait; each pair says when it is there.
+FLOOR = """
+import gc, os, select, sys
+from stoker.engines.local.shims import _import_all
+_import_all(None)
+jobs, begun, end = int(sys.argv[1]), os.pipe(), os.pipe()
+gc.freeze()
+for _ in range(jobs):
+    if os.fork() == 0:
+        os.close(end[1])
+        is_shim = os.fork() != 0
+        poll = select.poll()
+        poll.register(end[0], select.POLLIN)
+        os.write(begun[1], b".")
+        while not poll.poll(5000 if is_shim else None):
+            pass
+        os._exit(0)
+for _ in range(2 * jobs):
+    os.read(begun[0], 1)
+print("there", flush=True)
+sys.stdin.read()
+os.close(end[1])
+"""
 
 
 class Rest(NamedTuple):
@@ -78,6 +105,9 @@ def main() -> int:
                         rest[name] = _at_rest(room)
                     room.end()
                 wait_for_all()
+    with undisturbed():
+        rest["floor"] = _floor()
+    wait_for_all()
     return _report({name: statistics.median(times) for name, times in starts.items()}, rest)
 
 
@@ -129,6 +159,28 @@ def _stoker(room: Room) -> Iterator[Callable[[], None]]:
 def _at_rest(room: Room) -> Rest:
     time.sleep(SETTLE)
     holders = [process for process in psutil.Process().children(recursive=True) if process.exe() != room.command[0]]
+    rest = _measured(holders)
+    for name in sorted({process.name() for process in holders}):
+        alike = [process for process in holders if process.name() == name]
+        memory = sum(_proportional(process.pid) for process in alike) / MIB / JOBS
+        print(f"    {name}: {len(alike)} processes, {memory:.2f} MiB per job")
+    return rest
+
+
+def _floor() -> Rest:
+    command = [sys.executable, "-c", FLOOR, str(JOBS)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"there\n"
+        time.sleep(SETTLE)
+        pairs = psutil.Process(parent.pid).children(recursive=True)
+        rest = _measured(pairs)
+        parent.stdin.close()
+    return rest
+
+
+def _measured(holders: list[psutil.Process]) -> Rest:
     before, begun = _processor_seconds(holders), time.monotonic()
     time.sleep(REST)
     share = (_processor_seconds(holders) - before) / (time.monotonic() - begun)
@@ -163,7 +215,7 @@ def _report(starts: dict[str, float], rest: dict[str, Rest]) -> int:
         print(f"  {name:8} {start:6.2f} s to start")
     for name, (share, processes, memory) in rest.items():
         print(f"  {name:8} {share:6.2f} % of a core, {processes:4.2f} processes and {memory:5.2f} MiB per job")
-    ours = rest["stoker"]
+    ours, floor = rest["stoker"], rest["floor"]
     return print_figures(
         f"One machine with {JOBS} GPUs and {JOBS} jobs",
         [
@@ -173,5 +225,6 @@ def _report(starts: dict[str, float], rest: dict[str, Rest]) -> int:
             Figure("share of a core at rest", ours.share, 1.0, "%"),
             Figure("processes per job", ours.processes, 2.1, "processes"),
             Figure("memory per job, shared pages once", ours.memory, 6.0, "MiB"),
+            Figure("memory per job ÷ that of two forks that only wait", ours.memory / floor.memory, 8.0),
         ],
     )

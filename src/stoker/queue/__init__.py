@@ -1,5 +1,6 @@
 """Jobs that wait: the model, and the store in SQLite or PostgreSQL through one code path."""
 
+import contextlib
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
@@ -120,7 +121,8 @@ def prepare_types() -> None:
         kind = kinds.pop()
         kinds += kind.__subclasses__()
         if kind.__module__.startswith("stoker."):
-            msgspec.json.Decoder(kind)
+            with contextlib.suppress(TypeError):  # some are never decoded
+                msgspec.json.Decoder(kind)
 
 
 def _opened(address: "Address", timeout: float | None, *, create: bool) -> "Store":
