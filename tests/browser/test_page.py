@@ -62,6 +62,7 @@ def test_hang_is_warned_of_and_explained_on_a_phone(browser: Browser, site: Page
         expect(running.get_by_text("the process on GPU 1 is gone")).to_contain_text("unless it works or is snoozed")
         shown.look_over("10-may-hang")
         wait_for(lambda: _state(api, hung) == "failed", named="the stop of the job that hangs")
+        expect(shown.page.locator("#health-headline")).to_have_text("bert was stopped: stalled")
         shown.page.goto(str(api.base_url.join(f"/jobs/{hung}")))
         expect(shown.page.get_by_text("stopped: stalled").first).to_be_visible()
         shown.page.get_by_text("Full report").click()
