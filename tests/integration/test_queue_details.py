@@ -8,7 +8,7 @@ import pytest
 from stoker.errors import BadInputError
 from stoker.queue import AttemptDetails, Requests, Snoozed, Store, Usage, View, open_queue
 from stoker.queue.model import LONGEST_REPORT
-from stoker.queue.store import KEPT_MINUTES, KEPT_SECONDS
+from stoker.queue.store import KEPT_MINUTES, KEPT_SECONDS, MOST_GPUS
 from tests.support.either_queue import queue, url
 from tests.support.queue_jobs import LONG, moment, start, submit
 from tests.support.waiting import wait_for
@@ -197,6 +197,10 @@ def test_usage_is_selected_by_time_machine_and_gpu(queue: Store) -> None:
     assert queue.usage.read(0) == rows
     assert queue.usage.read(now - 1) == [row for row in rows if row.minute >= now - 1]
     assert queue.usage.read(now, "a") == [usage(now, "a", "g1"), usage(now, "a", "g2")]
+    # The jobs of a cluster have so many that they are read at once.
+    many = [usage(now, "cluster", f"g{number:04}") for number in range(MOST_GPUS + 1)]
+    queue.usage.write(many)
+    assert queue.usage.read(now, "cluster") == many
     assert queue.usage.read(now - 1, "B", "g2") == [usage(now - 1, "B", "g2"), usage(now, "B", "g2")]
     assert queue.usage.read(now + 1) == queue.usage.read(0, "nowhere") == []
 

@@ -277,6 +277,12 @@ def test_week_of_one_gpu_reads_only_its_own_minutes(queue: Store, monkeypatch: p
         ), plan
 
 
+def test_gpus_of_a_machine_are_found_without_reading_their_minutes(queue: Store) -> None:
+    for plan in plans(queue, "gpus of host"):
+        assert_reads_little(plan)
+        assert "stoker_usage_minute" not in plan
+
+
 def test_last_attempts_of_a_worker_are_read_in_order_from_its_index(queue: Store) -> None:
     for plan in plans(queue, "attempts of worker"):
         assert "stoker_attempts_worker" in plan

@@ -24,6 +24,9 @@ KEPT_SECONDS: Final = 60 * 86400.0
 SECONDS_BETWEEN_FORGETTING: Final = 3600.0
 # The use of each GPU is kept for a month.
 KEPT_MINUTES: Final = 31 * 24 * 60
+# Of one machine, each read by its key: the planner knows little of the newest minutes, and would read those of all
+# machines. Only a cluster has more, where each job has its own.
+MOST_GPUS: Final = 256
 # Of one machine that are looked at: one that was restarted more often has had trouble.
 MOST_WORKERS: Final = 50
 # A thousand problems of the same kind have one cause.
@@ -209,19 +212,30 @@ class UsageTable(Table):
 
         A value is unknown only where it is in each of the minutes.
         """
-        parameters = dict[str, str | int | float | None](since=since_minute, until=until_minute)
-        if host is not None:
-            parameters["host"] = clean_text(host)
+        if host is not None and gpu is None:
+            gpus = self._gpus_of(host)
+            if len(gpus) <= MOST_GPUS:
+                span = (since_minute, until_minute, step)
+                return [row for one in gpus for row in self._read("usage_of_gpu_of_host", *span, host=host, gpu=one)]
+            return self._read("usage_of_host", since_minute, until_minute, step, host=host)
+        if host is not None and gpu is not None:
+            return self._read("usage_of_gpu_of_host", since_minute, until_minute, step, host=host, gpu=gpu)
         if gpu is not None:
-            parameters["gpu"] = clean_text(gpu)
-        # By the whole key where it is known: the planner knows little of the newest minutes, and would read all GPUs.
-        key = "_of_".join(
-            word for word in ("gpu" if gpu is not None else "", "host" if host is not None else "") if word
-        )
-        statements = ["usage", f"usage_of_{key or 'all'}", "usage_order"]
+            return self._read("usage_of_gpu", since_minute, until_minute, step, gpu=gpu)
+        return self._read("usage_of_all", since_minute, until_minute, step)
+
+    def _gpus_of(self, host: str) -> list[str]:
+        """The GPUs of a machine of which there are minutes; one more than `MOST_GPUS` if there are more."""
+        wanted: Parameters = {"host": clean_text(host), "most": MOST_GPUS + 1}
+        return [row[0] for row in self._driver.fetch("gpus of host", wanted)]
+
+    def _read(self, which: str, since: int, until: int, step: int, **key: str) -> list[Usage]:
+        parameters: dict[str, str | int | float | None] = {name: clean_text(text) for name, text in key.items()}
+        parameters |= {"since": since, "until": until}
+        statements = ["usage", which, "usage_order"]
         if step > 1:
             parameters["step"] = step
-            statements = ["usage_means", statements[1], "usage_by_step", "usage_order"]
+            statements = ["usage_means", which, "usage_by_step", "usage_order"]
         rows = self._driver.fetch_text(" ".join(map(self._driver.sql, statements)), parameters)
         return [_usage_of(row, step) for row in rows]
 

@@ -874,6 +874,14 @@ WHERE gpu = :gpu AND minute >= :since AND minute < :until
 -- usage_of_gpu_of_host --
 WHERE (host, gpu, minute) >= (:host, :gpu, :since) AND (host, gpu, minute) < (:host, :gpu, :until)
 
+-- gpus of host --
+WITH RECURSIVE gpus (gpu) AS (
+  SELECT min(u.gpu) FROM stoker_usage u WHERE u.host = :host
+  UNION ALL
+  SELECT (SELECT min(u.gpu) FROM stoker_usage u WHERE u.host = :host AND u.gpu > g.gpu) FROM gpus g WHERE g.gpu IS NOT NULL
+)
+SELECT gpu FROM gpus WHERE gpu IS NOT NULL LIMIT :most
+
 -- usage_by_step --
 GROUP BY 1, 2, 3
 
