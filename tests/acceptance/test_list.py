@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from stoker import Queue
 from stoker.queue import Store, init_queue
 from tests.support.attempts import be_there, run, start, submit
 from tests.support.command import stoker, stoker_command
@@ -127,6 +128,8 @@ def test_json_has_the_place_in_line(queue: Store) -> None:
     be_there(queue)
     result = stoker("list", "--json").json()
     assert [job["why"]["forecast"]["place"] for job in result] == [1, 2, 3]
+    with Queue() as python:
+        assert [python.why(job["id"]).forecast.place for job in result] == [1, 2, 3]  # type: ignore[union-attr]  # it waits
     # A search does not change the place.
     (found,) = stoker("list", "--json", f"id:{result[2]['id']}").json()
     assert found["why"]["forecast"]["place"] == 3

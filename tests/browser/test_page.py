@@ -203,6 +203,7 @@ def _reorder(shown: Screen, api: httpx.Client, beside: str, waiting: list[str]) 
     mouse.up()
     wait_for(lambda: _order(api) == [waiting[2], waiting[0], waiting[1]], named="the new order")
     expect(shown.page.locator("[data-queue] > li").first).to_have_attribute("id", f"waiting-{waiting[2]}")
+    expect(shown.page.locator(f"#waiting-{waiting[1]}")).to_contain_text("3rd in line")
 
 
 def _order(api: httpx.Client) -> list[str]:

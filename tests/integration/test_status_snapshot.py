@@ -307,6 +307,30 @@ def test_waiting_job_has_a_reason_and_its_dependencies(here: Store, home: Path) 
     assert read_detail(here, second, home).last is None
 
 
+def test_waiting_jobs_have_their_place_and_start_from_similar_jobs(here: Store, home: Path) -> None:
+    alike = here.jobs.submit([JobSpec(command=f"train --seed {seed}") for seed in range(3)])
+    for name in alike:
+        here.attempts.finish(claim(here, name, []), "succeeded", 0)
+    greet(here, gpus=1)
+    runs, *wait = here.jobs.submit([JobSpec(command=f"train --seed {seed}") for seed in range(4)])
+    claim(here, runs, ["gpu-box-0"])
+    # As if each of them had taken ten minutes.
+    here._driver.fetch_text("UPDATE stoker_jobs SET started = ended - 600 WHERE state = 'succeeded'", {})
+    seen = SnapshotBuilder(home).observe(here)
+    started = here.jobs.get(runs).started or 0.0
+    found = [one.why.forecast for one in seen.waiting]
+    assert [one.place for one in found if one is not None] == [1, 2, 3]
+    starts = [one.starts for one in found if one is not None]
+    assert starts == pytest.approx([started + 600, started + 1200, started + 1800], abs=5)
+    assert [one.why.word for one in seen.waiting[1:]] == [
+        "2nd in line, in about 20 min",
+        "3rd in line, in about 30 min",
+    ]
+    again = read_detail(here, wait[2], home).why
+    assert again.forecast == found[2]
+    assert again.reason == "waits for its turn: 3rd in line, starts in about 30 min"
+
+
 def test_unknown_job_is_refused(here: Store, home: Path) -> None:
     with pytest.raises(BadInputError, match="there is no job"):
         read_detail(here, "ffffffff", home)

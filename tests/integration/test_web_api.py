@@ -310,6 +310,13 @@ def test_one_job_is_found_by_its_whole_id_only(site: ApiSite, client: Client) ->
     assert told(client.get(f"{V1}/jobs/{name}"))["name"] == "deadbeef"
     why = told(client.get(f"{V1}/jobs/{name}/why"))
     assert (why["job"], why["state"], why["why"]["kind"]) == (name, "queued", "no worker")
+    assert why["why"]["forecast"] is None
+    gpu = WorkerGpu(uuid="GPU-0", index=0, name="A100", state="free")
+    site.store.workers.heartbeat("w", "gpu-box", View(gpus=(gpu,)))
+    (behind,) = submit(site.store, "behind")
+    why = told(client.get(f"{V1}/jobs/{behind}/why"))["why"]
+    assert why["forecast"] == {"place": 2, "starts": None, "at_latest": False}
+    assert why["reason"] == "waits for its turn: 2nd in line"
     for odd in ("deadbeef", name[:5], "x", "%00", "..%2F..", "%F0%9F%92%A3"):
         problem(client.get(f"{V1}/jobs/{odd}"), 404)
 

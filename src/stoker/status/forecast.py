@@ -29,6 +29,7 @@ from stoker.queue.explanation import (
     with_names,
 )
 from stoker.queue.model import Job, Worker, WorkerGpu, is_host
+from stoker.status.model import MOST_WAITING
 
 if TYPE_CHECKING:
     from stoker.queue import Store
@@ -423,21 +424,24 @@ def line_of(
     return WaitingLine(places, estimates(queued, running, around, needs, took, is_whole=len(queued) < most))
 
 
-def read_line(store: "Store", around: Surroundings) -> WaitingLine:
-    """The places of the first thousand, and estimates for the first of them."""
-    queued = store.jobs.in_line(MOST_SIMULATED)
-    running = store.jobs.find(states=["running"], limit=_MOST_RUNNING) if queued else []
+def read_line(store: "Store", around: Surroundings, shown: Iterable[str]) -> WaitingLine:
+    """The places of the first thousand, and estimates for those of these jobs that are among the first of them."""
+    places = {name: place for place, name in enumerate(store.jobs.first_ids(MOST_AHEAD))}
+    last = max((places[name] for name in shown if places.get(name, MOST_SIMULATED) < MOST_SIMULATED), default=None)
+    if last is None:
+        return WaitingLine(places, {})
+    # Some that are further back may start earlier.
+    most = min(MOST_SIMULATED, max(MOST_WAITING, last + 1))
+    queued = store.jobs.in_line(most)
+    running = store.jobs.find(states=["running"], limit=_MOST_RUNNING)
     needs = store.jobs.needs_of([job.id for job in queued if job.after or job.after_any])
-    line = line_of(store, queued, running, around, needs, DurationCache(), MOST_SIMULATED)
-    if len(queued) < MOST_SIMULATED:
-        return line
-    return WaitingLine({name: place for place, name in enumerate(store.jobs.first_ids(MOST_AHEAD))}, line.starts)
+    return WaitingLine(places, line_of(store, queued, running, around, needs, DurationCache(), most).starts)
 
 
 def reasons_of(store: "Store", jobs: Sequence[Job], around: Surroundings) -> list[Why]:
     """Why these jobs are in their states, with the names of other jobs."""
     queued = [job for job in jobs if job.state == "queued"]
-    line = read_line(store, around) if queued else WaitingLine({}, {})
+    line = read_line(store, around, (job.id for job in queued)) if queued else WaitingLine({}, {})
     needs = store.jobs.needs_of([job.id for job in queued if job.after or job.after_any])
     return with_names(store, [line.explain(job, around, needs) for job in jobs])
 
