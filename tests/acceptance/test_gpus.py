@@ -117,6 +117,10 @@ FAULTS = [
         "the GPUs cannot be read: the driver did not answer in 1 s", ["unknown"], deadline="1s",
     ),
     Case(
+        "the question for links hangs", faulty("nvmlDeviceGetP2PStatus", hang=600.0), 1,
+        "the GPUs cannot be read: the driver did not answer in 1 s", ["unknown"], deadline="1s",
+    ),
+    Case(
         "nvidia-smi killed", nvidia_smi("kill -9 $$"), 1, "nvidia-smi was killed by signal 9", ["unknown"],
     ),
     Case(
