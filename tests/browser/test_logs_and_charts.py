@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from playwright.sync_api import Browser, expect
 
@@ -172,13 +173,18 @@ def test_gpu_and_job_over_an_hour_a_day_and_a_week_on_a_phone(browser: Browser, 
         expect(page.locator("[data-figure=utilization] .curve-values")).to_contain_text("50 % · attempt 1")
         shown.look_over("29-job-use")
 
+        page.goto(f"{site.address}/jobs/{second}")
+        expect(page.get_by_role("img", name="Utilization: GPU 3: 80 % on average")).to_be_visible()
+        expect(page.locator(".curve-key li")).to_have_text(["GPU 3", "GPU 4"])
+        shown.look_over("30-job-of-two")
+
 
 def write_days(store: Store, first: str, second: str) -> None:
     """A GPU over four days, with a gap until three days ago; one job of three hours, and one that runs."""
     now = store.clock()
     attempt = start(store, first, "GPU-3")
     assert store.attempts.finish(attempt.id, "succeeded", 0)
-    running = start(store, second, "GPU-3")
+    running = start(store, second, "GPU-3", "GPU-4")
     spans = {attempt.id: (now - 8 * 3600, now - 5 * 3600), running.id: (now - 4 * 3600, None)}
     for name, (began, ended) in spans.items():
         times: Parameters = {"id": name, "began": began, "ended": ended}
@@ -186,7 +192,7 @@ def write_days(store: Store, first: str, second: str) -> None:
     rows = []
     for back in [*range(60 * 76), *range(6 * 1440, 7 * 1440)]:
         minute, hours = int(now // 60) - back, back / 60
-        use = 0.5 if 4.9 < hours < 8.1 else 0.8 if hours < 4 else 0.0 if hours < 24 else 0.5 + 0.5 * (minute % 97) / 96
+        use = 0.5 if 4.9 < hours < 8.1 else 0.8 if hours < 4.1 else 0.0 if hours < 24 else 0.5 + 0.5 * (minute % 97) / 96
         seconds: dict[GpuUse, float] = {"job" if use else "free": 60.0}
         rows.append(
             Usage(
@@ -199,7 +205,8 @@ def write_days(store: Store, first: str, second: str) -> None:
                 power=60 + 300 * use,
             )
         )
-    store.usage.write(rows)
+    beside = [msgspec.structs.replace(row, gpu="GPU-4", utilization=0.3) for row in rows[:120]]
+    store.usage.write([*rows, *beside])
 
 
 def test_what_runs_comes_first_and_a_folded_machine_stays_so(browser: Browser, site: PageSite, store: Store) -> None:

@@ -361,6 +361,7 @@
     }
     usagePlots.update();
     showSpans(panel, found);
+    showKey(panel, gpus.map(({ gpu }) => state.asked.names[gpu] ?? gpu));
   }
 
   function chartCard(figure, titled) {
@@ -376,6 +377,19 @@
     values.className = "curve-values";
     card.append(title, plot, values);
     return card;
+  }
+
+  // Which line is which GPU.
+  function showKey(panel, labels) {
+    const key = panel.querySelector("[data-usage-key]");
+    if (!key) return;
+    key.hidden = labels.length < 2;
+    key.replaceChildren(...labels.map((label, line) => {
+      const row = document.createElement("li");
+      row.className = `curve-${line % 8 + 1}`;
+      row.textContent = label;
+      return row;
+    }));
   }
 
   function showSpans(panel, found) {
