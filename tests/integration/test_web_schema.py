@@ -33,6 +33,8 @@ QUEUED: Final = "00000002"
 HELD: Final = "00000003"
 FAILED: Final = "00000004"
 JOBS: Final = (RUNNING, QUEUED, HELD, FAILED)
+# Where nothing listens.
+NOBODY: Final = "json://127.0.0.1:9"
 CHECKS: Final = [
     not_a_server_error,
     status_code_conformance,
@@ -83,6 +85,11 @@ def put_right(site: ApiSite) -> None:
     attempt = site.store.attempts.claim([FAILED], "box-1", [], 600.0)
     if attempt is not None:
         site.store.attempts.finish(attempt.id, "failed", 1)
+    for one in site.store.notices.urls():
+        site.store.notices.remove_url(one.id)
+    site.store.notices.add_url(NOBODY, "nobody", ["failed"])
+    if not any(token.role == "viewer" for token in site.keys.tokens()):
+        site.keys.add("screen", "viewer")
     site.look()
 
 
@@ -105,7 +112,7 @@ def _talk(site: ApiSite, operation: Any, mode: GenerationMode) -> set[int]:
     @hypothesis.given(case=operation.as_strategy(generation_mode=mode), data=st.data())
     def talk(case: Any, data: st.DataObject) -> None:
         if mode is GenerationMode.POSITIVE:
-            make_it_real(case, data)
+            make_it_real(site, case, data)
         answer = case.call_and_validate(headers=site.bearer(), checks=CHECKS)
         statuses.add(answer.status_code)
 
@@ -113,12 +120,16 @@ def _talk(site: ApiSite, operation: Any, mode: GenerationMode) -> set[int]:
     return statuses
 
 
-def make_it_real(case: Any, data: st.DataObject) -> None:
+def make_it_real(site: ApiSite, case: Any, data: st.DataObject) -> None:
     """Names something that is there: nobody guesses an id or a directory."""
     operation = case.operation.definition.raw["operationId"]
     # Only an ended job can be retried, and only once.
     jobs = st.just(FAILED) if operation == "retry_job" else st.sampled_from(JOBS)
+    if operation == "move_job":
+        jobs = st.sampled_from((HELD, RUNNING))
     there = {"job": jobs, "worker": st.just("box-1"), "number": st.just(1), "group": st.just("night")}
+    there["url"] = st.sampled_from([*(one.id for one in site.store.notices.urls()), "gone"])
+    there["token"] = st.sampled_from([one.id for one in site.keys.tokens()])
     for name, values in there.items():
         if name in (case.path_parameters or {}):
             case.path_parameters[name] = data.draw(values)
@@ -127,6 +138,9 @@ def make_it_real(case: Any, data: st.DataObject) -> None:
     if operation == "change_jobs":
         bodies = [{"action": "retry", "q": "state:failed"}, {"action": "tag", "tag": "t", "jobs": [QUEUED]}, case.body]
         case.body = data.draw(st.sampled_from(bodies))
+    if operation in {"add_url", "change_url"}:
+        events = data.draw(st.sampled_from([[], ["failed"], ["fail"]]))
+        case.body = {"events": events} | ({"url": f"{NOBODY}/1"} if operation == "add_url" else {})
     if operation == "move_job":
         case.body = data.draw(st.sampled_from([{"place": "up"}, {"before": QUEUED}, {"after": "00000000"}]))
     if operation in {"submit_jobs", "change_job"} and isinstance(case.body, dict):
@@ -146,7 +160,7 @@ def operations(site: ApiSite) -> list[Any]:
 
 def test_every_operation_keeps_to_its_description(site: ApiSite) -> None:
     found = operations(site)
-    assert len(found) == 39
+    assert len(found) == 48
     statuses = {operation.definition.raw["operationId"]: conversations(site, operation) for operation in found}
     assert set().union(*statuses.values()) >= {200, 201, 404, 409, 422}
     # Nothing was so odd that it was only ever refused.
