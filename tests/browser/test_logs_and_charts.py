@@ -192,7 +192,9 @@ def write_days(store: Store, first: str, second: str) -> None:
     rows = []
     for back in [*range(60 * 76), *range(6 * 1440, 7 * 1440)]:
         minute, hours = int(now // 60) - back, back / 60
-        use = 0.5 if 4.9 < hours < 8.1 else 0.8 if hours < 4.1 else 0.0 if hours < 24 else 0.5 + 0.5 * (minute % 97) / 96
+        use = (
+            0.5 if 4.9 < hours < 8.1 else 0.8 if hours < 4.1 else 0.0 if hours < 24 else 0.5 + 0.5 * (minute % 97) / 96
+        )
         seconds: dict[GpuUse, float] = {"job" if use else "free": 60.0}
         rows.append(
             Usage(
