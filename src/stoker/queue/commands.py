@@ -20,11 +20,11 @@ _LONGEST_SHOWN: Final = 200
 _QUOTES: Final = str.maketrans(dict.fromkeys("“”„‟″", '"') | dict.fromkeys("‘’‚‛′", "'"))
 _DASHES: Final = "‐‑‒–—―−"
 # At the beginning of an option: `—lr`, `–n`.
-_DASH: Final = re.compile(rf"(?:(?<=\s)|^)[{_DASHES}]+-*(?=(?P<name>[A-Za-z][\w-]*))", re.MULTILINE)
+_DASH: Final = rf"(?:(?<=\s)|^)[{_DASHES}]+-*(?=(?P<name>[A-Za-z][\w-]*))"
 # In the middle of a word it is an apostrophe.
-_TYPOGRAPHY: Final = re.compile(rf"{_DASH.pattern}|[“”„‟]|(?:(?<=[\s=])|^)[‘’‚‛]", re.MULTILINE)
+_TYPOGRAPHY: Final = rf"(?m){_DASH}|[“”„‟]|(?:(?<=[\s=])|^)[‘’‚‛]"
 # What a shell takes literally, and its comments.
-_QUOTED: Final = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*"|(?:(?<=\s)|^)\#[^\n]*""", re.DOTALL | re.MULTILINE)
+_QUOTED: Final = r"""(?ms)\\.|'[^']*'|"(?:\\.|[^"\\])*"|(?:(?<=\s)|^)\#[^\n]*"""
 
 
 def check_command(command: Command) -> None:
@@ -59,7 +59,7 @@ def _refuse_typography(command: Command) -> None:
     else:
         # A word with a space in it was typed between straight quotes.
         bare = "\n".join(word for word in command if not any(map(str.isspace, word)))
-    if bare.isascii() or not (found := _TYPOGRAPHY.search(bare)):
+    if bare.isascii() or not (found := re.search(_TYPOGRAPHY, bare)):
         return
     meant = _straight(command if isinstance(command, str) else " ".join(command))
     meant = meant if len(meant) <= _LONGEST_SHOWN else f"{meant[: _LONGEST_SHOWN - 1]}…"
@@ -71,12 +71,12 @@ def _refuse_typography(command: Command) -> None:
 
 def _unquoted(text: str) -> str:
     """The text outside quotes and here-documents."""
-    return _QUOTED.sub("", text.partition("<<")[0])
+    return re.sub(_QUOTED, "", text.partition("<<")[0])
 
 
 def _straight(text: str) -> str:
     """The text with straight quotes and plain hyphens."""
-    text = _DASH.sub(lambda found: "--" if len(found["name"]) > 1 else "-", text)
+    text = re.sub(f"(?m){_DASH}", lambda found: "--" if len(found["name"]) > 1 else "-", text)
     return text.translate(_QUOTES)
 
 
@@ -86,7 +86,7 @@ def shell_text(command: Command) -> str:
 
 
 # Values of options with these names decide how long a program runs.
-_LENGTH: Final = re.compile(r"epoch|step|iter|durat|time|hour|minute|second|token|sample|limit", re.IGNORECASE)
+_LENGTH: Final = r"(?i)epoch|step|iter|durat|time|hour|minute|second|token|sample|limit"
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
 _LONGEST_COMPARED: Final = 2000
 
@@ -108,9 +108,9 @@ def _without_values(words: Sequence[str]) -> Iterator[str]:
     for word in words:
         name, equals, value = word.partition("=")
         is_option = word.startswith("-") and not _NUMBER.match(word, 1)
-        if equals and not _LENGTH.search(name):
+        if equals and not re.search(_LENGTH, name):
             yield f"{name}={_NUMBER.sub('0', value)}"
-        elif option and not is_option and not _LENGTH.search(option):
+        elif option and not is_option and not re.search(_LENGTH, option):
             yield _NUMBER.sub("0", word)
         else:
             yield word

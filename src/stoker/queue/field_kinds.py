@@ -14,7 +14,6 @@ from stoker.errors import BadInputError
 from stoker.queue.commands import LONGEST_COMMAND, Command, check_command, shell_text
 from stoker.queue.provenance import check_environment, working_directory
 from stoker.queue.slurm_options import check_slurm, read_slurm
-from stoker.rules.registry import policies_of, rule_types
 from stoker.schedule import moment_text, parse_moment, parse_recurrence, recurrence_text
 from stoker.units import LONGEST_SECONDS, format_duration, format_memory, parse_duration, parse_memory
 
@@ -228,6 +227,8 @@ def _check_recurrence(text: str) -> None:
 
 
 def _check_ends(ends: Sequence[str]) -> None:
+    from stoker.rules.registry import rule_types  # as below: a list of jobs needs no rules
+
     names = [*_ENDS, *(one.name for one in rule_types())]
     for end in ends:
         kind, _, code = end.partition(":")
@@ -262,6 +263,8 @@ def _environment(value: object) -> dict[str, str]:
 
 
 def _check_policy(policy: Mapping[str, object]) -> None:
+    from stoker.rules.registry import policies_of
+
     policies_of(policy)
 
 

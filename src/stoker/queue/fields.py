@@ -44,7 +44,7 @@ from stoker.queue.field_kinds import (
     choice,
 )
 from stoker.queue.slurm_options import check_further, check_value
-from stoker.rules.registry import Stored
+from stoker.rules.rule import Stored
 
 State = Literal["queued", "held", "running", "succeeded", "failed", "cancelled"]
 

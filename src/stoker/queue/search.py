@@ -29,11 +29,11 @@ _MOST_PARAMETERS: Final = 100
 _LONGEST_PARAMETER: Final = 200
 
 FIELDS_TO_SEARCH: Final = ("name", "command", "id", "tag", "group", "user", "machine", "state", "since", "before")
-_WORD: Final = re.compile(r'(?:[^\s"]|"[^"]*")+')
-_FIELD: Final = re.compile(r"([A-Za-z_]+):(.*)", re.DOTALL)
-_PARAMETER: Final = re.compile(r"-{0,2}([A-Za-z_][A-Za-z0-9_.-]*)=(.*)", re.DOTALL)
-_OPTION: Final = re.compile(r"--?[A-Za-z_][A-Za-z0-9_.-]*")
-_NUMBER: Final = re.compile(r"[+-]?(?:[0-9]{1,30}\.?[0-9]{0,30}|\.[0-9]{1,30})(?:e[+-]?[0-9]{1,3})?")
+_WORD: Final = r'(?:[^\s"]|"[^"]*")+'
+_FIELD: Final = r"(?s)([A-Za-z_]+):(.*)"
+_PARAMETER: Final = r"(?s)-{0,2}([A-Za-z_][A-Za-z0-9_.-]*)=(.*)"
+_OPTION: Final = r"--?[A-Za-z_][A-Za-z0-9_.-]*"
+_NUMBER: Final = r"[+-]?(?:[0-9]{1,30}\.?[0-9]{0,30}|\.[0-9]{1,30})(?:e[+-]?[0-9]{1,3})?"
 _AROUND: Final = "  "
 
 
@@ -122,20 +122,20 @@ def parse_query(text: str) -> Query:
         raise BadInputError(f"the search has {len(text):,} characters: at most {LONGEST_QUERY} are allowed")
     if text.count('"') % 2:
         raise BadInputError(f'the search {text[:60]!r} has a quote that is not closed: write both, as in "two words"')
-    words = _WORD.findall(text.replace("\0", " "))
+    words = re.findall(_WORD, text.replace("\0", " "))
     if len(words) > _MOST_TERMS:
         raise BadInputError(f"the search has {len(words)} words: at most {_MOST_TERMS} are allowed")
     terms: list[Term] = []
     states: tuple[State, ...] | None = None
     for word in words:
-        found = None if word.startswith('"') else _FIELD.fullmatch(word)
+        found = None if word.startswith('"') else re.fullmatch(_FIELD, word)
         if found and found[1].lower() == "state":
             if states is not None:
                 raise BadInputError("the search has several states: write them as state:failed,cancelled")
             states = _states(found[2].replace('"', ""))
         elif found:
             terms.append(_of_field(found[1].lower(), found[2].replace('"', ""), word))
-        elif (pair := _PARAMETER.fullmatch(word)) and not word.startswith('"'):
+        elif (pair := re.fullmatch(_PARAMETER, word)) and not word.startswith('"'):
             terms.append(_parameter(pair[1], pair[2].replace('"', "")))
         elif sought := _sought(word.replace('"', "")):
             terms.append(Term("any", sought))
@@ -251,9 +251,11 @@ def _parameters(name: str, command: str) -> Iterator[tuple[str, str]]:
         words = command[:_LONGEST_COMMAND].split()
     words = [*name.split(), *words]
     for word, following in zip(words, [*words[1:], ""], strict=True):
-        if pair := _PARAMETER.fullmatch(word):
+        if pair := re.fullmatch(_PARAMETER, word):
             key, value = pair[1], pair[2]
-        elif _OPTION.fullmatch(word) and (not following.startswith("-") or _NUMBER.fullmatch(following.lower())):
+        elif re.fullmatch(_OPTION, word) and (
+            not following.startswith("-") or re.fullmatch(_NUMBER, following.lower())
+        ):
             key, value = word.lstrip("-"), following
         else:
             continue
@@ -263,7 +265,7 @@ def _parameters(name: str, command: str) -> Iterator[tuple[str, str]]:
 def _value(text: str) -> str:
     """`1e-3` and `0.001` are the same number."""
     folded = " ".join(_folded(text).split())
-    if not _NUMBER.fullmatch(folded):
+    if not re.fullmatch(_NUMBER, folded):
         return folded
     try:
         return str(int(folded))

@@ -14,10 +14,10 @@ from stoker.queue.fields import JobSpec, spec_of
 # More at once is most likely a mistake.
 MOST_JOBS: Final = 100_000
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-_COMMA = re.compile(r"(?<!\\),")
-_RANGE = re.compile(r"([+-]?\d+)\.\.([+-]?\d+)(?:\.\.([+-]?\d+))?", re.ASCII)
-_RANGE_OF_OTHERS = re.compile(r"[+-]?[\d.]*\d(e[+-]?\d+)?\.\.[+-]?\d[\d.]*(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_NAME = r"[A-Za-z_][A-Za-z0-9_.-]*"
+_COMMA = r"(?<!\\),"
+_RANGE = r"(?a)([+-]?\d+)\.\.([+-]?\d+)(?:\.\.([+-]?\d+))?"
+_RANGE_OF_OTHERS = r"(?ia)[+-]?[\d.]*\d(e[+-]?\d+)?\.\.[+-]?\d[\d.]*(e[+-]?\d+)?"
 # Placeholders that are filled when the job starts.
 _TAKEN: Final = {
     "id": "the job's id",
@@ -39,11 +39,11 @@ class Sweep(NamedTuple):
 def parse_sweep(text: str) -> Sweep:
     """The sweep in `NAME=A,B,C`; each part may be a range like `1..5` or `0..10..2`."""
     name, equals, written = text.partition("=")
-    if not equals or not _NAME.fullmatch(name):
+    if not equals or not re.fullmatch(_NAME, name):
         raise BadInputError(f"{text!r} is not a sweep: write it like lr=1e-3,1e-4 or seed=1..5")
     _refuse_taken(name)
     values: list[str] = []
-    for part in _COMMA.split(written):
+    for part in re.split(_COMMA, written):
         values += _values(name, part)
         _refuse_too_many(len(values))
     return Sweep(name, values)
@@ -51,7 +51,7 @@ def parse_sweep(text: str) -> Sweep:
 
 def sweep_of(name: str, values: Sequence[str]) -> Sweep:
     """The sweep over values that are taken literally."""
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(_NAME, name):
         raise BadInputError(f"{name[:40]!r} cannot be swept: a name like lr or model.width can")
     _refuse_taken(name)
     if not values or not all(values):
@@ -105,9 +105,9 @@ def _refuse_taken(name: str) -> None:
 def _values(name: str, part: str) -> Sequence[str]:
     if not part:
         raise BadInputError(f"the sweep of {name!r} has an empty value: write it like {name}=1,2,3")
-    if found := _RANGE.fullmatch(part):
+    if found := re.fullmatch(_RANGE, part):
         return [str(number) for number in _range(part, *found.groups())]
-    if _RANGE_OF_OTHERS.match(part):
+    if re.match(_RANGE_OF_OTHERS, part):
         raise BadInputError(f"{part!r} is not a range of whole numbers: write the values out, as in {name}=0.1,0.2")
     return [part.replace("\\,", ",")]
 

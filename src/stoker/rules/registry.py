@@ -7,14 +7,11 @@ import msgspec
 
 from stoker.errors import BadInputError
 from stoker.rules.idle import IDLE_OPTIONS, IdlePolicy, IdleRule
-from stoker.rules.rule import LOOK_TAKES, Option, Policy, Rule, Verdict, duration_option
+from stoker.rules.rule import LOOK_TAKES, Option, Policy, Rule, Stored, Verdict, duration_option
 from stoker.rules.samples import SamplesPolicy, SamplesRule
 from stoker.rules.sentinel import SentinelPolicy, SentinelRule
 from stoker.rules.stalled import STALLED_OPTIONS, StalledPolicy, StalledRule
 from stoker.units import format_percent, parse_fraction
-
-Stored = dict[str, str | int | float | bool | None]
-"""Policies as a job keeps them: what differs from the defaults, flat. `{"idle": False}` turns a rule off."""
 
 OFF: Final = "off"
 # These hold for all rules of a run: there is one loop, and people want one kind of warning.

@@ -22,6 +22,8 @@ LOOK_TAKES: Final = 5.0
 
 Effect = Literal["none", "warn", "act"]
 """What a verdict asks for: nothing, a warning to people, or the actions."""
+Stored = dict[str, str | int | float | bool | None]
+"""Policies as a job keeps them: what differs from the defaults, flat. `{"idle": False}` turns a rule off."""
 
 
 class Activity(NamedTuple):

@@ -7,8 +7,8 @@ import msgspec
 
 from stoker.errors import BadInputError
 from stoker.gpus.prober import DEFAULT_DEADLINE
-from stoker.rules.registry import Stored, policies_of
-from stoker.rules.rule import Policy
+from stoker.rules.registry import policies_of
+from stoker.rules.rule import Policy, Stored
 
 # A training needs time to write a checkpoint on SIGTERM.
 DEFAULT_GRACE: Final = 30.0

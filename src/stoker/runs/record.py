@@ -24,8 +24,7 @@ from stoker.gpus.model import Look, Trust
 from stoker.gpus.recording import RecordingReader, RecordingWriter
 from stoker.paths import private_directory, remove_tree, write_atomically
 from stoker.procfs import Identity, boot_id, is_gone
-from stoker.rules.registry import Stored
-from stoker.rules.rule import RuleWarning
+from stoker.rules.rule import RuleWarning, Stored
 
 # Enough to look back over weeks of experiments; a record is mostly its readings, a few MiB at the most.
 MOST_RECORDS: Final = 200

@@ -7,7 +7,6 @@ is unknown is never a number: its GPUs do not become free, and jobs that need th
 
 import heapq
 import math
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -72,7 +71,11 @@ def typical(seconds: Sequence[float], longer_than: float = 0.0) -> float | None:
     if high > _LARGEST_FACTOR * low and high - low > _SAME_SECONDS:
         return None
     longer = [one for one in found if one > longer_than]
-    return statistics.median(longer) if longer else None
+    if not longer:
+        return None
+    from statistics import median  # costs a short command milliseconds
+
+    return median(longer)
 
 
 def _lasts(job: Job, took: Durations) -> _End:
