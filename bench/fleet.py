@@ -118,7 +118,12 @@ def main() -> int:
             done = observer.count("stoker_attempts", "outcome IS NOT NULL")
             ends = observer.measured(f"{ENDS} jobs end in a second")
             rate = (observer.count("stoker_attempts", "outcome IS NOT NULL") - done) / SPAN
-            print(f"  {rate:.1f} ends a second", flush=True)
+            of_server, of_generator = ends.server - backlog.server, ends.workers - backlog.workers
+            print(
+                f"  {rate:.1f} ends a second; beside waiting each takes {1000 * of_server / rate:.1f} ms of the server "
+                f"and {1000 * of_generator / rate:.1f} ms of the generator",
+                flush=True,
+            )
             order("ends 0")
             time.sleep(2.0)
             print(f"  connections: {observer.connections()}", flush=True)
