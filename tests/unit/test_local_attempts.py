@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,8 +20,8 @@ from stoker.engines.attempt import ATTEMPT_TAG, AttemptResult
 from stoker.engines.engine import CannotTellError
 from stoker.engines.identity import WorkerIdentity
 from stoker.engines.local import attempts
-from stoker.engines.local.attempts import find_attempts, is_supervised
-from stoker.engines.local.record import SHIM_NAME, AttemptProcesses, LocalAttemptRecord
+from stoker.engines.local.attempts import LocalAttempt, find_attempts, is_supervised
+from stoker.engines.local.record import SHIM_NAME, AttemptProcesses, LocalAttemptRecord, ResultRecorded, ShimChannel
 from stoker.errors import StokerError
 from stoker.procfs import Identity, boot_id, identify, is_alive
 from stoker.queue.model import Attempt
@@ -249,6 +250,20 @@ def test_supervisor_that_ignores_a_stop_is_killed(
     wait_for(lambda: not is_alive(process))
     assert found.channel is not None
     found.channel.close()
+
+
+def test_supervisor_learns_once_that_its_result_is_recorded_when_the_worker_waits(tmp_path: Path) -> None:
+    """Twice would be taken for the result of its next attempt."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, there:
+        attempt = LocalAttempt(LocalAttemptRecord(tmp_path), attempt_spec_of(), ShimChannel(here))
+        supervisor = ShimChannel(there)
+        attempt.acknowledge()
+        assert supervisor.receive() is None
+        attempt.send_acknowledgement()
+        attempt.send_acknowledgement()
+        assert supervisor.receive() == ResultRecorded()
+        assert supervisor.receive() is None
 
 
 def _state(who: Identity) -> str:

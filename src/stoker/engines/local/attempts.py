@@ -63,6 +63,7 @@ class LocalAttempt(RunningAttempt):
         """When to look again what became of the shim, in monotonic seconds."""
         self.ended_at = math.inf
         """When its result became known, in monotonic seconds."""
+        self._is_unacknowledged = False
         self._backoff = Backoff(_FIRST_PAUSE, _LAST_PAUSE)
         self._stop: StopAttempt | None = None
         self._stopped_at = math.inf
@@ -95,8 +96,13 @@ class LocalAttempt(RunningAttempt):
             self.channel.send(LeaseRenewed(until))
 
     def acknowledge(self) -> None:
-        if self.channel is not None:
+        """Later: what the shim then does would take a core from the job that starts at this moment."""
+        self._is_unacknowledged = True
+
+    def send_acknowledgement(self) -> None:
+        if self._is_unacknowledged and self.channel is not None:
             self.channel.send(ResultRecorded())
+        self._is_unacknowledged = False
 
     def lose_shim(self) -> None:
         """The shim has closed the connection: it is done with the attempt, or was killed."""

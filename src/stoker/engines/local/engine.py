@@ -229,6 +229,7 @@ class LocalEngine:
     # Waiting
 
     def wait_for(self) -> tuple[Iterable[int], float]:
+        self._shims.acknowledge()
         self._shims.replenish()
         due = min(self._machine.due(), self._shims.due())
         if self._shims.attempts:

@@ -377,14 +377,21 @@ class ShimPool:
         if not connection.open:
             attempt.lose_shim()
 
+    def acknowledge(self) -> None:
+        """Tells shims that the queue has their results: they become free."""
+        for attempt in self.attempts.values():
+            attempt.send_acknowledgement()
+
     def close(self) -> None:
         """Shims without an attempt leave; the others go on."""
+        self.acknowledge()
         for channel in (*self._idle, *self._new):
             channel.close()
         self._fork_server.close()
 
     def _await_one(self) -> None:
         """Waits a moment for a shim to come, to get ready, or to be free again."""
+        self.acknowledge()
         returning = {
             one.channel: one
             for one in self._returning(time.monotonic())
