@@ -316,7 +316,8 @@ def test_waiting_jobs_have_their_place_and_start_from_similar_jobs(here: Store, 
     claim(here, runs, ["gpu-box-0"])
     # As if each of them had taken ten minutes.
     here._driver.fetch_text("UPDATE stoker_jobs SET started = ended - 600 WHERE state = 'succeeded'", {})
-    seen = SnapshotBuilder(home).observe(here)
+    builder = SnapshotBuilder(home)
+    seen = builder.observe(here)
     started = here.jobs.get(runs).started or 0.0
     found = [one.why.forecast for one in seen.waiting]
     assert [one.place for one in found if one is not None] == [1, 2, 3]
@@ -329,6 +330,11 @@ def test_waiting_jobs_have_their_place_and_start_from_similar_jobs(here: Store, 
     again = read_detail(here, wait[2], home).why
     assert again.forecast == found[2]
     assert again.reason == "waits for its turn: 3rd in line, starts in about 30 min"
+    # Estimates are kept for some seconds, but not when the line changes.
+    here.jobs.hold([wait[0]])
+    held, *others = builder.observe(here).waiting
+    assert held.why.forecast is None
+    assert [one.why.forecast for one in others] == found[:2]
 
 
 def test_unknown_job_is_refused(here: Store, home: Path) -> None:

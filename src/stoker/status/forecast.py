@@ -44,7 +44,7 @@ _LARGEST_FACTOR: Final = 2.0
 _SAME_SECONDS: Final = 30.0
 # A job that was asked to stop, or is over its limit, ends in a moment.
 _MOMENT: Final = 1.0
-_KEPT_SECONDS: Final = 10.0
+_KEPT_SECONDS: Final = 5.0
 
 Durations = Mapping[str, Sequence[float]]
 """How many seconds similar jobs took, by their pattern."""
@@ -119,6 +119,8 @@ class _Gpu:
 
     def others(self, job: Job) -> list[_Holder]:
         """Who is in the way of this job, if anybody."""
+        if not self.holders:
+            return []
         holders = [one for one in self.holders.values() if job.preemptible or not one.preemptible]
         wanted = _shared(job)
         if wanted is None or self.memory is None or any(one.shared is None for one in holders):
@@ -392,39 +394,46 @@ class WaitingLine(msgspec.Struct, frozen=True):
         return explain(job, around, needs, self.places.get(job.id, last), self.starts.get(job.id))
 
 
-class DurationCache:
-    """What similar jobs took changes slowly, and is read again after some seconds, or when a pattern is new."""
+class Forecaster:
+    """Forecasts for one screen. While the line and what runs stay the same, so do the estimates, for some seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._kept: dict[str, list[float]] = {}
+        self._took: Durations = {}
         self._asked: frozenset[str] = frozenset()
+        self._took_until = -math.inf
+        self._known: tuple[object, WaitingLine] = (None, WaitingLine({}, {}))
         self._until = -math.inf
 
-    def read(self, store: "Store", jobs: Iterable[Job]) -> Durations:
+    def line(
+        self,
+        store: "Store",
+        queued: Sequence[Job],
+        running: Sequence[Job],
+        around: Surroundings,
+        needs: Needs,
+        most: int,
+    ) -> WaitingLine:
+        """From the first `most` queued jobs and the running ones, which were read already."""
+        if not queued:
+            return WaitingLine({}, {})
+        workers = tuple((worker.id, worker.paused) for worker in around.there())
+        ids, runs = tuple(job.id for job in queued), tuple(one.id for one in around.running.values())
+        same = (ids, runs, workers, around.paused)
+        if self._known[0] != same or self._clock() >= self._until:
+            took = self._durations(store, (*running, *queued))
+            starts = estimates(queued, running, around, needs, took, is_whole=len(queued) < most)
+            self._known = same, WaitingLine({name: place for place, name in enumerate(ids)}, starts)
+            self._until = self._clock() + _KEPT_SECONDS
+        return self._known[1]
+
+    def _durations(self, store: "Store", jobs: Iterable[Job]) -> Durations:
         wanted = dict.fromkeys(pattern_of(job.command, job.gpus) for job in jobs)
         patterns = frozenset(list(wanted)[:_MOST_PATTERNS])
-        if self._clock() >= self._until or not patterns <= self._asked:
-            self._kept, self._asked = store.jobs.durations(patterns), patterns
-            self._until = self._clock() + _KEPT_SECONDS
-        return self._kept
-
-
-def line_of(
-    store: "Store",
-    queued: Sequence[Job],
-    running: Sequence[Job],
-    around: Surroundings,
-    needs: Needs,
-    cache: DurationCache,
-    most: int,
-) -> WaitingLine:
-    """From the first `most` queued jobs and the running ones, which were read already."""
-    if not queued:
-        return WaitingLine({}, {})
-    places = {job.id: place for place, job in enumerate(queued)}
-    took = cache.read(store, (*running, *queued))
-    return WaitingLine(places, estimates(queued, running, around, needs, took, is_whole=len(queued) < most))
+        if self._clock() >= self._took_until or not patterns <= self._asked:
+            self._took, self._asked = store.jobs.durations(patterns), patterns
+            self._took_until = self._clock() + _KEPT_SECONDS
+        return self._took
 
 
 def read_line(store: "Store", around: Surroundings, shown: Iterable[str]) -> WaitingLine:
@@ -438,7 +447,7 @@ def read_line(store: "Store", around: Surroundings, shown: Iterable[str]) -> Wai
     queued = store.jobs.in_line(most)
     running = store.jobs.find(states=["running"], limit=_MOST_RUNNING)
     needs = store.jobs.needs_of([job.id for job in queued if job.after or job.after_any])
-    return WaitingLine(places, line_of(store, queued, running, around, needs, DurationCache(), most).starts)
+    return WaitingLine(places, Forecaster().line(store, queued, running, around, needs, most).starts)
 
 
 def reasons_of(store: "Store", jobs: Sequence[Job], around: Surroundings) -> list[Why]:

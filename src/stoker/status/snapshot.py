@@ -16,7 +16,7 @@ from stoker.queue.groups import Group
 from stoker.queue.listing import MOST_QUEUED
 from stoker.queue.model import ENDED, Failure, Job
 from stoker.status import usage as hours
-from stoker.status.forecast import DurationCache, line_of
+from stoker.status.forecast import Forecaster
 from stoker.status.health import RECENT, HealthInputs, assess
 from stoker.status.machines import ClockCorrection, machines_of
 from stoker.status.model import (
@@ -49,7 +49,7 @@ class SnapshotBuilder:
         self._stopped = _Failures("stopped")
         self._hours = ThrottledCache[GpuHours](_HOURS_EVERY)
         self._clock_correction = ClockCorrection()
-        self._durations = DurationCache()
+        self._forecaster = Forecaster()
 
     def observe(self, store: "Store") -> Snapshot:
         around = look_around(store)
@@ -60,7 +60,7 @@ class SnapshotBuilder:
         )
         machines = self._clock_correction.apply(machines, around.now)
         running = self._running(store, running_jobs, around)
-        waiting = _waiting(store, around, running_jobs, self._durations)
+        waiting = _waiting(store, around, running_jobs, self._forecaster)
         since = around.now - RECENT
         failed, failures = self._failed.read(store, since)
         stopped, stops = self._stopped.read(store, since)
@@ -146,13 +146,13 @@ def _stopped_for(store: "Store", jobs: Sequence[Job]) -> dict[str, str]:
 
 
 def _waiting(
-    store: "Store", around: Surroundings, running: Sequence[Job], durations: DurationCache
+    store: "Store", around: Surroundings, running: Sequence[Job], forecaster: Forecaster
 ) -> tuple[WaitingJob, ...]:
     """The first queued and held jobs, in queue order."""
     queued = store.jobs.in_line(MOST_WAITING)
     held = store.jobs.find(states=["held"], order="queue", limit=MOST_WAITING)
     needs = store.jobs.needs_of([job.id for job in queued if job.after or job.after_any])
-    line = line_of(store, queued, running, around, needs, durations, MOST_WAITING)
+    line = forecaster.line(store, queued, running, around, needs, MOST_WAITING)
     first = sorted((*queued, *held), key=lambda job: (-job.priority, job.position, job.submitted, job.id))[
         :MOST_WAITING
     ]
