@@ -97,6 +97,16 @@ def shown_in(page: Page) -> list[list[str]]:
     return sorted(found)
 
 
+def _mark_group(page: Page, site: PageSite, queue: Store) -> None:
+    queue.jobs.submit([JobSpec(command="x", group="night")] * 2)
+    page.goto(site.address)
+    menu = page.get_by_label("More for night")
+    menu.click()
+    page.get_by_role("button", name="Notify me when all of night are done").click()
+    expect(page.locator("#section-groups")).to_contain_text("a message when done")
+    assert queue.groups.get("night").notify == ("done",)
+
+
 def test_browser_is_notified_once_however_many_windows_are_open(browser: Browser, site: PageSite, queue: Store) -> None:
     with screen(browser, "phone") as shown:
         page = shown.page
@@ -113,6 +123,7 @@ def test_browser_is_notified_once_however_many_windows_are_open(browser: Browser
         page.get_by_role("button", name="Notify me").click()
         expect(page.get_by_role("button", name="Do not notify me")).to_be_visible()
         assert queue.jobs.get(jobs[0]).notify == ("end",)
+        _mark_group(page, site, queue)
         end(queue, jobs[0], "succeeded")
         end(queue, jobs[1], "succeeded")
         end(queue, jobs[2])
