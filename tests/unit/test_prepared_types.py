@@ -8,7 +8,7 @@ import pytest
 # msgspec asks for the annotations of a type when it is decoded for the first time.
 _COUNT = """
 import sys
-import stoker.engines.local.engine  # with types that msgspec could not decode
+import stoker.cli.options.selection, stoker.engines.local.engine  # with types that msgspec could not decode
 from stoker.queue import {imported}
 {prepared}
 import msgspec

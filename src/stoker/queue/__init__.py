@@ -121,7 +121,8 @@ def prepare_types() -> None:
         kind = kinds.pop()
         kinds += kind.__subclasses__()
         if kind.__module__.startswith("stoker."):
-            with contextlib.suppress(TypeError):  # some are never decoded
+            # Some are never decoded: they hold what JSON cannot, or types that only the type checker imports.
+            with contextlib.suppress(TypeError, NameError):
                 msgspec.json.Decoder(kind)
 
 
