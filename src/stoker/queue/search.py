@@ -310,8 +310,9 @@ def text_row(job: str, spec: JobSpec) -> dict[str, str]:
 
 # SQL
 
-# How many of the newest jobs are looked at before an index: it would first collect every match of a frequent word.
-_LOOKED_AT: Final = 1000
+# How many of the newest jobs are looked at before an index, which would first collect every match of a frequent word:
+# few at first, since most searches find a page among them.
+_LOOKED_AT: Final = (200, 1000)
 # Up to this many jobs of some states, or of some time, are all looked at, instead of those with a frequent word.
 FEW: Final = 5000
 _ALL: Final = 2**31 - 1
@@ -354,8 +355,9 @@ class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
             yield self._by_submission(columns, filters)
             return
         are_few = bool(self.query.states) and set(self.query.states) <= _FEW_STATES
-        if self.limit is not None and not are_few:
-            yield self._among_first(columns, _LOOKED_AT, filters, grams)
+        for looked_at in () if are_few else _LOOKED_AT:
+            if self.limit is not None and self.limit <= looked_at:
+                yield self._among_first(columns, looked_at, filters, grams)
         if are_few or (self.query.states and self.are_few(self._first_jobs(FEW, [], "1 AS found"))):
             yield self._among_first(columns, _ALL, filters, grams)
         elif narrow and (not grams or self.are_few(f"({narrow}) n")):
@@ -486,5 +488,13 @@ class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
         if not self.query.states and not self._submitted_before():
             part = self._first(limit, "*", "stoker_texts t", self._after_seq("t.seq"), "t.seq")
             return f"({part}) t {self.sql('job_of_text')}"
-        after = [f"j.submitted {self._beyond}= {self.sql('last submitted')}"] if self.is_next else []
+        after = list[str]()
+        if self.is_next and limit == _ALL:
+            after = [f"j.submitted {self._beyond}= {self.sql('last submitted')}"]
+        elif self.is_next:
+            # Each state begins right after the last job, since of many of one moment not all are looked at. If that job
+            # was deleted, none are, and the index finds them.
+            after = [
+                f"(j.submitted, j.position) {self._beyond} ({self.sql('last submitted')}, ({self.sql('last place')}))"
+            ]
         return f"{self._first_jobs(limit, after)} {self.sql('text_of_job')}"

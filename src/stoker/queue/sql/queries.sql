@@ -483,6 +483,9 @@ ORDER BY CASE WHEN j.started IS NULL THEN 1 ELSE 0 END, j.submitted DESC, j.posi
 -- last seq --
 CAST(:tie AS BIGINT)
 
+-- last place --
+SELECT p.position FROM stoker_texts s JOIN stoker_jobs p ON p.id = s.job_id WHERE s.seq = CAST(:tie AS BIGINT)
+
 -- last sorted --
 :sorted
 
