@@ -17,9 +17,22 @@ from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite
 
 PATIENCE = 100.0
-# Long enough for a few looks at steps, and short windows after that.
+# Long enough for a few looks at steps, and short windows after that. On a busy machine training may begin late.
 TRAIN = ("sim", "train", "--step", "40ms", "--hang-after", "120")
-SOON = ("--for", "3s", "--after", "0s", "--stalled-for", "3s", "--every", "250ms", "--grace", "1s")
+SOON = (
+    "--for",
+    "3s",
+    "--after",
+    "0s",
+    "--unused-for",
+    "60s",
+    "--stalled-for",
+    "3s",
+    "--every",
+    "250ms",
+    "--grace",
+    "1s",
+)
 
 
 class Expected(NamedTuple):
