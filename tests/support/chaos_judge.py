@@ -220,6 +220,9 @@ class _Case:
         if self._kinds(attempt).intersection(self._evidence.fatal):
             return True
         begin, end = start[0].time - 1, start[-1].time + 2
+        # Killed, and its files deleted before its supervisor could write that down.
+        if "kill job" in self._kinds(attempt) and self._had(attempt, ("delete attempts", "delete home"), begin, end):
+            return True
         if len({one.rank for one in start}) < self._nodes:
             if self._had(attempt, KEEPS_FROM_STARTING, begin - 1, end):
                 return True
