@@ -152,7 +152,9 @@ case $1 in
   restart)
     set -a; . $(sed -n 's/^EnvironmentFile=//p' $unit); set +a
     setsid $(sed -n 's/^ExecStart=//p' $unit) >STATE/journal 2>&1 </dev/null & echo $! >STATE/main ;;
-  disable) kill $(cat STATE/main) ;;
+  disable)
+    pid=$(cat STATE/main); kill $pid
+    for _ in $(seq 200); do grep -qs '^State:.[^ZX]' /proc/$pid/status || break; sleep 0.05; done ;;
 esac
 """
 LOGINCTL = """#!/bin/sh

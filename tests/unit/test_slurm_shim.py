@@ -91,11 +91,9 @@ def execution(signals: SignalStream, ran_for: float = 0.0) -> SlurmExecution:
 
 def test_job_that_dies_of_the_signal_by_which_slurm_ends_all_its_processes_did_not_end_by_itself() -> None:
     with SignalStream([signal.SIGTERM]) as signals:
-        # A moment after the job: Slurm signals one process after the other.
-        later = threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM))
-        later.start()
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         request = execution(signals).on_exit(STOPPED)
-        later.join()
+        signals.read()
     assert request is not None
     assert request.ending == "machine"
 
@@ -103,10 +101,9 @@ def test_job_that_dies_of_the_signal_by_which_slurm_ends_all_its_processes_did_n
 @pytest.mark.parametrize("code", [0, 1])
 def test_job_that_handles_the_signal_of_slurm_did_not_end_by_itself_whatever_its_code(code: int) -> None:
     with SignalStream([signal.SIGTERM]) as signals:
-        later = threading.Timer(0.02, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM))
-        later.start()
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         request = execution(signals, ran_for=60.0).on_exit(code)
-        later.join()
+        signals.read()
     assert request is not None
     assert request.ending == "machine"
 
@@ -115,12 +112,11 @@ def test_signal_that_has_reached_the_reaper_is_waited_for_also_when_a_short_job_
     with SignalStream([signal.SIGTERM]) as signals, subprocess.Popen(["env", "--block-signal=TERM", "cat"]) as reaper:
         wait_for(lambda: "cat" in Path(f"/proc/{reaper.pid}/comm").read_text(), named="its start")
         reaper.terminate()
-        later = threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM))
-        later.start()
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         found = execution(signals)
         found._reaper = SimpleNamespace(owns=lambda _: False, pid=reaper.pid)  # type: ignore[assignment]
         request = found.on_exit(0)
-        later.join()
+        signals.read()  # what was not taken would end this process
         reaper.kill()
     assert request is not None
     assert request.ending == "machine"
