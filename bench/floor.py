@@ -38,7 +38,7 @@ Claim = Callable[[str, str], str | None]
 
 
 def serve(url: str, count: int, command: list[str]) -> None:
-    """Runs so many jobs, one after the other."""
+    """Runs this number of jobs, one after the other."""
     specs = [msgspec.json.encode({"command": command, "environment": dict(os.environ)}).decode()] * count
     # Before there is a connection.
     shims = [_forked(_shim) for _ in range(2)]

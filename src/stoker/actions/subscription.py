@@ -42,7 +42,7 @@ def parse_subscription(text: str) -> Subscription:
 
 @functools.lru_cache(maxsize=1024)
 def check_url(url: str) -> None:
-    """Raises for a URL that apprise does not know, if apprise is installed here; otherwise whoever sends finds out."""
+    """Raises for a URL that apprise does not know, if apprise is installed here; otherwise the sender finds out."""
     from importlib.util import find_spec
 
     if find_spec("apprise") is None:
