@@ -109,8 +109,9 @@ def test_job_that_handles_the_signal_of_slurm_did_not_end_by_itself_whatever_its
 
 
 def test_signal_that_has_reached_the_reaper_is_waited_for_also_when_a_short_job_ends() -> None:
-    with SignalStream([signal.SIGTERM]) as signals, subprocess.Popen(["env", "--block-signal=TERM", "cat"]) as reaper:
-        wait_for(lambda: "cat" in Path(f"/proc/{reaper.pid}/comm").read_text(), named="its start")
+    blocked = ["env", "--block-signal=TERM", "sleep", "60"]
+    with SignalStream([signal.SIGTERM]) as signals, subprocess.Popen(blocked) as reaper:
+        wait_for(lambda: "sleep" in Path(f"/proc/{reaper.pid}/comm").read_text(), named="its start")
         reaper.terminate()
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         found = execution(signals)
