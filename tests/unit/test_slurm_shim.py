@@ -15,7 +15,9 @@ from stoker.engines.attempt import AttemptResult, lease_clock
 from stoker.engines.execution import STOPPED
 from stoker.engines.slurm import shim
 from stoker.engines.slurm.execution import SlurmExecution
-from stoker.engines.slurm.record import VOID, Owner, SlurmAttemptRecord
+from stoker.engines.slurm.leader import Nodes
+from stoker.engines.slurm.record import VOID, NodeGroup, Owner, SlurmAttemptRecord
+from stoker.engines.slurm.step import SrunStep
 from stoker.runs.processes.signals import SignalStream
 from stoker.runs.record import Status
 from tests.support.waiting import wait_for
@@ -157,3 +159,24 @@ def test_job_has_the_signal_of_slurm_only_if_all_processes_got_it() -> None:
         assert not found.has_signalled_job(signal.SIGUSR1)
         reaper.kill()
     assert not found.has_signalled_job(signal.SIGTERM)
+
+
+def test_leader_may_look_at_the_other_nodes_between_two_runs(record: SlurmAttemptRecord) -> None:
+    """A job that ran out of memory runs again, and requests to stop it are handled in between."""
+    group = NodeGroup(
+        start="this",
+        run=1,
+        names=("node1", "node2"),
+        master_addr="node1",
+        master_port=29500,
+        command=("true",),
+        environment={},
+        slurm={},
+        directory=None,
+    )
+    spec: Any = SimpleNamespace(lease=600.0, plan=SimpleNamespace(grace=1.0))
+    leader: Any = SimpleNamespace()
+    nodes = Nodes(record, spec, group, (), leader)
+    nodes.step = SrunStep(["true"], {"PATH": os.environ["PATH"]})
+    nodes.close()
+    assert nodes.check() is None

@@ -237,6 +237,7 @@ class Nodes:
         self.failure = ""
         """On which node it failed, and how, in words."""
         self.step: SrunStep | None = None
+        self._is_closed = False
 
     @property
     def here(self) -> str:
@@ -308,6 +309,8 @@ class Nodes:
 
     def check(self) -> StopRequest | None:
         """Looks for signs of life and ends. Why the whole job is to be stopped, if it is."""
+        if self._is_closed:
+            return None  # the run is over, and the next has not begun
         self._look()
         if not self._is_ordered:
             self._give_order()
@@ -433,6 +436,7 @@ class Nodes:
         return [f"what ran on {node.name} may still run: it did not answer" for node in left]
 
     def close(self) -> None:
+        self._is_closed = True
         if self.step is not None:
             self.step.messages()
             self.step.close(_STEP_ENDS_WITHIN)
