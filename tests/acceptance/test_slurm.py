@@ -405,8 +405,10 @@ def test_what_the_cluster_cannot_do_is_refused(login: LoginNode) -> None:
             "1h",
         ): "the time limit is missing, or longer than the partition allows",
     }
-    jobs = {login.submit("--gpus", "0", *options, "--", "true"): sentence for options, sentence in refused.items()}
-    login.type("wait", *jobs, code=1)
+    # They would be refused again, so they do not wait for a retry.
+    always = ("--gpus", "0", "--retries", "3", "--backoff", "1h")
+    jobs = {login.submit(*always, *options, "--", "true"): sentence for options, sentence in refused.items()}
+    login.type("wait", "--timeout", "60s", *jobs, code=1)
     for job, sentence in jobs.items():
         assert f"with exit code 125: Slurm refuses the job: {sentence} (" in login.why(job)
     in_slurm = login.cluster.run("squeue", "--noheader", "--states=all", "--format=%j")

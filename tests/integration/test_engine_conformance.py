@@ -232,7 +232,7 @@ def test_attempt_of_unknown_state_is_neither_lost_nor_run_again(engine: EngineSi
     assert worker.stop() == 0
 
 
-# For the local engine: no descriptors to read the environments of processes, or to list a directory.
+# For the local engine: no descriptors to look for processes, or to list a directory.
 _CANNOT_LOOK = """
 import errno
 from stoker.engines.local import attempts
@@ -245,7 +245,7 @@ def cannot_look(really):
         return really(*arguments, **options)
     return looks
 
-for name in ("environments", "has_shim"):
+for name in ("find_orphans", "has_shim"):
     setattr(attempts, name, cannot_look(getattr(attempts, name)))
 
 from stoker.worker.loop import WorkerLoop

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import textwrap
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from stoker.engines.slurm.record import NodeRecord, SlurmAttemptRecord
+from stoker.procfs import identify, is_alive
+from stoker.runs.processes.tree import children
 from tests.support.slurm_cluster import SlurmCluster
 from tests.support.waiting import wait_for
 from tests.support.work_site import PATIENCE, RunningWorker, WorkSite
@@ -191,6 +194,38 @@ def test_death_of_a_supervisor_or_a_node_ends_the_attempt_once_and_leaves_nothin
     assert "got TERM" in nodes.output(crashed)
     nodes.cluster.start_node("node3")
     nodes.end(frozen, "held")
+
+
+def test_what_is_left_of_a_job_without_any_supervising_process_is_killed_by_the_next_job_there(
+    nodes: NodesSite,
+) -> None:
+    here = {"nodes": 1, "slurm": {"sbatch": ["--nodelist=node1"]}}
+    steps = shlex.quote(f"touch stepping; {nodes.site.until('go')}")
+    step = f"srun --overlap sh -c {steps}; echo step ended with $?"
+    orphaned, stepping = nodes.submit(SLEEP, on_loss="hold", **here), nodes.submit(step, **here)
+    nodes.work()
+    nodes.wait_for_output(orphaned, "begun on", 0)
+    slurm_job = nodes.record(orphaned).owner().slurm_job  # type: ignore[union-attr]
+    supervising = [nodes.processes(orphaned, "node1", name)[0] for name in (SHIM, REAPER)]
+    supervising += [
+        pid
+        for pid in nodes.cluster.processes("node1")
+        if f"slurmstepd: [{slurm_job}.batch]" in Path(f"/proc/{pid}/cmdline").read_text()
+    ]
+    assert len(supervising) == 3
+    left = [who for who in map(identify, children(supervising[1])) if who is not None]
+    assert left
+    wait_for((nodes.site.directory / "stepping").exists, named="the step")
+    for how in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in supervising:
+            os.kill(pid, how)
+    nodes.site.wait_until(orphaned, "held")
+    assert all(map(is_alive, left))
+    nodes.site.wait_until(nodes.submit("true", **here), "succeeded")
+    assert not any(map(is_alive, left))
+    nodes.site.create_flag("go")
+    assert nodes.end(stepping)[0] == "succeeded"
+    assert nodes.output(stepping) == "step ended with 0\n", "a step of another job is left alone"
 
 
 def test_preempted_job_saves_its_state_on_all_nodes_and_is_the_same_attempt_later(nodes: NodesSite) -> None:

@@ -88,6 +88,10 @@ def test_requeues_at_the_limit_use_no_retry_and_have_an_end() -> None:
         (("time-limit",), "failed", "time-limit", 124, "queued", 1),
         (("oom",), "lost", "lost", None, "queued", 2),
         (("lost",), "lost", "", None, "queued", 1),
+        (("start",), "failed", "start", 125, "queued", 1),
+        # A cluster would refuse it again.
+        ((), "failed", "refused", 125, "failed", 2),
+        (("start", "exit", "exit:125"), "failed", "refused", 125, "failed", 2),
     ],
 )
 def test_only_the_listed_ends_use_a_retry(

@@ -139,7 +139,7 @@ def test_unreadable_attempts_are_read_again_later(home: WorkerIdentity, monkeypa
         trouble.setattr(LocalAttemptRecord, "attempt_spec", failing(errno.EMFILE))
         assert find_attempts(home, AWAY) == ((), False)
     with monkeypatch.context() as trouble:
-        trouble.setattr(attempts, "environments", failing(errno.EMFILE))
+        trouble.setattr(attempts, "find_orphans", failing(errno.EMFILE))
         assert find_attempts(home, AWAY) == ((), False)
     found = find_attempts(home, AWAY)
     assert (len(found.attempts), found.complete) == (1, True)

@@ -297,6 +297,7 @@ def test_limit_of_submitted_jobs_is_no_refusal_of_the_job(limit: str, sentence: 
             "the partition takes no new jobs, it is drained or inactive",
         ),
         ("Requested reservation not usable now", "the reservation cannot be used now"),
+        ("System submissions disabled", "an administrator has stopped submissions for now"),
     ],
 )
 def test_partition_or_reservation_that_is_closed_is_no_refusal_of_the_job(complaint: str, sentence: str) -> None:

@@ -255,6 +255,6 @@ class Leftovers:
     def _tagged(self) -> list[Identity]:
         return [
             who
-            for who, environment in environments()
+            for who, environment in environments(self._tag)
             if any(variable.startswith(self._tag) for variable in environment) and is_alive(who)
         ]

@@ -576,6 +576,8 @@ def _lost(job: Job, reason: str, times: int) -> Consequence:
 
 def _uses_retry(job: Job, cause: FailureCause, exit_code: int | None) -> bool:
     """Whether a job that failed like this is tried again, if it has retries left."""
+    if cause == "refused":
+        return False
     if not job.retry_on:
         return True
     ends = {cause, "exit", f"exit:{exit_code}"} if cause in {"exit", "oom"} else {cause}

@@ -10,7 +10,8 @@ from stoker.rules.rule import RuleWarning
 
 Outcome = Literal["succeeded", "failed", "cancelled", "preempted", "requeued", "lost"]
 FailureCause = str
-"""By what an attempt failed: `exit`, `oom`, `time-limit`, `start`, `lost`, or the name of a rule."""
+"""By what an attempt failed: `exit`, `oom`, `time-limit`, `start`, `lost`, the name of a rule, or `refused`: a cluster
+would refuse it again, so it is not tried again."""
 Place = Literal["first", "last", "up", "down"]
 Order = Literal["newest", "queue"]
 Side = Literal["before", "after"]

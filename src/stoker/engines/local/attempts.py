@@ -30,7 +30,7 @@ from stoker.procfs import Identity, boot_id, is_gone, stat
 from stoker.queue import Attempt, queue_address
 from stoker.runs.processes.cgroup import Cgroup
 from stoker.runs.processes.reaper_process import REAPER_NAME
-from stoker.runs.processes.tree import descends, environments, find_tagged, has_ancestor_named, kill_all, send
+from stoker.runs.processes.tree import descends, find_orphans, find_tagged, has_ancestor_named, kill_all, send
 from stoker.runs.record import Status
 
 # Between two tries to find out what became of a shim, doubled from try to try.
@@ -271,17 +271,9 @@ def is_supervised(identity: WorkerIdentity, attempt: Attempt) -> bool:
 
 def _kill_orphans(identity: WorkerIdentity) -> None:
     """Kills processes of attempts whose files and supervisors are both gone. Raises OSError."""
-    tag = b"STOKER_RUN_DIR="
-    of_this_home = tag + os.fsencode(identity.directory / "attempts") + b"/"
+    place = str(identity.directory / "attempts")
     kill_all(
-        lambda: [
-            who
-            for who, environment in environments()
-            for variable in environment
-            if variable.startswith(of_this_home)
-            and not _is_recorded(os.fsdecode(variable.removeprefix(tag)))
-            and not _has_supervisor(who)
-        ]
+        lambda: [who for who, directory in find_orphans(place, REAPER_NAME, SHIM_NAME) if not _is_recorded(directory)]
     )
 
 

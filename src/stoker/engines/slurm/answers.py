@@ -354,6 +354,7 @@ TRIES_AGAIN: Final = "temporarily unable to accept job"
 _CLOSED: Final = {
     "Required partition not available": "the partition takes no new jobs, it is drained or inactive",
     "Requested reservation not usable now": "the reservation cannot be used now",
+    "submissions disabled": "an administrator has stopped submissions for now",
 }
 # slurm_strerror in plain English, by a part of it.
 _MEANINGS: Final = {

@@ -377,7 +377,7 @@ class SlurmEngine:
                 slurm_job = answers.submitted_id(command.result())
             except SlurmRefusal as error:
                 if attempt is not None:
-                    attempt.refused(AttemptResult("failed", 125, str(error), "start"))
+                    attempt.refused(AttemptResult("failed", 125, str(error), "refused"))
             except SlurmClosed as error:
                 if attempt is not None:
                     self._closed[attempt.destination] = str(error), time.monotonic() + _FULL_FOR

@@ -33,8 +33,10 @@ from stoker.logs.writer import LogWriter
 from stoker.paths import private_directory
 from stoker.runs.processes.cgroup import NoCgroupError, remove_abandoned
 from stoker.runs.processes.reaper import fork_reaper
+from stoker.runs.processes.reaper_process import REAPER_NAME
 from stoker.runs.processes.signals import FORWARDED, SignalStream
 from stoker.runs.processes.syscalls import set_name
+from stoker.runs.processes.tree import find_orphans, kill_all
 from stoker.runs.run import record_orphan_stop
 from stoker.units import list_all
 
@@ -60,7 +62,7 @@ def run(directory: Path) -> int:
         return _refuse(f"{directory} cannot be written: {error.strerror}")
     if owner is None:
         return _refuse("the attempt has ended, or another Slurm job runs it")
-    parts = _Parts(attempt_spec)
+    parts = _Parts(attempt_spec, directory)
     environment = job_environment(attempt_spec, os.environ)
     if attempt_spec.nodes == 1:
         execution = SlurmExecution(record, attempt_spec, owner, parts.signals, parts.reaper, parts.prober, environment)
@@ -92,7 +94,7 @@ def follow(directory: Path, start: str) -> int:
     if owner is None or owner.start != start or shared.stop_order() is not None:
         return _refuse("the attempt has ended, or another Slurm job runs it")
     attempt_spec = as_follower(attempt_spec, group, rank)
-    parts = _Parts(attempt_spec)
+    parts = _Parts(attempt_spec, directory)
     environment = group.rendezvous(rank).fill_all(job_environment(attempt_spec, os.environ) | group.environment)
     execution = FollowerExecution(
         record,
@@ -110,7 +112,7 @@ def follow(directory: Path, start: str) -> int:
 class _Parts:
     """The processes and descriptors around an execution."""
 
-    def __init__(self, attempt_spec: SlurmAttemptSpec) -> None:
+    def __init__(self, attempt_spec: SlurmAttemptSpec, directory: Path) -> None:
         source = os.environ.get("STOKER_GPUS") or attempt_spec.plan.source
         self.prober = Prober(source, deadline=attempt_spec.plan.deadline, start=forked)
         self.signals = SignalStream(FORWARDED)
@@ -118,6 +120,11 @@ class _Parts:
         # Of jobs whose processes Slurm killed on this node: no worker is here to do that.
         with contextlib.suppress(OSError, NoCgroupError):
             remove_abandoned()
+        # What is left of a job whose slurmstepd was killed together with its shim and reaper: Slurm has given its GPUs
+        # away. Steps and other jobs that a job has started have a slurmstepd too.
+        with contextlib.suppress(OSError):
+            place = str(directory.parent)
+            kill_all(lambda: [who for who, _ in find_orphans(place, SHIM_NAME, REAPER_NAME, "slurmstepd")])
         self.reaper = fork_reaper(
             orphaned=record_orphan_stop,
             helpers=lambda: () if self._execution is None else self._execution.helpers(),
@@ -237,8 +244,11 @@ def _node_names() -> tuple[str, ...]:
 
 
 def job_environment(attempt_spec: SlurmAttemptSpec, here: Mapping[str, str]) -> dict[str, str]:
-    """The job's environment: its own, and what Slurm and the node add."""
-    added = {name: value for name, value in here.items() if name not in attempt_spec.exported}
+    """The job's environment: its own, and what Slurm and the node add.
+
+    SLURM_CONF is what the node says: without it, `srun` in the job may find no cluster.
+    """
+    added = {name: here[name] for name in here if name == "SLURM_CONF" or name not in attempt_spec.exported}
     return attempt_spec.environment | added
 
 

@@ -5,7 +5,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from stoker.procfs import SHORTAGES, Identity, KeptFiles, Stat, identify, parse_stat, pread_proc, retry_shortage, stat
@@ -35,6 +34,8 @@ _NONE: Final[frozenset[int]] = frozenset()
 _MOST_SWEEPS: Final = 100
 # A killed process is visible for some milliseconds.
 _BETWEEN_SWEEPS: Final = 0.01
+# Nearly every environment in one read.
+_ENVIRONMENT: Final = 2**17
 
 
 class ProcessScan(NamedTuple):
@@ -178,7 +179,7 @@ class ProcessTree:
 def find_tagged(name: str, value: str) -> list[Identity]:
     """All processes with this variable in their environment, as far as it may be read. Raises OSError."""
     mark = f"{name}={value}".encode(errors="surrogateescape")
-    return [who for who, environment in environments() if mark in environment]
+    return [who for who, environment in environments(mark) if mark in environment]
 
 
 def kill_all(find: Callable[[], list[Identity]]) -> bool:
@@ -193,16 +194,29 @@ def kill_all(find: Callable[[], list[Identity]]) -> bool:
     return False
 
 
-def environments() -> Iterator[tuple[Identity, list[bytes]]]:
-    """Every process with its environment, as far as that may be read.
+def environments(mark: bytes = b"=") -> Iterator[tuple[Identity, list[bytes]]]:
+    """Every process that has this in its environment, as far as that may be read.
 
     Raises OSError when descriptors or memory are short: finding nothing then proves nothing.
     """
     for name in os.listdir("/proc"):  # noqa: PTH208 - one call
         if name.isdigit():
             environment = _environment(int(name))
-            if environment and (who := identify(int(name))) is not None:
-                yield who, environment
+            if mark in environment and (who := identify(int(name))) is not None:
+                yield who, environment.split(b"\0")
+
+
+def find_orphans(place: str, *supervisors: str) -> Iterator[tuple[Identity, str]]:
+    """The processes of runs that have their records in this directory, if none of their ancestors has such a name.
+
+    Each with the directory of its record. Raises OSError.
+    """
+    tag = b"STOKER_RUN_DIR="
+    here = tag + os.fsencode(place) + b"/"
+    for who, environment in environments(here):
+        for variable in environment:
+            if variable.startswith(here) and not has_ancestor_named(who, *supervisors):
+                yield who, os.fsdecode(variable.removeprefix(tag))
 
 
 def has_ancestor_named(who: Identity, *names: str) -> bool:
@@ -218,11 +232,18 @@ def has_ancestor_named(who: Identity, *names: str) -> bool:
     return False
 
 
-def _environment(pid: int) -> list[bytes]:
+def _environment(pid: int) -> bytes:
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        descriptor = os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            found = b""
+            while piece := os.read(descriptor, _ENVIRONMENT):
+                found += piece
+            return found
+        finally:
+            os.close(descriptor)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return []  # gone, or of another user
+        return b""  # gone, or of another user
 
 
 def _send_by_number(who: Identity, signum: int) -> bool:
