@@ -129,8 +129,8 @@ def test_end_of_a_job_is_not_taken_for_its_time_limit_and_a_short_one_is_not_hel
     with SignalStream([signal.SIGTERM, signal.SIGUSR2]) as signals:
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
         assert execution(signals, ran_for=60.0).on_exit(0) is None
-        assert execution(signals).signalled_within(0) == pytest.approx(0.0, abs=0.01)
-        assert execution(signals, ran_for=86400.0).signalled_within(0) <= 0.1
+        assert execution(signals).signal_delay(0) == pytest.approx(0.0, abs=0.01)
+        assert execution(signals, ran_for=86400.0).signal_delay(0) <= 0.1
 
 
 def test_shim_has_time_to_die_of_the_signal_that_killed_its_job() -> None:
@@ -153,12 +153,12 @@ def test_job_has_the_signal_of_slurm_only_if_all_processes_got_it() -> None:
         found._reaper, found._killed_at = SimpleNamespace(pid=reaper.pid), None
         wait_for(lambda: "sleep" in Path(f"/proc/{reaper.pid}/comm").read_text(), named="its start")
         reaper.terminate()
-        assert not found.has_signalled_job(signal.SIGTERM), "the shim itself got none"
+        assert not found.job_has_signal(signal.SIGTERM), "the shim itself got none"
         found._killed_at = 1.0
-        assert found.has_signalled_job(signal.SIGTERM)
-        assert not found.has_signalled_job(signal.SIGUSR1)
+        assert found.job_has_signal(signal.SIGTERM)
+        assert not found.job_has_signal(signal.SIGUSR1)
         reaper.kill()
-    assert not found.has_signalled_job(signal.SIGTERM)
+    assert not found.job_has_signal(signal.SIGTERM)
 
 
 def test_leader_may_look_at_the_other_nodes_between_two_runs(record: SlurmAttemptRecord) -> None:

@@ -17,18 +17,18 @@ ENGINES: Final = {
 
 
 class EngineOption(NamedTuple):
-    """One option that `stoker work` takes for an engine."""
+    """An option of `stoker work` that belongs to one engine."""
 
     name: str
     """As typed: `--slots-per-gpu`; the engine gets it as `slots_per_gpu`."""
     metavar: str
     help: str
     default: str | None = None
-    """As a person would type it."""
+    """As typed on the command line."""
     parse: Callable[[str], Any] = str
     """Raises BadInputError."""
     bare: str | None = None
-    """The value of the option when it is given without one; None when it needs one."""
+    """The value if the option is given without one; None if a value is required."""
 
 
 def engine_module(name: str) -> "EngineModule":
@@ -39,7 +39,7 @@ def engine_module(name: str) -> "EngineModule":
 
 
 def integer(low: int, high: int) -> Callable[[str], int]:
-    """Parses an integer of this range."""
+    """A parser of integers in this range."""
 
     def parse(text: str) -> int:
         try:

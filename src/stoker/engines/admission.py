@@ -1,4 +1,4 @@
-"""Whether any engine that serves a queue can run a job: asked when jobs are submitted and edited."""
+"""Checks at submission and edit that some engine of the queue can run the job."""
 
 from collections.abc import Iterable, Sequence
 
@@ -21,7 +21,7 @@ def check_jobs(store: Store, jobs: Iterable[JobSpec]) -> None:
 
 
 def check_edits(store: Store, edits: Sequence[tuple[JobSpec, JobSpec]]) -> None:
-    """The same for jobs before and after an edit. One that could not run before may be edited."""
+    """Like `check_jobs`, for pairs of a job before and after an edit. A job that could not run before may be edited."""
     workers, now = (store.workers.all(), store.clock()) if edits else ([], 0.0)
     engines = _engines_of(workers, now)
 
@@ -34,19 +34,19 @@ def check_edits(store: Store, edits: Sequence[tuple[JobSpec, JobSpec]]) -> None:
 
 
 _Engines = Sequence[tuple[str, View | None]]
-"""Names of engines, each with what a live worker reports."""
+"""Engine names, each with the report of a live worker."""
 
 
 def _unknown_place(job: JobSpec, workers: Sequence[Worker]) -> BadInputError | None:
-    """Why a name that the job gives is most likely misspelt: no machine of the queue has it, nor ever had.
+    """Refuses a machine or label that no worker of the queue has ever had: most likely it is misspelt.
 
-    A machine that is away may come back, and where no worker ever was, any may come.
+    An absent machine may come back. A queue without any worker so far accepts every name.
     """
     if not workers or not (job.machine or job.labels or job.exclude_machines):
         return None
     hosts = {worker.host for worker in workers if not worker.view.cluster}
     hosts |= {node.name for worker in workers for node in worker.view.nodes}
-    # Of a large cluster not all nodes are reported.
+    # A large cluster does not report all its nodes.
     if not any(worker.view.cluster and not worker.view.nodes for worker in workers):
         for field, names in (
             ("machine", [job.machine] if job.machine else []),
@@ -73,14 +73,14 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _engines_of(workers: Sequence[Worker], now: float) -> _Engines:
-    """The engines of the live workers; without one, of the settings and of workers that were there before."""
+    """The engines of the live workers; without any, the engine of the settings and those of former workers."""
     if there := [(worker.view.engine, worker.view) for worker in workers if worker.is_there(now)]:
         return sorted(there, key=lambda one: one[0])
     return [(name, None) for name in sorted({load_settings().engine, *(worker.view.engine for worker in workers)})]
 
 
 def _refusal(job: JobSpec, engines: _Engines) -> BadInputError | None:
-    """Why none of the engines can run it; None when one can, or may: an engine that is not installed here."""
+    """Why no engine can run the job; None if one can, or if an engine is unknown here and might."""
     refusals: dict[str, BadInputError] = {}
     for name, view in engines:
         try:

@@ -1,15 +1,15 @@
-"""One attempt at a job, on disk: what an engine runs, and what became of it.
+"""The directory of one attempt: its spec and its result.
 
-An attempt's directory is a run's record with this beside it:
+It holds the record of the run, and:
 
     attempt.json     the attempt spec, written before the job starts
-    delivered.json   the same, once the queue has the outcome and the last of the log
-    output           what the job printed, and `output.1` the older part of it
-    socket           where the local engine's shim listens for a worker
-    fit.json         how its batch size was found, if it was
-    code, code-*     the code that it runs, with --pin or --snapshot, while it runs
-    code.tar.z       the same as an archive, where its machine does not reach the queue
-    snoozed.json     which snooze asked for through the queue was applied last, if any
+    delivered.json   the same file, renamed once the queue has the outcome and the end of the log
+    output           the job's output; `output.1` has the older part
+    socket           the local engine's shim listens here for a worker
+    fit.json         the batch size that was found, and how
+    code, code-*     the job's code with --pin or --snapshot, removed after the run
+    code.tar.z       the same code as an archive, if the machine cannot reach the queue
+    snoozed.json     the last snooze that was applied on request of the queue
 """
 
 import os
@@ -31,21 +31,21 @@ from stoker.runs.plan import Plan
 from stoker.runs.processes.syscalls import boot_clock
 from stoker.runs.record import Record, Status
 
-# In the environment of every process of an attempt: its id, which no other attempt has.
+# Every process of an attempt has its id in this variable.
 ATTEMPT_TAG: Final = "STOKER_ATTEMPT_ID"
 UNDELIVERED: Final = "attempt.json"
 _DELIVERED: Final = "delivered.json"
-# Its code, where its machine does not reach the queue.
+# The code snapshot, if the machine cannot reach the queue.
 ARCHIVE: Final = "code.tar.z"
 _FIT: Final = "fit.json"
 _SNOOZED: Final = "snoozed.json"
-# Everything of a job must be gone before its lease ends: the time the kernel needs to take a large process apart.
+# No process may survive the lease, and the kernel needs time to tear down a large one.
 LONGEST_MARGIN: Final = 15.0
 MARGIN_SHARE: Final = 0.1
 
-# The code of a process that was killed by SIGKILL: where the kernel does that for lack of memory, too.
+# The exit code after SIGKILL, which the kernel's OOM killer sends too.
 _KILLED: Final = 128 + signal.SIGKILL
-# The error that ends a program is in its last lines.
+# A program prints its fatal error last.
 _LAST_OUTPUT: Final = 64 * 1024
 
 TIME_LIMIT: Final[FailureCause] = "time-limit"
@@ -56,59 +56,59 @@ _NO_FAILURES: Final[Mapping[str, Outcome]] = {
     "not started": "requeued",
 }
 StopCause: TypeAlias = Literal["cancelled", "preempted", "lease"]
-"""Why a worker stops an attempt; `lease`: the queue has given it up, and another worker may run the job."""
+"""Why a worker stops an attempt; `lease`: it lost the lease, and another worker may run the job."""
 
 
 class BatchSizeFit(msgspec.Struct, frozen=True, kw_only=True):
-    """How the batch size of a job is found; part of its attempt spec."""
+    """How to find the batch size of a job; part of its attempt spec."""
 
     spec: FitSpec
     command: Command
-    """As the job has it, with or without placeholders for the size and the id."""
+    """The job's command, possibly with placeholders for size and id."""
     job: str
     number: int
-    """Of the attempt: its probes have other ids than those of other attempts."""
+    """The attempt's number, which keeps the ids of its probes unique."""
     most_memory: int | None = None
-    """Bytes that it may use on each GPU that it shares."""
+    """The limit in bytes on each shared GPU."""
 
 
 class AttemptSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What is needed to run one attempt to its end without a worker. Engines add what they need to find it again."""
+    """Everything a supervisor needs to run an attempt without a worker. Engines add what identifies it later."""
 
     attempt: str
     job: str
     number: int
     queue: str
-    """The address of the queue, valid in any directory and environment."""
+    """The queue's address, valid in any directory and environment."""
     plan: Plan
     environment: dict[str, str]
-    """What differs from the worker's own environment."""
+    """Variables that differ from the worker's environment."""
     without: tuple[str, ...] = ()
-    """Variables that the worker has and the job does not."""
+    """Variables of the worker that the job does not inherit."""
     gpus: tuple[str, ...] = ()
     lease: float
     lease_until: float
     """On `lease_clock()`."""
     log_limit: int
     fitting: BatchSizeFit | None = None
-    """How its batch size is found before it starts."""
+    """Set if the batch size is found before the job starts."""
     commit: str | None = None
-    """Run a worktree of this commit instead of the directory as it is."""
+    """The job runs in a worktree of this commit."""
     code: CodeSnapshot | None = None
-    """Run this code, which the queue has."""
+    """The job runs this code, stored in the queue."""
     started: float
     """Seconds since the epoch."""
     requeue_at_limit: bool = False
-    """Whether it goes back to the queue when its time is over."""
+    """The job is requeued at its time limit."""
 
     @property
     def stop_before_end(self) -> float:
-        """How long before the end of the lease a job must be asked to end, so that nothing of it is left then."""
+        """Seconds before the end of the lease at which the job gets SIGTERM, so that none of it outlives the lease."""
         return self.plan.grace + self.margin
 
     @property
     def margin(self) -> float:
-        """How long before the end of the lease a job is killed that did not end when it was asked to."""
+        """Seconds before the end of the lease at which the job gets SIGKILL."""
         return min(LONGEST_MARGIN, self.lease * MARGIN_SHARE)
 
 
@@ -119,14 +119,14 @@ class AttemptResult(msgspec.Struct, frozen=True, tag="result"):
     exit_code: int | None
     reason: str
     cause: FailureCause = ""
-    """By what it failed, for `--retry-on`; empty when it did not."""
+    """The cause of a failure, for `--retry-on`; empty otherwise."""
 
 
 class AppliedSnooze(msgspec.Struct, frozen=True):
-    """The snooze from the queue that was applied last: the next worker must not apply it again."""
+    """The last snooze taken from the queue: the next worker must not apply it again."""
 
     until: float
-    """As the database gave it; 0 when a snooze was ended."""
+    """The queue's value; 0 ended a snooze."""
     by: str
 
 
@@ -138,26 +138,26 @@ class AttemptRecord(Record):
         return self.directory / "output"
 
     def write_attempt(self, attempt_spec: AttemptSpec) -> bytes:
-        """Returns what is written. Raises OSError."""
+        """Writes the spec and returns the bytes. Raises OSError."""
         content = msgspec.json.encode(attempt_spec)
-        # Private: the address of the queue may hold a password.
+        # Private: the queue's address may contain a password.
         write_atomically(f"{self.directory}/{UNDELIVERED}", content)
         return content
 
     def has_attempt(self) -> bool:
-        """Whether there is an attempt whose outcome was not delivered, readable or not."""
+        """True if the directory has an undelivered attempt, readable or not."""
         return (self.directory / UNDELIVERED).exists()
 
     def delivered(self) -> None:
-        """The queue has everything of this attempt."""
+        """Marks the attempt as delivered: the queue has everything."""
         try:
             (self.directory / UNDELIVERED).replace(self.directory / _DELIVERED)
             (self.directory / ARCHIVE).unlink(missing_ok=True)
         except OSError:
-            return  # another process did it, or the disk is gone: then it is delivered again, and refused
+            return  # another process did it, or the disk failed: a second delivery is refused
 
     def checked_status(self) -> Status:
-        """Like `status`, but raises OSError when it is there and cannot be read."""
+        """Like `status`, but raises OSError if the file exists and cannot be read."""
         try:
             os.close(os.open(self.directory / "status.json", os.O_RDONLY | os.O_CLOEXEC))
         except (FileNotFoundError, NotADirectoryError):
@@ -169,7 +169,7 @@ class AttemptRecord(Record):
         self._replace(_FIT, fitted)
 
     def fit(self) -> Fitted | None:
-        """None until a size is found."""
+        """The batch size that was found; None until then."""
         try:
             return msgspec.json.decode((self.directory / _FIT).read_bytes(), type=Fitted)
         except (OSError, ValueError):
@@ -190,26 +190,25 @@ class AttemptRecord(Record):
 
 
 def lease_clock() -> float:
-    """The clock of leases, which goes on while the machine sleeps."""
+    """The clock of leases. It keeps running while the machine is suspended."""
     return boot_clock()
 
 
 CANCELLED: Final = "It was cancelled."
-"""Why a job is stopped that somebody has cancelled."""
+"""The reason of a cancelled run."""
 
 
 def why_stopped(reason: str) -> str:
-    """The reason of an outcome, which is not repeated in it."""
+    """The reason, or nothing where the outcome already says it."""
     return "" if reason.rstrip(".") == CANCELLED.rstrip(".") else reason
 
 
 def result_of(
     status: Status, requeue_at_limit: bool = False, output: Path | None = None, kills: int = 0
 ) -> AttemptResult:
-    """The result of an attempt, from the last status that its supervisor wrote.
+    """The result of an attempt, derived from the last status of its supervisor.
 
-    `output`: what it printed; `kills`: processes of this machine that the kernel has killed for lack of memory while it
-    ran.
+    `output`: the job's log; `kills`: the number of OOM kills on this machine during the run.
     """
     reason = status.reason.rstrip(".")
     kind = "rule" if status.rule else status.ending or ""
@@ -231,14 +230,14 @@ def _out_of_time(status: Status, reason: str) -> AttemptResult:
 
 
 def _at_limit(status: Status, reason: str) -> AttemptResult:
-    """Back to the queue, unless it was watched and showed no sign of progress, not even output: it would never end."""
+    """Requeues the job, unless it was watched and made no progress at all: it would never end."""
     if status.progress is not None and status.progress.trust == "none":
         return _out_of_time(status, f"{reason}, and it made no progress: it is not requeued")
     return AttemptResult("requeued", None, reason, TIME_LIMIT)
 
 
 def _failure(code: int | None, output: Path | None, kills: int) -> tuple[str, FailureCause]:
-    """Why it died, in words and as a cause."""
+    """The reason and the cause of a failure."""
     if code == _KILLED and kills:
         return "it was killed for lack of RAM", "oom"
     if output is not None and is_out_of_memory(read_tail(output, _LAST_OUTPUT), code) is not None:
@@ -247,7 +246,7 @@ def _failure(code: int | None, output: Path | None, kills: int) -> tuple[str, Fa
 
 
 def _death(code: int | None) -> str:
-    """By which signal it died; other exit codes only the command can explain."""
+    """The signal that killed the command, if one did."""
     try:
         return f"it died of {signal.Signals((code or 0) - 128).name}"
     except ValueError:

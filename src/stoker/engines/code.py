@@ -1,7 +1,7 @@
-"""The code of an attempt on the machine that runs it: brought from the queue, unpacked for the job, removed after it.
+"""Code snapshots on the machine that runs the job: fetched from the queue, unpacked, removed after the run.
 
-A machine keeps the archives that it used last, so that the jobs of a sweep bring theirs once. The database may be slow
-or away, and a disk too: all happens in a process beside the supervisor, which goes on watching its lease and signals.
+Each machine caches its most recent archives, so that the jobs of a sweep fetch theirs once. Database and disk may hang,
+so a separate process does the work while the supervisor keeps watching its lease and signals.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ from stoker.queue.code.archive import CodeSnapshot, Unpacker, unpack
 if TYPE_CHECKING:
     from stoker.queue.store import Store
 
-# Of the archives that a machine keeps: those of as many experiments are in the queue at a time.
+# The cache covers about as many experiments as a queue holds at a time.
 _MOST_KEPT: Final = 16
 _KEPT_FOR: Final = 7 * 86400.0
 _BLOCK: Final = 2**20
-# How often the supervisor looks at its signals and its lease meanwhile.
+# How often the supervisor checks its signals and its lease.
 _CHECK_EVERY: Final = 0.1
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 10.0
@@ -41,18 +41,18 @@ FETCH_SECONDS: Final = 600.0
 
 
 class _Failure(msgspec.Struct, frozen=True):
-    """What went wrong in the other process."""
+    """An error in the separate process."""
 
     message: str
     number: int | None = None
-    """Of an error of the machine, such as a full disk."""
+    """The errno of a machine error, such as a full disk."""
 
 
 def unpack_code(code: CodeSnapshot, queue: str | None, attempt: Path, to: Path, check: Callable[[], None]) -> str:
-    """Unpacks the code at `to`; the job's directory in it. Raises StokerError, and OSError for what is the machine's.
+    """Unpacks the code at `to` and returns the job's directory in it.
 
-    `queue`: None where it is out of reach, and the archive is in the directory of the attempt. `check` is called
-    repeatedly, and raises to give up.
+    `queue`: None if this machine cannot reach it; the archive is then in the attempt's directory. `check` is called
+    repeatedly, and raises to abort. Raises StokerError, and OSError if the machine is at fault.
     """
 
     def work() -> None:
@@ -62,68 +62,69 @@ def unpack_code(code: CodeSnapshot, queue: str | None, attempt: Path, to: Path, 
             try:
                 unpack(Unpacker(code.digest, _blocks(archive)), to)
             except StokerError:
-                _kept(home, code.digest).unlink(missing_ok=True)  # a disk has damaged it: the next attempt brings it
+                # The cached archive is damaged: the next attempt fetches it again.
+                _cached(home, code.digest).unlink(missing_ok=True)
                 raise
 
     try:
-        _beside(work, check)
+        _in_process(work, check)
     except BaseException:
         remove_tree(to, ignore_errors=True)
         raise
     return str(to / code.directory)
 
 
-def _kept(home: Path, digest: str) -> Path:
+def _cached(home: Path, digest: str) -> Path:
     return home / "snapshots" / digest
 
 
 def fetch(queue: str, home: Path, digest: str, gives_up_at: float = math.inf) -> IO[bytes]:
-    """The archive, compressed, from this machine or else from the queue, which is waited for.
+    """Opens the compressed archive from the cache, or fetches it from the queue, retrying while the queue is away.
 
-    Raises StokerError when the queue does not have it, and OSError.
+    Raises StokerError if the queue does not have it, and OSError.
     """
-    kept = _kept(home, digest)
+    cached = _cached(home, digest)
     with contextlib.suppress(FileNotFoundError):
-        os.utime(kept)
-        return kept.open("rb")
-    private_directory(kept.parent)
+        os.utime(cached)
+        return cached.open("rb")
+    private_directory(cached.parent)
     backoff, parent = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), os.getppid()
     while True:
         try:
             with open_queue(queue) as store:
-                return _brought(store, digest, kept)
+                return _download(store, digest, cached)
         except QueueAwayError:
-            # Nobody waits for it when the supervisor was killed.
+            # A new parent means that the supervisor was killed.
             if time.monotonic() >= gives_up_at or os.getppid() != parent:
                 raise
             time.sleep(backoff.next())
 
 
-def _brought(store: "Store", digest: str, kept: Path) -> IO[bytes]:
-    """Writes it beside its place and checks it there: other processes may bring the same."""
-    partial = kept.with_name(f".{digest}-{os.getpid()}")
+def _download(store: "Store", digest: str, cached: Path) -> IO[bytes]:
+    """Writes and checks a temporary file first: other processes may fetch the same archive."""
+    partial = cached.with_name(f".{digest}-{os.getpid()}")
     try:
         with private_file(partial) as file:
-            Unpacker(digest, _copied(store.blobs.chunks(digest), file)).finish()
-        partial.replace(kept)
+            Unpacker(digest, _copy_to(file, store.blobs.chunks(digest))).finish()
+        partial.replace(cached)
     finally:
         partial.unlink(missing_ok=True)
-    archive = kept.open("rb")
-    tidy_archives(kept.parent.parent)
+    archive = cached.open("rb")
+    tidy_archives(cached.parent.parent)
     return archive
 
 
 def tidy_archives(home: Path) -> None:
-    """Removes those that are too many or were not used for long, and what a process left that was killed."""
+    """Removes surplus and stale archives, and partial files of killed processes."""
     with contextlib.suppress(OSError):
         with os.scandir(home / "snapshots") as entries:
-            found = sorted(((entry.stat().st_mtime, entry.path) for entry in entries), reverse=True)
-        for place, (used, path) in enumerate(found):
-            if place >= _MOST_KEPT or used < time.time() - _KEPT_FOR:
+            newest_first = sorted(((entry.stat().st_mtime, entry.path) for entry in entries), reverse=True)
+        for index, (used, path) in enumerate(newest_first):
+            if index >= _MOST_KEPT or used < time.time() - _KEPT_FOR:
                 os.unlink(path)  # noqa: PTH108 - a path as text
 
 
-def _copied(chunks: Iterator[bytes], file: IO[bytes]) -> Iterator[bytes]:
+def _copy_to(file: IO[bytes], chunks: Iterator[bytes]) -> Iterator[bytes]:
     for data in chunks:
         file.write(data)
         yield data
@@ -135,22 +136,22 @@ def _blocks(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def with_code(environment: dict[str, str], code: CodeSnapshot, at: Path) -> dict[str, str]:
-    """The job's environment, where PYTHONPATH names the snapshot instead of the repository that it was made of."""
-    places = environment.get("PYTHONPATH")
-    if not places or not code.root:
+    """The job's environment with PYTHONPATH pointing into the snapshot instead of its repository."""
+    paths = environment.get("PYTHONPATH")
+    if not paths or not code.root:
         return environment
     moved = [
-        str(at) + place.removeprefix(code.root) if place == code.root or place.startswith(f"{code.root}/") else place
-        for place in places.split(os.pathsep)
+        str(at) + path.removeprefix(code.root) if path == code.root or path.startswith(f"{code.root}/") else path
+        for path in paths.split(os.pathsep)
     ]
     return environment | {"PYTHONPATH": os.pathsep.join(moved)}
 
 
-# The other process
+# The separate process
 
 
-def _beside(work: Callable[[], None], check: Callable[[], None]) -> None:
-    """Does it in a forked process, with `check` ten times a second. Raises what went wrong there."""
+def _in_process(work: Callable[[], None], check: Callable[[], None]) -> None:
+    """Runs `work` in a forked process and calls `check` ten times a second. Raises the error of `work`."""
     answers, sender = os.pipe()
     try:
         pid = os.fork()
@@ -182,11 +183,11 @@ def _beside(work: Callable[[], None], check: Callable[[], None]) -> None:
 
 
 def _work(work: Callable[[], None], sender: int) -> NoReturn:
-    """The forked process."""
+    """The body of the forked process."""
     failure: _Failure | None = None
     try:
         os.setsid()
-        # A worker at the other end of the supervisor's connections must see the supervisor's death.
+        # The worker sees the supervisor's death by its connections, so no other process may hold them.
         close_inherited_descriptors([sender])
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -196,7 +197,7 @@ def _work(work: Callable[[], None], sender: int) -> NoReturn:
         failure = _Failure(str(error))
     except OSError as error:
         failure = _Failure(error.strerror or type(error).__name__, error.errno or 0)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it must not go on as the supervisor
+    except BaseException as error:  # noqa: BLE001 - the fork must not continue as the supervisor
         failure = _Failure(f"internal error: {type(error).__name__}: {error}")
     try:
         os.write(sender, msgspec.msgpack.encode(failure))
@@ -204,13 +205,13 @@ def _work(work: Callable[[], None], sender: int) -> NoReturn:
         os._exit(0)
 
 
-# For a cluster whose nodes do not reach the queue: the worker brings the archive to where they see it
+# For a cluster whose nodes cannot reach the queue: the worker fetches the archive to the shared directory
 
 
 def fetch_command(queue: str, attempt: Path, code: CodeSnapshot) -> tuple[list[str], dict[str, str]]:
-    """A command that brings the archive into the directory of an attempt, with its environment.
+    """The command that fetches the archive into an attempt's directory, and its environment.
 
-    It fails when trying again may help. What cannot be helped it prints.
+    It exits with an error if a retry may help. It prints permanent errors.
     """
     command = [sys.executable, "-m", "stoker.engines.code", str(attempt), code.digest]
     return command, {**os.environ, "STOKER_QUEUE": queue}
@@ -221,8 +222,8 @@ def main(attempt: str, digest: str) -> int:
     try:
         gives_up_at = time.monotonic() + FETCH_SECONDS / 2
         fetch(os.environ["STOKER_QUEUE"], directory.parent.parent, digest, gives_up_at).close()
-        # The same file, however many attempts run from it.
-        os.link(_kept(directory.parent.parent, digest), directory / ARCHIVE)
+        # A hard link: all attempts share one file.
+        os.link(_cached(directory.parent.parent, digest), directory / ARCHIVE)
     except (QueueAwayError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -1,4 +1,4 @@
-"""What an attempt leaves on disk, brought to the queue: its result, the end of its log, the link in it, its details."""
+"""Delivery of an attempt to the queue: its result, the end of its log, the link in the log, its details."""
 
 import contextlib
 import os
@@ -19,30 +19,30 @@ from stoker.queue import QueueAwayError, Store, open_queue
 from stoker.queue.driver import CollisionError
 from stoker.queue.model import LONGEST_REPORT, AttemptDetails
 
-# What the queue keeps of a log; the whole is in the file on the machine that ran it.
+# The queue keeps this much of a log; the machine that ran the job has all of it.
 TAIL: Final = 64 * 1024
-# While the job runs: written every few seconds, for every job of every machine. A job that prints more in between gets
-# the longer tail, so that readers who follow it find where to go on.
+# Every worker writes this every few seconds for each running job. A job that prints more in between gets the longer
+# tail, so that followers find the point where they stopped.
 RUNNING_TAIL: Final = 16 * 1024
-# A training prints its link at the start. Beyond this it is not searched for.
+# A training prints its link at the start; the search ends here.
 _LINK_WITHIN: Final = 16 * 2**20
 _BLOCK: Final = 256 * 1024
-# Much longer than one of the kernel's clock. On a file server the clock may be another one.
+# Much longer than a tick of the kernel's clock. A file server may have a different clock.
 _TICK: Final = 2.0
 _CUT: Final = "\n\n… (the rest is on the machine that ran it)\n"
 
-# As much of an unfinished line is kept.
+# The limit for an unfinished line.
 _LONGEST_LINK: Final = 4096
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-# Up to what cannot be part of a link, which must have come: otherwise the rest of the link may come later.
+# The character after the link must have arrived, or the link may continue in the next chunk.
 _LINK: Final = re.compile(r"https?://[^\s\x00-\x20\x7f\"'<>`]+(?=[\s\x00-\x20\x7f\"'<>`])")
 _WANDB: Final = re.compile(r"https://wandb\.ai/\S+/runs/\S")
 _VIEW_RUN: Final = re.compile(r"view run\b", re.IGNORECASE)
 
 
 class LogTail:
-    """Keeps the queue's copy of the end of one attempt's log up to date, with the link in it and the fit."""
+    """Keeps one attempt's log tail, link and fit in the queue up to date."""
 
     def __init__(self, record: AttemptRecord, attempt_spec: AttemptSpec) -> None:
         self._record = record
@@ -56,30 +56,30 @@ class LogTail:
         self._link_written = False
         self._seen: tuple[int, int] | None = None
         self._settled: tuple[int, int, int] | None = None
-        """Of a file that had not changed for a moment when it was delivered: inode, size and time of change."""
+        """Inode, size and mtime of a delivered file that had not changed for a moment."""
         self._end = ""
-        """The end of the last delivery, which a progress bar may have rewritten since."""
+        """The tail delivered last, which a progress bar may have rewritten since."""
 
     def deliver(self, store: Store) -> None:
-        """Writes what is new since the last time."""
+        """Writes what has changed since the last call."""
         if self._awaits_fit:
             self._awaits_fit = not write_fit(store, self._record, self.attempt)
         try:
-            found = os.stat(self._output)  # noqa: PTH116 - for every job, every few seconds
+            stat = os.stat(self._output)  # noqa: PTH116 - for every job, every few seconds
         except OSError:
             return
-        stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
+        stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
         if stamp == self._settled:
             return
-        # A file that is written to twice within a tick of the kernel's clock shows one time for both.
-        settled = stamp if abs(time.time() - found.st_mtime) > _TICK else None
-        # A progress bar is rewritten in place, and often keeps its length.
+        # Two writes within a tick of the kernel's clock have the same mtime.
+        settled = stamp if abs(time.time() - stat.st_mtime) > _TICK else None
+        # A progress bar is rewritten in place, often with the same length.
         end = read_tail(self._output, min(RUNNING_TAIL, self._limit))
-        if self._seen == (seen := (found.st_ino, found.st_size)) and end == self._end:
+        if self._seen == (seen := (stat.st_ino, stat.st_size)) and end == self._end:
             self._settled = settled
             return
-        file, delivered = self._seen or (found.st_ino, 0)
-        overlaps = file == found.st_ino and found.st_size - delivered <= RUNNING_TAIL // 2
+        inode, delivered = self._seen or (stat.st_ino, 0)
+        overlaps = inode == stat.st_ino and stat.st_size - delivered <= RUNNING_TAIL // 2
         self._deliver(store, RUNNING_TAIL if overlaps else TAIL)
         self._seen, self._end, self._settled = seen, end, settled
 
@@ -88,17 +88,17 @@ class LogTail:
 
     def _deliver(self, store: Store, most: int) -> None:
         if text := self.read(most):
-            # The job may be removed by `stoker clean` at the same moment.
+            # `stoker clean` may remove the job at this moment.
             with contextlib.suppress(CollisionError):
                 store.logs.write(self.attempt, text)
         self.write_link(store)
 
     def read(self, most: int) -> str:
-        """The end of the log, at most this many bytes."""
+        """The last bytes of the log, at most this many."""
         return read_tail(self._output, min(most, self._limit))
 
     def write_link(self, store: Store) -> None:
-        """Once there is one."""
+        """Writes the link once it is found."""
         self._find_link()
         if self._link is not None and not self._link_written:
             store.jobs.set_link(self.attempt, self._link)
@@ -107,7 +107,7 @@ class LogTail:
     def _find_link(self) -> None:
         older = self._output.with_name("output.1")
         while self._link is None and self._searched < _LINK_WITHIN:
-            # After a rotation the file that was being searched is the older one.
+            # A rotation renames the file under search.
             block = _block(older if older.exists() else self._output, self._searched)
             if not block:
                 return
@@ -116,14 +116,14 @@ class LogTail:
 
 
 def deliver_last_logs(store: Store, tails: Sequence[LogTail]) -> None:
-    """Writes the ends of the logs of attempts that are over, in one transaction."""
+    """Writes the log tails of ended attempts in one transaction."""
     store.logs.write_last({tail.attempt: tail.read(TAIL) for tail in tails})
     for tail in tails:
         tail.write_link(store)
 
 
 def details_of(record: AttemptRecord) -> AttemptDetails | None:
-    """The details of an attempt that has ended; None when there are none."""
+    """The details of an ended attempt; None if there are none."""
     status, fit, body = record.status(), _fit(record), b""
     with contextlib.suppress(OSError):
         body = record.report.read_bytes()
@@ -137,13 +137,13 @@ def details_of(record: AttemptRecord) -> AttemptDetails | None:
 
 
 def write_details(store: Store, record: AttemptRecord, attempt: str) -> None:
-    """Writes the details of an attempt whose outcome the queue has."""
+    """Writes the details of an attempt after its outcome."""
     if (details := details_of(record)) is not None:
         _write(store, attempt, details)
 
 
 def write_fit(store: Store, record: AttemptRecord, attempt: str) -> bool:
-    """Writes how the batch size of a running attempt was found; False until it is."""
+    """Writes the fit of a running attempt; False until there is one."""
     fit = _fit(record)
     if fit:
         _write(store, attempt, AttemptDetails(fit=fit))
@@ -151,7 +151,7 @@ def write_fit(store: Store, record: AttemptRecord, attempt: str) -> bool:
 
 
 def _write(store: Store, attempt: str, details: AttemptDetails) -> None:
-    """Raises QueueAwayError, to be tried again; what the queue refuses stays on the machine that ran the attempt."""
+    """Raises QueueAwayError for a retry. Details that the queue refuses stay on the machine that ran the attempt."""
     try:
         store.attempts.write_details(attempt, details)
     except QueueAwayError:
@@ -174,20 +174,20 @@ def _block(path: Path, offset: int) -> bytes:
         return b""
 
 
-# Delivery without a worker: in a forked process, since the database may be slow, away or behind a dead network. The
-# supervisor goes on watching its job, its signals and its clock.
+# Delivery without a worker runs in a forked process: the database may hang, and the supervisor must keep watching its
+# job, its signals and its clock.
 
-# Longer than the database's own timeouts together; a process that hangs on a dead network disk is not waited for.
+# Longer than all database timeouts together; a process that hangs on a dead network disk is killed.
 PATIENCE: Final = 60.0
-# With a short lease there must be time for another try; a busy machine needs this much for one.
+# A short lease must leave time for a second try; one try takes this long on a busy machine.
 _SHORTEST_PATIENCE: Final = 5.0
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What came back; `problem` when the queue could not be asked."""
+    """The answer of the queue, or the `problem` of reaching it."""
 
     alive: bool = False
-    """Whether the attempt still had no outcome."""
+    """The attempt had no outcome before."""
     cancel: bool = False
     problem: str | None = None
 
@@ -196,7 +196,7 @@ class DetachedDelivery:
     """One delivery under way."""
 
     def __init__(self, record: AttemptRecord, attempt_spec: AttemptSpec, result: AttemptResult | None) -> None:
-        """Delivers the result, or renews the lease while there is none. Raises OSError when it cannot fork now."""
+        """Delivers the result, or renews the lease without one. Raises OSError if it cannot fork."""
         self.brings_outcome = result is not None
         self.begun = lease_clock()
         answers, sender = os.pipe()
@@ -216,7 +216,7 @@ class DetachedDelivery:
         return self._answers
 
     def due(self) -> float:
-        """When it is given up, in monotonic seconds."""
+        """The deadline in monotonic seconds."""
         return self._ends
 
     def give_up(self) -> Answer:
@@ -224,7 +224,7 @@ class DetachedDelivery:
         return self.answer()
 
     def answer(self) -> Answer:
-        """To be called when `fileno()` is readable."""
+        """The answer. Call it when `fileno()` is readable."""
         body = bytearray()
         while part := os.read(self._answers, 65536):
             body += part
@@ -237,10 +237,10 @@ class DetachedDelivery:
 
 
 def _run(record: AttemptRecord, attempt_spec: AttemptSpec, result: AttemptResult | None, sender: int) -> None:
-    """The forked process: never returns."""
+    """The body of the forked process; never returns."""
     try:
         os.setsid()
-        # A worker at the other end of the shim's connections must see the shim's death.
+        # The worker sees the shim's death by its connections, so no other process may hold them.
         close_inherited_descriptors([sender])
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -249,7 +249,7 @@ def _run(record: AttemptRecord, attempt_spec: AttemptSpec, result: AttemptResult
             answer = _renew(store, attempt_spec) if result is None else _deliver(store, record, attempt_spec, result)
     except StokerError as error:
         answer = Answer(problem=str(error))
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it must not go on as the shim
+    except BaseException as error:  # noqa: BLE001 - the fork must not continue as the shim
         answer = Answer(problem=f"internal error: {type(error).__name__}: {error}")
     try:
         os.write(sender, msgspec.msgpack.encode(answer))
@@ -258,13 +258,13 @@ def _run(record: AttemptRecord, attempt_spec: AttemptSpec, result: AttemptResult
 
 
 def _renew(store: Store, attempt_spec: AttemptSpec) -> Answer:
-    found = store.attempts.renew([attempt_spec.attempt], attempt_spec.lease)
-    return Answer(alive=attempt_spec.attempt in found, cancel=found.get(attempt_spec.attempt, False))
+    renewed = store.attempts.renew([attempt_spec.attempt], attempt_spec.lease)
+    return Answer(alive=attempt_spec.attempt in renewed, cancel=renewed.get(attempt_spec.attempt, False))
 
 
 def _deliver(store: Store, record: AttemptRecord, attempt_spec: AttemptSpec, result: AttemptResult) -> Answer:
-    """Writes everything of an attempt that has ended."""
-    # People who wait for the outcome read the log next.
+    """Writes log, outcome and details of an ended attempt."""
+    # The log comes first: people who wait for the outcome read it next.
     LogTail(record, attempt_spec).deliver_last(store)
     accepted = store.attempts.finish(
         attempt_spec.attempt, result.outcome, result.exit_code, result.reason, result.cause
@@ -275,21 +275,21 @@ def _deliver(store: Store, record: AttemptRecord, attempt_spec: AttemptSpec, res
 
 
 class Links:
-    """Finds the page of a run in what the job prints: the first link to Weights & Biases, or beside "View run"."""
+    """Finds the run's page in the job's output: the first link to a Weights & Biases run, or after "View run"."""
 
     def __init__(self) -> None:
         self._unfinished = ""
-        self._found: str | None = None
+        self._link: str | None = None
 
     def feed(self, text: str) -> str | None:
-        """The link, as soon as it is complete; what is found first stays. Lines may come in pieces."""
-        if self._found is None:
+        """The first link, once it is complete. Lines may arrive in pieces."""
+        if self._link is None:
             lines = (self._unfinished + text).split("\n")
             self._unfinished = lines.pop()[-_LONGEST_LINK:]
-            # The end of a line ends a link.
+            # A newline ends a link.
             candidates = [*(f"{line}\n" for line in lines if "http" in line), self._unfinished]
-            self._found = next(filter(None, map(_link_in, candidates)), None)
-        return self._found
+            self._link = next(filter(None, map(_link_in, candidates)), None)
+        return self._link
 
 
 def _link_in(line: str) -> str | None:

@@ -1,8 +1,7 @@
 """The seam under the worker: an engine runs attempts; the worker claims, renews, delivers and reports for any engine.
 
-An engine is a package with `OPTIONS`, the options that `stoker work` takes for it, `create`, which makes it, and
-`check`, which refuses jobs that it can never run.
-Nothing above the seam knows of processes, cgroups, machines or a cluster's job ids.
+An engine is a package that exports `OPTIONS`, its options for `stoker work`, `create`, its constructor, and `check`,
+which refuses jobs that it can never run. Code above the seam knows no processes, cgroups, machines or cluster job ids.
 """
 
 import contextlib
@@ -33,11 +32,11 @@ from stoker.runs.plan import DEFAULT_GRACE
 from stoker.runs.record import Snooze
 from stoker.units import format_duration
 
-# A database that is restarted or moved is back within this time; a machine that died loses its jobs after it.
+# Long enough to restart or move a database; the jobs of a dead machine are lost after this time.
 DEFAULT_LEASE: Final = 600.0
-# With a shorter one, a single slow transaction or a machine that swaps looks like a machine that died.
+# With a shorter lease, one slow transaction or a machine that swaps looks like a dead machine.
 SHORTEST_LEASE: Final = 5.0
-# Weeks of output of a normal training; a progress bar that runs wild does not fill the disk.
+# Weeks of output of a normal training; keeps a runaway progress bar from filling the disk.
 DEFAULT_LOG_LIMIT: Final = 64 * 2**20
 
 Log = Callable[[str], None]
@@ -56,10 +55,10 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_limit: int = DEFAULT_LOG_LIMIT
     until_empty: bool = False
     labels: tuple[str, ...] = ()
-    """What jobs with `--label` look for."""
+    """Jobs select a worker by these with `--label`."""
 
     def check(self) -> None:
-        # Grace and margin must fit into half of the lease; the margin is a share of the lease, with an upper limit.
+        # Grace and margin must fit into half of the lease. The margin is a capped share of the lease.
         needed = min(2 * self.grace / (1 - 2 * MARGIN_SHARE), 2 * (self.grace + LONGEST_MARGIN))
         needed = max(SHORTEST_LEASE, needed)
         if self.lease < needed:
@@ -75,26 +74,26 @@ class EngineModule(Protocol):
     OPTIONS: tuple[EngineOption, ...]
 
     def create(self, options: WorkerOptions, own: Mapping[str, Any], log: Log) -> "Engine":
-        """`own`: the values of its own options. Called in a process of one thread without any connection.
+        """`own`: the values of `OPTIONS`. Called in a single-threaded process without connections.
 
         Raises StokerError.
         """
         ...
 
     def check(self, job: JobSpec, view: View | None = None) -> None:
-        """Raises BadInputError when this engine can never run such a job. Pure.
+        """Raises BadInputError if this engine can never run the job. Pure.
 
-        `view`: what a live worker with this engine reports; None when only what holds everywhere is checked.
+        `view`: the report of a live worker of this engine; without it, only checks that hold everywhere are made.
         """
         ...
 
 
 class CannotTellError(Exception):
-    """The engine cannot find out now. Nothing is concluded from that: the worker asks again later."""
+    """The engine cannot find out now. The worker concludes nothing and asks again later."""
 
 
 class RunningAttempt(ABC):
-    """An attempt that an engine has started or found, until the queue has everything of it."""
+    """An attempt that an engine has started or found. It stays until it is delivered."""
 
     def __init__(self, record: AttemptRecord, attempt_spec: AttemptSpec) -> None:
         self.record = record
@@ -103,23 +102,23 @@ class RunningAttempt(ABC):
         self.where = ""
         """Where it runs, for people: `GPU 0`, `Slurm job 4711 on node1`."""
         self.pending = False
-        """Whether a cluster manager has it and it did not begin."""
+        """It waits in the queue of a cluster manager."""
         self.began: float | None = None
-        """When a cluster manager let it begin, in seconds since the epoch; None if it began with its claim."""
+        """When the cluster manager started it, in seconds since the epoch; None if it started with its claim."""
         self.recorded_start: DeferredStart | None = None
-        """What the queue knows of that."""
+        """The start as recorded in the queue."""
         self.stopping = False
         self.result: AttemptResult | None = None
-        """How it ended, once the engine has proof of that."""
+        """The result, once the engine has proof of it."""
         self.provisional = False
-        """Whether the result may still change, and is not delivered yet."""
+        """The result may still change, so it is not delivered yet."""
         self.gpu_failed = False
-        """Whether it is requeued because of its GPU: others can start here."""
+        """It is requeued because of its GPU: others can start here."""
         self.log_tail = LogTail(record, attempt_spec)
         self.recorded = False
-        """Whether the queue has the outcome. The last of the log may still be missing."""
+        """The queue has the outcome. The end of the log may still be missing."""
         self.snooze_failed = False
-        """Whether the last snooze could not be written, which is logged once."""
+        """The last snooze could not be written. This is logged once."""
         self._applied = self._applied_on_disk = record.applied_snooze()
         self._status_version = 0
         self._warning: RuleWarning | None = None
@@ -134,7 +133,7 @@ class RunningAttempt(ABC):
 
     @property
     def deferred_start(self) -> DeferredStart | None:
-        """What the queue should know of when and where it runs; None if the claim says everything."""
+        """When and where it runs, for the queue; None if it started with its claim."""
         if not self.pending and self.began is None:
             return None
         return DeferredStart(self.pending, self.where, None if self.pending else self.began)
@@ -146,38 +145,38 @@ class RunningAttempt(ABC):
     @property
     @abstractmethod
     def is_settled(self) -> bool:
-        """Whether nothing more is written to its log and report. Always after its result."""
+        """True once log and report are complete. Always after its result."""
 
     @abstractmethod
     def stop(self, cause: StopCause, reason: str) -> None:
-        """Stops the job, with the grace of its plan. The result follows; one that ended meanwhile keeps its own."""
+        """Stops the job with the grace of its plan. A job that has just ended keeps its own result."""
 
     @abstractmethod
     def renewed(self, until: float) -> None:
-        """The queue holds the lease until then, on `lease_clock()`."""
+        """The lease now lasts until this moment on `lease_clock()`."""
 
     @abstractmethod
     def acknowledge(self) -> None:
-        """The queue has the result: it need not be kept any longer."""
+        """The queue has the result; the engine can discard it."""
 
     def warning(self) -> RuleWarning | None:
-        """What its supervisor warns of now, by the status that it wrote last."""
+        """The current warning of its supervisor, from its last status."""
         version = self.record.status_version()
         if version != self._status_version:
             self._status_version, self._warning = version, self.record.status().warning
         return self._warning if self.result is None and not self.stopping else None
 
     def apply_snooze(self, snooze: Snoozed) -> bool:
-        """Writes a snooze where the supervisor reads it. False when it is not new. Raises StokerError.
+        """Passes a snooze of the queue on to the supervisor. False if it is not new. Raises StokerError.
 
-        One that was applied before is not written again, since the job itself may have asked for something else since.
-        One that could not be written is new the next time too.
+        A snooze is applied once, since the job may have requested another one after it. After an error the same snooze
+        is still new.
         """
         applied = AppliedSnooze(snooze.until, snooze.by)
         changed = applied != self._applied and self._write_snooze(snooze)
         self._applied = applied
         if self._applied_on_disk != applied:
-            # Until the disk takes it, this worker at least knows.
+            # While the disk is full, at least this worker remembers it.
             with contextlib.suppress(OSError):
                 self.record.write_applied_snooze(applied)
                 self._applied_on_disk = applied
@@ -187,7 +186,7 @@ class RunningAttempt(ABC):
         if snooze.seconds > 0:
             self.record.write_snooze(Snooze(time.monotonic() + snooze.seconds, time.time() + snooze.seconds, snooze.by))
             return True
-        # Also ends one that an earlier worker wrote, or that a person asked for on this machine.
+        # Also ends a snooze from an earlier worker or from a person on this machine.
         if self.record.snooze() is None:
             return False
         self.record.write_snooze(None)
@@ -198,11 +197,11 @@ AttemptT_co = TypeVar("AttemptT_co", bound=RunningAttempt, covariant=True)
 
 
 class Found(NamedTuple, Generic[AttemptT_co]):
-    """The attempts of an earlier worker that were not known yet."""
+    """Attempts of an earlier worker that were unknown so far."""
 
     attempts: Sequence[AttemptT_co]
     complete: bool
-    """False when something could not be looked at: the worker searches again, and starts nothing until then."""
+    """False if part of the search failed: the worker searches again, and starts nothing until then."""
 
 
 class Start(NamedTuple):
@@ -212,23 +211,23 @@ class Start(NamedTuple):
     gpus: tuple[str, ...] = ()
     """Uuids of the GPUs it gets."""
     pending: bool = False
-    """Whether it is given to a cluster manager, which lets it begin later."""
+    """True if a cluster manager gets it and starts it later."""
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """GPUs that this worker reserves for a job until it has all that it asks for."""
+    """GPUs that this worker reserves for a job until all that it needs are free."""
 
     job: str
     wanted: int
-    """How many GPUs it asks for."""
+    """The number of GPUs it needs."""
     gpus: tuple[str, ...]
-    """Uuids of all that are reserved."""
+    """Uuids of all reserved GPUs."""
     ready: tuple[str, ...]
-    """Those of them that it could have now."""
+    """Those that are free for it now."""
     starts_in: float
-    """Seconds until it starts at the latest, by the time limits; infinite when nothing bounds it."""
+    """Upper bound in seconds until it starts, by time limits; infinite without them."""
     affects_others: bool = False
-    """Whether other jobs wait or stop for it. If not, other workers need not know."""
+    """Other jobs wait or stop for it. Otherwise other workers need not know."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -236,21 +235,21 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     start: tuple[Start, ...] = ()
     preempt: tuple[str, ...] = ()
-    """What is stopped so that a waiting job has room; passed to `commit` once the reservations are agreed on."""
+    """Attempts to stop for a waiting job; passed to `commit` once the reservations are agreed on."""
     reserved: tuple[Reservation, ...] = ()
     never: frozenset[str] = frozenset()
-    """The waiting jobs that can never start here."""
+    """Waiting jobs that can never start here."""
     complete: bool = True
-    """False when capacity is not known well enough yet: reservations stay as they are, and `step` reports a change."""
+    """False while capacity is unknown: reservations stay, and `step` reports a change."""
 
 
 class Step(NamedTuple):
-    """What has happened since the last step."""
+    """Events since the last step."""
 
     ended: Sequence[RunningAttempt] = ()
-    """The attempts whose result has become known."""
+    """Attempts that have a result now."""
     changed: bool = False
-    """Whether jobs may be able to start that could not before."""
+    """More jobs may be able to start."""
 
 
 class Engine(Protocol):
@@ -263,69 +262,70 @@ class Engine(Protocol):
 
     @property
     def lease(self) -> float:
-        """How long the queue leaves an attempt to this worker without a renewal, in seconds."""
+        """The lease of an attempt without renewal, in seconds."""
         ...
 
     def open(self, identity: WorkerIdentity) -> None:
-        """Called once, when the worker has its identity."""
+        """Called once, with the worker's identity."""
         ...
 
     def find(self) -> Found[RunningAttempt]:
-        """Looks for attempts that an earlier worker of this home started, without the queue.
+        """Finds attempts of earlier workers of this home, without the queue.
 
-        What no supervisor looks after any more is stopped, for another worker may start the job when the lease ends.
+        Processes without a supervisor are stopped: another worker may start the job when the lease ends.
         """
         ...
 
     def is_started(self, attempt: Attempt) -> bool:
-        """Whether anything of this attempt runs, which an earlier worker claimed and `find` did not find.
+        """True if any process of this attempt runs. An earlier worker claimed it, and `find` did not find it.
 
         Raises CannotTellError.
         """
         ...
 
     def decide(self, waiting: Sequence[ReadyJob], queue_time: float) -> Decision:
-        """Which of these jobs can start now, in their order. `queue_time`: the queue's clock."""
+        """The jobs that can start now, in their order. `queue_time`: the queue's clock."""
         ...
 
     def start(self, job: Job, attempt: Attempt, claimed_at: float) -> RunningAttempt:
         """Starts a claimed attempt. `claimed_at`: when the claim was sent, on `lease_clock()`.
 
-        Everything needed to find it again is on disk before the job starts. Raises BadInputError when the job is at
-        fault, StokerError or OSError when the engine is; nothing runs then.
+        Everything that `find` needs is on disk before the job starts. Raises BadInputError if the job is at fault,
+        StokerError or OSError if the engine is; nothing runs then.
         """
         ...
 
     def commit(self, preempt: Collection[str]) -> None:
-        """Ends a round of `decide` and `start`: stops these, and may use what is left for something else."""
+        """Ends a round of `decide` and `start`: stops these attempts, and may use the idle rest for something else."""
         ...
 
     def forget(self, attempt: str) -> None:
-        """The queue has everything of it."""
+        """Drops a delivered attempt."""
         ...
 
     def wait_for(self) -> tuple[Iterable[int], float]:
-        """Descriptors, and the monotonic time at which `step` is due at the latest. Called right before each wait."""
+        """File descriptors, and the monotonic time when `step` is due at the latest. Called right before each wait."""
         ...
 
     def step(self, readable: Collection[int]) -> Step:
-        """Handles what has come. Raises OSError when the machine is short of something; it is called again."""
+        """Handles events. Raises OSError if the machine lacks resources; the worker calls it again."""
         ...
 
     def report(self) -> View:
-        """What the heartbeat says: machines, GPUs, and why jobs of the last decision wait."""
+        """The content of the heartbeat: machines, GPUs, and why jobs of the last decision wait."""
         ...
 
     def usage(self, *, final: bool = False) -> Sequence[Usage]:
-        """What each GPU did in the minutes that are over and not written yet; with the current minute if `final`."""
+        """The usage of each GPU in past minutes that are not written yet; with the current minute if `final`."""
         ...
 
     def usage_written(self, rows: Iterable[Usage]) -> None: ...
 
     def tidy(self) -> None:
-        """Removes what ended attempts left behind. Called every few minutes."""
+        """Removes leftovers of ended attempts. Called every few minutes."""
         ...
 
     def close(self) -> None:
-        """Attempts go on; the next worker finds them."""
+        """Attempts keep running; the next worker finds them."""
+
         ...

@@ -1,6 +1,6 @@
-"""One attempt in the process that supervises it: the snapshot of its code, its batch size, its runs, its result.
+"""One attempt in its supervisor process: code snapshot, batch size, runs, result.
 
-What differs between engines is who may stop the attempt and who learns its result: that is what a subclass adds.
+Subclasses add what differs between engines: who may stop the attempt, and who gets its result.
 """
 
 import abc
@@ -38,19 +38,19 @@ from stoker.runs.supervisor import OtherNodes, StopRequest, Supervisor
 
 # As a shell reports a command that ended by SIGTERM.
 STOPPED: Final = 128 + signal.SIGTERM
-# What asks a supervisor to end.
-ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-# From the first to the last process that gets such a signal.
-SAME_MOMENT: Final = 0.5
-# The output is complete at once, unless the reaper is held up or a process of the job cannot be killed.
-_OUTPUT_COMPLETE_WITHIN: Final = 10.0
-# torchrun says which rank failed, as its last words.
-_LAUNCHER_SAYS: Final = "first observed failure"
-_LAUNCHER_WITHIN: Final = 8 * 1024
+# These signals stop a supervisor.
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+# A signal to every process of a job reaches the last this long after the first.
+SIGNAL_SPREAD: Final = 0.5
+# The output is complete at once, unless the reaper is delayed or a process of the job cannot be killed.
+_OUTPUT_TIMEOUT: Final = 10.0
+# torchrun names the failed rank at the end of its output.
+_TORCHRUN_FAILURE: Final = "first observed failure"
+_TORCHRUN_TAIL: Final = 8 * 1024
 
 
 class _StoppedBeforeStartError(Exception):
-    """The job is stopped before it runs, or its lease is over."""
+    """A request to stop, or the end of the lease, came before the start."""
 
     def __init__(self, request: StopRequest) -> None:
         super().__init__(request.reason)
@@ -58,11 +58,11 @@ class _StoppedBeforeStartError(Exception):
 
 
 class Execution(abc.ABC):
-    """One attempt, from its start until its result is recorded. The controller of its supervisor."""
+    """One attempt, from its start until its result is recorded. It is the controller of its supervisor."""
 
     is_on_cluster = False
-    """Whether a cluster manager has started it. It may start the same attempt again, and the queue is out of reach:
-    the worker has put a snapshot into the attempt's directory."""
+    """A cluster manager starts the attempt, and may restart it. The queue is out of reach, so the worker puts the code
+    snapshot into the attempt's directory."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Execution(abc.ABC):
         host: str,
         environment: Mapping[str, str],
     ) -> None:
-        """`host`: this machine, as people know it. `environment`: of the job."""
+        """`host`: this machine's name for people. `environment`: the job's."""
         self._record = record
         self._attempt_spec = attempt_spec
         self._signals = signals
@@ -84,109 +84,109 @@ class Execution(abc.ABC):
         self._environment = dict(environment)
         self._result: AttemptResult | None = None
         self._started = False
-        """Whether the job runs, or the probes that find its batch size."""
+        """The job, or the first probe for its batch size, has started."""
         self._fitted_run: FittedRun | None = None
         self._last = Status()
         """The last status of the last run."""
         self._stopped_by: Verdict | None = None
         self._unwritten: Status | None = None
-        """The last status, until the disk takes it."""
+        """The last status, while the disk refuses it."""
         self._kills = 0
-        """How often the kernel of this machine had killed a process for lack of memory when the job started."""
+        """This machine's count of OOM kills when the job started."""
 
-    # What engines differ in, beside the events of a controller
+    # The engine's part, besides the events of a controller
 
     @abc.abstractmethod
     def fileno(self) -> int:
-        """Readable when `poll` has something to do."""
+        """A descriptor that becomes readable when `poll` has work."""
 
     @abc.abstractmethod
     def due(self) -> float:
-        """When to call `poll` at the latest, in monotonic seconds."""
+        """The monotonic time when `poll` is due at the latest."""
 
     @abc.abstractmethod
     def poll(self) -> StopRequest | None:
-        """Handles what has arrived. Never blocks."""
+        """Handles messages. Never blocks."""
 
     @abc.abstractmethod
     def on_signal(self, received: Received) -> StopRequest | None:
-        """What a signal to this process means; None: it is for the job."""
+        """Interprets a signal to this process; None passes it on to the job."""
 
-    def has_signalled_job(self, signum: int) -> bool:  # noqa: ARG002 - for those who override it
-        """Whether who asked this process to end has sent this signal to every process of the job, too."""
+    def job_has_signal(self, signum: int) -> bool:  # noqa: ARG002 - overridden
+        """True if the sender also signalled every process of the job."""
         return False
 
     @abc.abstractmethod
     def max_grace(self) -> float:
-        """Seconds until another machine may run the job: it must be gone by then."""
+        """Seconds until another machine may run the job; it must have ended by then."""
 
     @abc.abstractmethod
     def on_first_start(self) -> None:
-        """Called once, when the job starts or the first probe for its batch size. Never raises."""
+        """Called once, when the job or the first probe for its batch size starts. Never raises."""
 
     @abc.abstractmethod
     def announce(self, result: AttemptResult) -> None:
-        """Called as soon as the result is known, which may not be on disk yet. Never raises."""
+        """Called as soon as the result is known, perhaps before it is on disk. Never raises."""
 
     @abc.abstractmethod
     def wait_until_recorded(self) -> None:
-        """Returns when the result is safe with the queue, or on disk for somebody who brings it there.
+        """Returns when the queue has the result, or the disk has it for the worker to deliver.
 
         Calls `_write_outcome` until it succeeds.
         """
 
     def gpus(self) -> tuple[str, ...]:
-        """The uuids of the job's GPUs, asked for before its batch size is found. Raises StokerError."""
+        """The uuids of the job's GPUs, needed to find its batch size. Raises StokerError."""
         return self._attempt_spec.gpus
 
-    def other_nodes(self, supervisor: Supervisor) -> OtherNodes | None:  # noqa: ARG002 - for those who override it
+    def other_nodes(self, supervisor: Supervisor) -> OtherNodes | None:  # noqa: ARG002 - overridden
         """The other machines of the run, if it has several."""
         return None
 
     def for_probes(self, command: Command) -> tuple[Command, dict[str, str]]:
-        """What a probe for the batch size runs on this machine, and its environment."""
+        """Command and environment of a batch-size probe on this machine."""
         return command, self._environment
 
     def outputs(self) -> list[Path]:
-        """The job's logs, that of the machine on which it failed first."""
+        """The job's logs. The log of the machine that failed first comes first."""
         return [self._record.output]
 
     def remark(self) -> str:
-        """What to add to the reason of the result."""
+        """An addition to the reason of the result."""
         return ""
 
-    def shown_plan(self) -> Plan:
-        """What the record says that the job runs."""
+    def recorded_plan(self) -> Plan:
+        """The plan as the record shows it."""
         return self._attempt_spec.plan
 
     def helpers(self) -> tuple[int, ...]:
-        """Children of this process that are not the job's."""
+        """Children of this process that do not belong to the job."""
         return helpers_of(self._prober)
 
     # The attempt
 
     def run(self) -> None:
-        """Runs the job, and stays until its result is recorded."""
+        """Runs the job. Returns when its result is recorded."""
         try:
             with self._plan() as plan:
                 if self._attempt_spec.fitting is None:
                     self._run(plan, self._environment)
                 else:
                     self._fit_and_run(self._attempt_spec.fitting, plan)
-                # Before its snapshot is removed, which may take minutes.
+                # Removing the snapshot may take minutes, so the result is recorded first.
                 self.wait_until_recorded()
-                self._act(plan)
+                self._start_actions(plan)
         except (_StoppedBeforeStartError, StokerError, OSError) as error:
             self._give_up(error)
             self.wait_until_recorded()
 
     @contextlib.contextmanager
     def _plan(self) -> Iterator[Plan]:
-        """The plan, in a copy of the code if the job has --snapshot or --pin."""
+        """The plan, with the directory of the code copy if the job has --snapshot or --pin."""
         plan, commit, code = self._attempt_spec.plan, self._attempt_spec.commit, self._attempt_spec.code
-        place = self._place_of_code()
+        path = self._code_path()
         if code is not None:
-            with self._unpacked(code, place) as directory:
+            with self._unpacked(code, path) as directory:
                 yield msgspec.structs.replace(plan, directory=directory)
             return
         if commit is None:
@@ -194,43 +194,43 @@ class Execution(abc.ABC):
             return
         from stoker.engines.worktree import Worktree
 
-        worktree = Worktree.create(plan.directory or "/", commit, place, self._check_before_start)
+        worktree = Worktree.create(plan.directory or "/", commit, path, self._check_before_start)
         try:
             yield msgspec.structs.replace(plan, directory=worktree.directory)
         finally:
             worktree.remove()
 
-    def _place_of_code(self) -> Path:
-        """A new one at each start: an earlier one may still be busy removing its own."""
+    def _code_path(self) -> Path:
+        """A new path for each restart on a cluster: the previous supervisor may still be removing its copy."""
         return self._record.directory / (f"code-{os.urandom(4).hex()}" if self.is_on_cluster else "code")
 
     @contextlib.contextmanager
-    def _unpacked(self, code: CodeSnapshot, place: Path) -> Iterator[str]:
-        """The job's directory in its snapshot, which is removed afterwards with everything written into it."""
+    def _unpacked(self, code: CodeSnapshot, path: Path) -> Iterator[str]:
+        """The job's directory in its snapshot. The snapshot is removed afterwards, with all files written into it."""
         queue = None if self.is_on_cluster else self._attempt_spec.queue
-        directory = unpack_code(code, queue, self._record.directory, place, self._check_before_start)
-        self._environment = with_code(self._environment, code, place)
+        directory = unpack_code(code, queue, self._record.directory, path, self._check_before_start)
+        self._environment = with_code(self._environment, code, path)
         try:
             yield directory
         finally:
-            remove_tree(place, ignore_errors=True)
+            remove_tree(path, ignore_errors=True)
 
     def _fit_and_run(self, fit: BatchSizeFit, plan: Plan) -> None:
         self.on_started()
         fitted_run = FittedRun(fit, self._record, self._attempt_spec.log_limit)
         fitted_run.probed, environment = self.for_probes(fit.command)
-        # By this variable the next worker finds what is left of a probe whose supervisors were killed.
+        # The next worker finds leftovers of a killed probe by this variable.
         environment |= {"STOKER_RUN_DIR": str(self._record.directory)}
         fitted_run.find(plan, self.gpus(), environment, self._prober, self._check_before_start)
         self._fitted_run = fitted_run
         fitted_run.run(plan, self._environment, self._run)
         if self._result is None:
-            # It ran out of memory, and nothing smaller is left, or the reaper cannot start it.
+            # The smallest size ran out of memory, or the reaper cannot start another run.
             fitted_run.gives_up = True
             self.on_ended(self._last)
 
     def _check_before_start(self) -> None:
-        """Handles requests to stop while the job does not run yet. Raises _StoppedBeforeStartError."""
+        """Handles stop requests before the start. Raises _StoppedBeforeStartError."""
         for received in self._signals.read():
             if (request := self.on_signal(received)) is not None:
                 raise _StoppedBeforeStartError(request)
@@ -238,7 +238,7 @@ class Execution(abc.ABC):
             raise _StoppedBeforeStartError(request)
 
     def _run(self, plan: Plan, environment: dict[str, str]) -> bool:
-        """One run of the job; whether another could follow."""
+        """Runs the job once. True if another run can follow."""
         self._check_before_start()
         supervisor = Supervisor(plan, self._record, self._prober, environment, self._signals, self._reaper, self)
         supervisor.nodes = self.other_nodes(supervisor)
@@ -246,12 +246,12 @@ class Execution(abc.ABC):
         self._stopped_by = supervisor.stopped_by
         self._last = supervisor.status
         self._unwritten = supervisor.status if supervisor.unwritten else None
-        # The output is complete when the reaper has seen the last process end.
-        wait_until_empty(self._reaper, _OUTPUT_COMPLETE_WITHIN)
+        # The output is complete once the reaper has collected the last process.
+        wait_until_empty(self._reaper, _OUTPUT_TIMEOUT)
         return self._reaper.reusable
 
-    def _act(self, plan: Plan) -> None:
-        """Starts the actions that the job asked for, once the queue knows that a rule stopped it."""
+    def _start_actions(self, plan: Plan) -> None:
+        """Starts the job's actions after a rule stopped it. The queue knows the outcome by now."""
         if self._stopped_by is None or not plan.then:
             return
         import subprocess
@@ -266,38 +266,38 @@ class Execution(abc.ABC):
     # Events of the run
 
     def on_started(self) -> None:
-        """A full disk costs the spec, which is for people, and stops no job."""
+        """A full disk does not stop the job: only people read the spec."""
         if self._started:
             return
         self._started = True
         self._kills = host_kills() or 0
         self.on_first_start()
         with contextlib.suppress(StokerError, OSError):
-            self._record.write_spec(spec_of(self.shown_plan(), self._record))
+            self._record.write_spec(spec_of(self.recorded_plan(), self._record))
 
     def on_exit(self, code: int) -> StopRequest | None:
-        """Slurm, and a machine that shuts down, send a signal to every process, and the job may die of it first.
+        """Waits for a signal that may have ended the command before it reaches this process.
 
-        After SIGKILL, this process does not return from here.
+        Slurm and a shutdown signal every process. After SIGKILL to all, this call never returns.
         """
-        ends = time.monotonic() + self.signalled_within(code)
+        ends = time.monotonic() + self.signal_delay(code)
         while (seconds := ends - time.monotonic()) > 0:
             select.select([self._signals.fileno()], [], [], seconds)
             for received in self._signals.read():
-                if received.signal in ENDING and (request := self.on_signal(received)) is not None:
+                if received.signal in STOP_SIGNALS and (request := self.on_signal(received)) is not None:
                     return request
         return None
 
-    def signalled_within(self, code: int) -> float:
-        """Seconds from the end of the command, with this code, to a signal that has ended it and is for all."""
-        return SAME_MOMENT if code - 128 in {*ENDING, signal.SIGKILL} else 0.0
+    def signal_delay(self, code: int) -> float:
+        """Seconds to wait, after the command exits with this code, for a signal that was sent to all processes."""
+        return SIGNAL_SPREAD if code - 128 in {*STOP_SIGNALS, signal.SIGKILL} else 0.0
 
     def on_ended(self, status: Status) -> None:
         if self._fitted_run is not None:
             self._fitted_run.outputs = self.outputs()
             if self._fitted_run.restarts_after(status):
                 return
-        # Asked for only where it matters: it takes as long as the rest.
+        # Read only if it matters: it takes as long as the rest.
         kills = max(0, (host_kills() or 0) - self._kills) if was_killed(status.exit_code) else 0
         result = result_of(status, self._attempt_spec.requeue_at_limit, self._record.output, kills)
         fit = "" if self._fitted_run is None else self._fitted_run.description
@@ -308,9 +308,9 @@ class Execution(abc.ABC):
         self.announce(result)
 
     def _failed_rank(self) -> str:
-        """Which process of the job failed first, where its launcher says that."""
-        texts = [read_tail(output, _LAUNCHER_WITHIN) for output in self.outputs()]
-        if not any(_LAUNCHER_SAYS in text for text in texts):
+        """The rank that failed first, according to torchrun."""
+        texts = [read_tail(output, _TORCHRUN_TAIL) for output in self.outputs()]
+        if not any(_TORCHRUN_FAILURE in text for text in texts):
             return ""
         from stoker.runs.postmortem.outputs import first_failed_rank
 
@@ -319,7 +319,7 @@ class Execution(abc.ABC):
     # The result
 
     def _give_up(self, error: _StoppedBeforeStartError | StokerError | OSError) -> None:
-        """For an error before the start of the job or after its end: a run itself never raises."""
+        """Ends the attempt after an error before or after its runs; a run itself never raises."""
         if self._result is not None:
             return
         if isinstance(error, _StoppedBeforeStartError):
@@ -336,8 +336,7 @@ class Execution(abc.ABC):
         self._write_outcome()
 
     def _write_outcome(self) -> bool:
-        """Writes the last status, in case this process is killed before the queue has the result. Whether it is
-        written."""
+        """Writes the last status, in case this process is killed before delivery. True once it is written."""
         if self._unwritten is not None:
             with contextlib.suppress(StokerError):
                 self._record.write_status(self._unwritten)
@@ -346,9 +345,9 @@ class Execution(abc.ABC):
 
 
 def redirect_stderr(reaper: Reaper) -> None:
-    """Messages of the supervisor go into the job's output, as they do on a terminal."""
+    """Sends messages of the supervisor to the job's output, as on a terminal."""
     if reaper.output is not None:
-        # Opened again, since O_NONBLOCK belongs to the open file: writes of the job itself must block.
-        mine = os.open(f"/proc/self/fd/{reaper.output[1]}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        os.dup2(mine, 2)
-        os.close(mine)
+        # A second open file description: O_NONBLOCK must not apply to the job's own writes.
+        descriptor = os.open(f"/proc/self/fd/{reaper.output[1]}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)

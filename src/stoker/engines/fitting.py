@@ -1,4 +1,4 @@
-"""Jobs whose batch size is found on their GPUs before they run."""
+"""Finds the batch size of a job on its GPUs before the job runs."""
 
 import contextlib
 import time
@@ -19,30 +19,30 @@ from stoker.runs.plan import Plan
 from stoker.runs.record import Status
 from stoker.units import format_duration, format_memory
 
-# A job that fails in its first minutes without saying why most likely met a larger batch than its probes did.
+# A job that fails silently in its first minutes has most likely met a larger batch than its probes.
 _FIRST_MINUTES: Final = 600.0
 _RESTARTED: Final = ", and is started again with a batch of "
-# The message about memory is followed by the tracebacks of other ranks.
+# Tracebacks of other ranks follow the out-of-memory message.
 _OOM_WITHIN: Final = 256 * 1024
 
 
 class FittedRun:
-    """The runs of a fitted job: it is started again with a smaller batch when it runs out of memory."""
+    """The runs of a fitted job. When it runs out of memory, it is restarted with a smaller batch."""
 
     def __init__(self, fit: BatchSizeFit, record: AttemptRecord, log_limit: int) -> None:
         self._fit = fit
         self.probed: Command = fit.command
-        """What probes run, if that differs."""
+        """The command of the probes."""
         self._record = record
         self.outputs = [record.output]
-        """The logs of the job, that of the run which failed first."""
+        """The job's logs. The log of the machine that failed first comes first."""
         self._log_limit = log_limit
         self._home = record.directory.parent.parent
         self._retries = fit.spec.retries_oom
         self._size = 0
         self._started_at = 0.0
         self._kills: int | None = None
-        """How often the kernel had killed for want of memory when the run started."""
+        """The count of OOM kills when the run started."""
         self._ran_out = False
         self._failure = ""
         self._smaller_because = ""
@@ -50,7 +50,7 @@ class FittedRun:
 
     @property
     def description(self) -> str:
-        """The batch size, and why it is not the one that was found."""
+        """The batch size, and why it is smaller than the probes found."""
         return ", ".join(filter(None, [f"batch size {self._size}", self._smaller_because]))
 
     def find(
@@ -61,8 +61,8 @@ class FittedRun:
         prober: Prober,
         check: Callable[[], None],
     ) -> None:
-        """Finds the batch size: probes, unless a cached answer will do. `check` raises when the job is to stop."""
-        # Few jobs are fitted, and every shim would carry it.
+        """Finds the batch size by probes, or in the cache. `check` raises to stop the job."""
+        # Imported here to keep shims small: few jobs are fitted.
         from stoker.fit.cache import FitCache, key_of, learned
         from stoker.fit.fitter import FitRequest, Fitter
 
@@ -97,13 +97,15 @@ class FittedRun:
                 )
                 request = msgspec.structs.replace(request, search_options=search_options)
                 fitter = Fitter(request, prober, self._log, check)
-            self._fitted = found = fitter.fit()
-            self._log(f"a batch of {found.size} takes {format_memory(found.predicted)} of {format_memory(found.limit)}")
+            self._fitted = fitted = fitter.fit()
+            self._log(
+                f"a batch of {fitted.size} takes {format_memory(fitted.predicted)} of {format_memory(fitted.limit)}"
+            )
             self._cache(None)
         self._write_fit()
 
     def run(self, plan: Plan, environment: dict[str, str], run: Callable[[Plan, dict[str, str]], bool]) -> None:
-        """Runs the job at the size that was found, then smaller. `run`: one run; whether another could follow."""
+        """Runs the job at the size found, then at smaller ones. `run` returns True if another run can follow."""
         from stoker.fit.oom import host_kills
 
         spec = self._fit.spec
@@ -135,7 +137,7 @@ class FittedRun:
         self._cache(failed)
 
     def restarts_after(self, status: Status) -> bool:
-        """Whether this end means that it ran out of memory and is started again smaller."""
+        """True if the run ended out of memory and a smaller one follows."""
         if self.gives_up or self._retries <= 0 or not self._is_out_of_memory(status):
             return False
         self._ran_out = True
@@ -147,9 +149,9 @@ class FittedRun:
             return False
         from stoker.fit.oom import host_kills, is_out_of_memory, is_silent, was_killed
 
-        # Only the output of the last run counts.
+        # Only the last run's output counts.
         output = read_tail(self.outputs[0], _OOM_WITHIN).rpartition(_RESTARTED)[2]
-        # Its probes ran with less, so what a library refuses now is the size.
+        # Smaller probes succeeded, so a library's vague error is about the size.
         if is_out_of_memory(output, status.exit_code, smaller_ran=True) is not None:
             self._failure = "ran out of memory"
             return True
@@ -157,11 +159,11 @@ class FittedRun:
         if was_killed(status.exit_code):
             kills = host_kills()
             return kills is not None and self._kills is not None and kills > self._kills
-        # It ran as a probe and now fails early and silently: validation and long sequences come later.
+        # The probes succeeded, but validation and long sequences come later: an early silent failure is memory.
         return lease_clock() - self._started_at < _FIRST_MINUTES and is_silent(output)
 
     def _cache(self, ran_out: int | None) -> None:
-        """For other jobs like this one. `ran_out`: the size with which the real run ran out of memory, if it did."""
+        """Caches the answer for similar jobs. `ran_out`: the size at which a real run ran out of memory, if any."""
         from stoker.fit.cache import FitCache
 
         try:
@@ -171,11 +173,11 @@ class FittedRun:
 
     def _write_fit(self) -> None:
         with contextlib.suppress(OSError):
-            # Only for people: the job runs also when the disk is full.
+            # Only people read it: a full disk does not stop the job.
             self._record.write_fit(self._fitted)
 
     def _log(self, message: str) -> None:
-        """Between two runs nothing else writes to the job's output."""
+        """Writes to the job's output, which has no other writer between two runs."""
         for output in self.outputs:
             log = LogWriter(output, self._log_limit)
             log.write(f"stoker: {message}\n".encode(errors="replace"))

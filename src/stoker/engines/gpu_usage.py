@@ -1,7 +1,7 @@
 """The state of each GPU per minute, for charts and GPU-hours.
 
-Pure: no clock and no I/O. Spans are measured on the monotonic clock of the looks; the wall clock only says to which
-minute they belong. What a look shows holds for the span since the look before it.
+Pure: no clock and no I/O. Durations come from the monotonic clock of the looks; the wall clock only selects the minute.
+A look's readings cover the time since the previous look.
 """
 
 import math
@@ -11,14 +11,14 @@ from typing import Final, NamedTuple
 from stoker.queue.model import GpuUse, Usage
 
 MINUTE: Final = 60.0
-# Several looks may be missing on a machine that swaps; what happened in a longer gap is unknown.
+# A machine that swaps may miss several looks. A longer gap counts as unknown.
 LONGEST_GAP: Final = 30.0
-# Older minutes are dropped: a worker whose queue is away for days must not grow.
+# Older minutes are dropped, to bound memory while the queue is away for days.
 KEPT_MINUTES: Final = 60
 
 
 class UsagePerMinute:
-    """Adds up the looks."""
+    """Sums up looks per GPU and minute."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -27,10 +27,10 @@ class UsagePerMinute:
         self._newest = -(2**63)
         """The minute of the last look."""
         self._written_until: dict[str, float] = {}
-        """The end of the last written minute of each GPU, by the wall clock."""
+        """Wall-clock end of the last written minute of each GPU."""
 
     def note_end(self, gpu: str, state: GpuUse, at: float) -> None:
-        """It was in this state until `at`, whatever the next look finds: a job or program has just left it."""
+        """Records that a job or program left the GPU: it was in this state until `at`, whatever the next look shows."""
         if (watched := self._gpus.get(gpu)) is not None:
             watched.parts.append(_Part(at, state))
 
@@ -44,7 +44,7 @@ class UsagePerMinute:
         memory: int | None,
         power: float | None = None,
     ) -> None:
-        """Takes in a look: `at` in monotonic seconds, `wall` in seconds since the epoch."""
+        """Adds a look. `at`: monotonic seconds; `wall`: seconds since the epoch."""
         watched = self._gpus.get(gpu)
         self._gpus[gpu] = _Watched(at, [])
         self._turn_to(math.floor(wall / MINUTE))
@@ -52,7 +52,7 @@ class UsagePerMinute:
             return
         begun, floor = watched.at, self._written_before(gpu, wall)
         for part in (*watched.parts, _Part(at, state)):
-            # A stop that was noticed during the look may be later than it.
+            # A stop noticed during the look may be later than the look.
             until = min(part.until, at)
             for minute, seconds in _split(max(begun + wall - at, floor), until + wall - at):
                 kept = self._minutes.setdefault((gpu, minute), _Minute())
@@ -60,34 +60,34 @@ class UsagePerMinute:
             begun = max(begun, until)
 
     def pass_time(self, wall: float) -> None:
-        """Minutes are over also when nothing is looked at any more."""
+        """Ends minutes that pass without a look."""
         self._turn_to(math.floor(wall / MINUTE))
 
     def forget(self, gpu: str) -> None:
-        """It is not looked at any more; its minutes are kept until they are written."""
+        """Removes a GPU. Its minutes are kept until they are written."""
         self._gpus.pop(gpu, None)
         self._written_until.pop(gpu, None)
 
     def finished(self) -> list[Usage]:
-        """The minutes that are over and not written yet."""
+        """Past minutes that are not written yet."""
         return [self._row(*key) for key in self._minutes if key[1] < self._newest]
 
     def so_far(self) -> list[Usage]:
-        """The same with the minute under way."""
+        """All unwritten minutes, including the current one."""
         return [self._row(*key) for key in self._minutes]
 
     def written(self, rows: Iterable[Usage]) -> None:
-        """The queue has these rows."""
+        """Drops rows that the queue has."""
         for row in rows:
             self._minutes.pop((row.gpu, row.minute), None)
             if row.gpu in self._gpus:
                 self._written_until[row.gpu] = (row.minute + 1) * MINUTE
 
     def _written_before(self, gpu: str, wall: float) -> float:
-        """The end of what is written, before which nothing is added.
+        """The end of the last written minute; nothing is added before it.
 
-        The clocks drift against each other: the span of a look may begin a few milliseconds before its minute, and
-        would replace the row of the minute before.
+        The clocks drift apart: a look's span may start a few milliseconds before its minute, and would then overwrite
+        the row of the previous minute.
         """
         if wall < self._written_until.get(gpu, -math.inf):
             del self._written_until[gpu]  # the clock was set back
@@ -113,7 +113,7 @@ class UsagePerMinute:
 
 
 class _Part(NamedTuple):
-    """A part of the span between two looks that was known before the second."""
+    """A part of the time between two looks, with a state known before the second look."""
 
     until: float
     state: GpuUse
@@ -131,18 +131,18 @@ class _Minute:
     def __init__(self) -> None:
         self.seconds: dict[GpuUse, float] = {}
         self.worked = 0.0
-        """Seconds, weighted with the utilization in them."""
+        """Seconds weighted by utilization."""
         self.judged = 0.0
-        """Seconds of which the utilization is known."""
+        """Seconds with known utilization."""
         self.memory: int | None = None
         self.joules = 0.0
         self.metered = 0.0
-        """Seconds of which the power is known."""
+        """Seconds with known power."""
 
     def add(
         self, state: GpuUse, seconds: float, utilization: float | None, memory: int | None, power: float | None
     ) -> None:
-        # After the clock was set back a minute comes twice; none has more than 60 seconds.
+        # A clock set back repeats minutes, but no minute may exceed 60 seconds.
         seconds = min(seconds, MINUTE - sum(self.seconds.values()))
         if seconds <= 0:
             return
@@ -158,7 +158,7 @@ class _Minute:
 
 
 def _split(begun: float, until: float) -> Iterator[tuple[int, float]]:
-    """The minutes that a span of the wall clock touches, and its seconds in each."""
+    """Splits a wall-clock span into minutes, with its seconds in each."""
     while begun < until:
         minute = math.floor(begun / MINUTE)
         ends = min(until, (minute + 1) * MINUTE)

@@ -1,4 +1,4 @@
-"""Which worker this is: one per home and machine, with a key that its next start still has."""
+"""The identity of a worker: one per home and machine, with a key that survives restarts."""
 
 import contextlib
 import errno
@@ -19,26 +19,27 @@ from stoker.procfs import boot_id
 from stoker.queue import Attempt
 from stoker.runs.record import Records
 
-# Enough to look back over weeks; the queue keeps the end of every log anyway.
+# Enough for weeks; the queue keeps the end of every log anyway.
 MOST_ATTEMPTS: Final = 1000
 OLDEST_ATTEMPT: Final = 60 * 86400.0
-# Short jobs fill a disk within minutes: old attempts are removed after this many new ones.
+# Short jobs fill a disk within minutes, so old attempts are removed after this many new ones.
 TIDY_AFTER: Final = 100
-# By a supervisor that has ended its job.
+# A live supervisor removes the code of its job within this time.
 _CODE_REMOVED_WITHIN: Final = 3600.0
-# Refused workers that could read the pid of this one. The lock still refuses the next.
+# This many refused workers can read this worker's pid; the lock refuses the rest.
+
 _BACKLOG: Final = 1000
 
 
 class WorkerIdentity:
-    """The state directory as this worker's own, with the directories of its attempts."""
+    """The worker's state directory, held exclusively, with the directories of its attempts."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises StokerError when another worker has it. Machines may share a home, workers of one machine not."""
+        """Raises StokerError if another worker of this machine uses it. Workers of other machines may share it."""
         self.directory = directory
         self.host = socket.gethostname()
         self.boot = boot_id()
-        # As one dictionary: every lookup in `os.environ` decodes again.
+        # A plain dictionary: every lookup in `os.environ` decodes again.
         self.environment = dict(os.environ)
         self._created = 0
         try:
@@ -52,9 +53,9 @@ class WorkerIdentity:
             ) from None
 
     def _bind_guard(self) -> socket.socket | None:
-        """An abstract socket named after the path: it excludes other workers also after the lock file was deleted.
+        """An abstract socket named after the path. It excludes other workers even if the lock file is deleted.
 
-        None where such sockets cannot be made.
+        None if the machine has no such sockets.
         """
         path = hashlib.sha256(os.fsencode(os.path.realpath(self.directory))).hexdigest()[:32]
         name = f"\0stoker-worker-{os.getuid()}-{path}"
@@ -82,22 +83,22 @@ class WorkerIdentity:
             raise self._taken(other)
         self.key = known if known.isalnum() else os.urandom(4).hex()
         line = f"{self.key} {os.getpid()}\n".encode()
-        # In place, so that a full disk does not lose the key. A worker runs without a key on disk too.
+        # Written in place: a full disk must not lose the key. The worker also runs without a key on disk.
         with contextlib.suppress(OSError):
             os.pwrite(self._lock, line, 0)
             os.ftruncate(self._lock, len(line))
         self.worker = f"{self.key}-{os.urandom(4).hex()}"
 
     def is_own(self, worker: str) -> bool:
-        """Whether this is the id of this worker, now or at an earlier start."""
+        """True for the ids of this worker from this or an earlier start."""
         return worker.startswith(f"{self.key}-")
 
     def directory_of(self, job: str, number: int) -> Path:
-        """The directory of an attempt that was started here."""
+        """The directory of a local attempt."""
         return self.directory / "attempts" / f"{job}-{number}"
 
     def create_directory(self, attempt: Attempt) -> Path:
-        """An empty directory for an attempt that starts now. Raises StokerError."""
+        """Creates an empty directory for a new attempt. Raises StokerError."""
         self._created += 1
         return Records(self.directory, "attempts").create(f"{attempt.job}-{attempt.number}").directory
 
@@ -106,26 +107,26 @@ class WorkerIdentity:
         return self._created >= TIDY_AFTER
 
     def tidy(self) -> None:
-        """Removes attempts that are too many or too old, except those whose outcome the queue does not have.
+        """Removes surplus and old attempts that are delivered.
 
-        Of others that are over, the code that a killed supervisor could not remove.
+        It also removes code that a killed supervisor left in newer ones.
         """
         self._created = 0
         tidy_archives(self.directory)
         too_old, left_behind = time.time() - OLDEST_ATTEMPT, time.time() - _CODE_REMOVED_WITHIN
         try:
             with os.scandir(self.directory / "attempts") as entries:
-                found = sorted(
+                newest_first = sorted(
                     ((entry.stat().st_mtime, entry.path) for entry in entries if entry.is_dir()), reverse=True
                 )
         except OSError:
             return  # the directory was deleted
-        for place, (changed, path) in enumerate(found):
-            if changed >= left_behind and place < MOST_ATTEMPTS:
+        for index, (changed, path) in enumerate(newest_first):
+            if changed >= left_behind and index < MOST_ATTEMPTS:
                 continue
             if AttemptRecord(Path(path)).has_attempt():
                 continue
-            if place >= MOST_ATTEMPTS or changed < too_old:
+            if index >= MOST_ATTEMPTS or changed < too_old:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 for code in Path(path).glob("code*"):
@@ -138,7 +139,7 @@ class WorkerIdentity:
 
 
 def _worker_behind(name: str) -> int | None:
-    """The pid of this user's worker that has the socket of this name, which other users can bind too."""
+    """The pid of this user's worker that owns the socket. Other users can bind the same name."""
     with contextlib.closing(
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     ) as client:

@@ -1,4 +1,4 @@
-"""From a queued job to what its supervisor runs: command, environment, rules and batch size."""
+"""Turns a queued job into a run: command, environment, rules and batch size."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ from stoker.queue.model import UNREADABLE, Job
 from stoker.rules.registry import policies_of
 from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
 
-# Below the ports that Linux gives to clients.
+# Below Linux's ephemeral ports.
 _FIRST_PORT: Final = 20_000
 _PORTS: Final = 12_000
 
 
 class Rendezvous(NamedTuple):
-    """Where the processes of an attempt meet, and which of its machines this one is."""
+    """The rendezvous address of an attempt's processes, and the rank of this machine."""
 
     nodes: int | str = 1
     node_rank: int | str = 0
@@ -31,11 +31,11 @@ class Rendezvous(NamedTuple):
     master_port: int | str = _FIRST_PORT
 
     def placeholders(self) -> dict[str, str]:
-        """The values of {nodes}, {node_rank}, {master_addr} and {master_port}."""
+        """Values for {nodes}, {node_rank}, {master_addr} and {master_port}."""
         return {name: str(value) for name, value in self._asdict().items()}
 
     def fill(self, text: str) -> str:
-        """The text with these values in place of those of `KNOWN_LATER`."""
+        """The text with the stand-ins of `KNOWN_LATER` replaced by these values."""
         for name, value in self.placeholders().items():
             text = text.replace(_later(name), value)
         return text
@@ -45,19 +45,19 @@ class Rendezvous(NamedTuple):
 
 
 def _later(name: str) -> str:
-    """Stands for a value in text that no person can have written: neither commands nor variables contain NUL."""
+    """A stand-in for a later value. No command or variable can contain it, because of the NUL."""
     return f"\0{name}\0"
 
 
 ONE_MACHINE: Final = Rendezvous()
 KNOWN_LATER: Final = Rendezvous(*map(_later, Rendezvous._fields))
-"""Of an attempt whose machines a cluster manager has not chosen yet."""
+"""For an attempt whose machines the cluster manager has not chosen yet."""
 AS_TYPED: Final = Rendezvous(*(f"{{{name}}}" for name in Rendezvous._fields))
-"""For people: each machine has other values."""
+"""Shown to people, since each machine has different values."""
 
 
 def rendezvous_port(attempt: str) -> int:
-    """A port that attempts on one machine hardly ever share."""
+    """A port that two attempts on a machine rarely share."""
     return _FIRST_PORT + zlib.crc32(attempt.encode()) % _PORTS
 
 
@@ -75,10 +75,10 @@ def prepare(
     *,
     chosen_later: bool = False,
 ) -> tuple[Plan, dict[str, str]]:
-    """What the supervisor of an attempt on these GPUs runs, and the command's environment. Raises BadInputError.
+    """The plan of an attempt on these GPUs, and the command's environment. Raises BadInputError.
 
-    `environment`: the worker's own; `present`: all GPUs of the machine, for those that can only be named by index.
-    `chosen_later`: a cluster manager chooses the job's GPUs, and names them in its own variables.
+    `environment`: the worker's; `present`: all GPUs of the machine, since some are addressed by index only.
+    `chosen_later`: the cluster manager chooses the job's GPUs and sets the variables itself.
     """
     if not job.command:
         raise BadInputError(f"the job {job.id} cannot be run: {UNREADABLE}")
@@ -88,15 +88,15 @@ def prepare(
     inherited = {
         name: value
         for name, value in (*environment.items(), *job.environment.items())
-        # These describe a run around the worker, or around the submission.
+        # These belong to a run that contains the worker or the submission.
         if name not in ("STOKER_RUN", "STOKER_BATCH_SIZE") and not name.startswith("STOKER_RUN_")
     }
     variables = _presets(job, number) | inherited | {"STOKER_JOB_ID": job.id, "STOKER_ATTEMPT": str(number)}
     variables |= {"STOKER_NODES": str(rendezvous.nodes), "STOKER_NODE_RANK": str(rendezvous.node_rank)}
     if rendezvous.nodes != 1:
-        # Those of the worker are not meant for the job.
-        meeting = {"MASTER_ADDR": rendezvous.master_addr, "MASTER_PORT": str(rendezvous.master_port)}
-        variables |= {name: job.environment.get(name, value) for name, value in meeting.items()}
+        # The worker's own values do not apply to the job.
+        master = {"MASTER_ADDR": rendezvous.master_addr, "MASTER_PORT": str(rendezvous.master_port)}
+        variables |= {name: job.environment.get(name, value) for name, value in master.items()}
     if job.batch_size is not None:
         variables["STOKER_BATCH_SIZE"] = str(job.batch_size)
     if gpus:
@@ -124,14 +124,14 @@ def prepare(
 
 
 def is_fitted(job: Job) -> bool:
-    """Whether its batch size is found before it starts."""
+    """True if the job's batch size is found before it starts."""
     return bool(job.fit) and job.batch_size is None
 
 
 def _filled_in(text: str, job: Job, given: Mapping[str, str]) -> str:
-    """Fills in the placeholders that a job may use; other braces stay."""
+    """Replaces the placeholders that a job may use; other braces stay."""
     values = dict(given)
-    if not is_fitted(job):  # otherwise they are filled in when the size is known, and probes have other ids
+    if not is_fitted(job):  # a fitted job gets its size after probing, and its probes have other ids
         values["id"] = job.id
         if job.batch_size is None and mentioned(text, ("batch_size",)):
             raise BadInputError(
@@ -143,13 +143,13 @@ def _filled_in(text: str, job: Job, given: Mapping[str, str]) -> str:
 
 
 def _presets(job: Job, number: int) -> dict[str, str]:
-    """Defaults that the user may override: every attempt continues the same run of Weights & Biases."""
+    """Defaults that the user may override. All attempts continue one Weights & Biases run."""
     presets = {
         "WANDB_RUN_ID": job.id,
         "WANDB_NAME": job.name or job.id,
-        # Python buffers output to a file, and a follower would see nothing for minutes.
+        # Python buffers output to files, and `logs -f` would show nothing for minutes.
         "PYTHONUNBUFFERED": "1",
-        # The order of nvidia-smi and of Stoker.
+        # Number GPUs as nvidia-smi and Stoker do.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     if number > 1:
@@ -158,7 +158,7 @@ def _presets(job: Job, number: int) -> dict[str, str]:
 
 
 def batch_size_fit(job: Job, number: int, command: tuple[str, ...], slots: int) -> BatchSizeFit | None:
-    """How the batch size is found before the job starts; None when it is not. `slots`: jobs per GPU."""
+    """How to find the batch size before the job starts; None if the job has one. `slots`: jobs per GPU."""
     if not is_fitted(job):
         return None
     try:
@@ -167,9 +167,9 @@ def batch_size_fit(job: Job, number: int, command: tuple[str, ...], slots: int) 
         raise BadInputError(f"the fit of job {job.id} is invalid: {error}") from None
     if slots > spec.search_options.per_gpu:
         spec = replace(spec, search_options=replace(spec.search_options, per_gpu=slots))
-    # A shell command became three words, of which the last is the text.
+    # A shell command has become `/bin/sh -c TEXT`.
     words = command[-1] if isinstance(job.command, str) else command
-    # A job that shares a GPU must stay below the memory that it asked for.
+    # On a shared GPU the job must stay below its requested memory.
     return BatchSizeFit(
         spec=spec, command=words, job=job.id, number=number, most_memory=job.memory if job.share else None
     )

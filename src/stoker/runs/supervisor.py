@@ -85,7 +85,7 @@ class Controller(Protocol):
     def on_started(self) -> None:
         """Called when the job was started. Never raises."""
 
-    def has_signalled_job(self, signum: int) -> bool:
+    def job_has_signal(self, signum: int) -> bool:
         """Whether who asked this process to end has sent this signal to every process of the job, too."""
 
     def max_grace(self) -> float:
@@ -456,7 +456,7 @@ class Supervisor(CommandHandler[int]):
         signum, has_signal = self._plan.signal_number, False
         if self._controller is not None:
             grace = min(grace, self._controller.max_grace())
-            has_signal = self._controller.has_signalled_job(signum)
+            has_signal = self._controller.job_has_signal(signum)
         return self._loop.stop(signum, grace, has_signal=has_signal)
 
     def _gpus_still_held(self) -> tuple[str, ...]:

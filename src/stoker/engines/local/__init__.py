@@ -65,9 +65,9 @@ def create(options: "WorkerOptions", own: Mapping[str, Any], log: "Log") -> "Loc
 
 
 def check(job: "JobSpec", view: "View | None" = None) -> None:
-    """Raises BadInputError for a job that no machine can run, or not that of the view: its CPUs and RAM do not grow.
+    """Raises BadInputError for a job that no machine can run, or that exceeds the CPUs or RAM of the view's machine.
 
-    GPUs may: one that fell off comes back.
+    GPUs are not checked: one that fell off the bus may come back.
     """
     if job.nodes > 1:
         raise InvalidFieldsError({"nodes": "a job over several machines needs a worker with --engine slurm"})

@@ -1,4 +1,4 @@
-"""The attempts of this machine as the worker sees them: connections to shims, ends, and what an earlier worker left."""
+"""The worker's view of local attempts: connections to shims, results, and attempts of earlier workers."""
 
 import errno
 import math
@@ -33,23 +33,23 @@ from stoker.runs.processes.reaper_process import REAPER_NAME
 from stoker.runs.processes.tree import descends, find_orphans, find_tagged, has_ancestor_named, kill_all, send
 from stoker.runs.record import Status
 
-# Between two tries to find out what became of a shim, doubled from try to try.
+# The delay between two checks on a missing shim, doubled each time.
 _FIRST_PAUSE: Final = 0.05
 _LAST_PAUSE: Final = 5.0
-# Descriptors that a worker needs besides those to its shims: for the queue, the GPUs, the next jobs.
+# File descriptors that a worker needs for the queue, the GPUs and the next jobs.
 _SPARE_DESCRIPTORS: Final = 16
-# A process that is still there this long after a kill is blocked in a driver, and waiting does not help.
+# A process that survives SIGKILL this long is blocked in a driver; waiting does not help.
 _KILLING: Final = 30.0
-# A stop takes its grace, the kill, and a look at the GPUs; a shim that is silent for longer is hung.
+# A stop takes its grace, the kill, and a look at the GPUs. A shim that takes longer is hung.
 _LONGEST_STOP: Final = 90.0
-# A shim that is stopped or traced, and does not go on when it is continued.
+# A suspended or traced shim that ignores SIGCONT this long is killed.
 _LONGEST_SUSPENSION: Final = 5.0
-# The machine is short of something, which proves nothing about the attempt.
+# Errors of a machine short of resources, which prove nothing about the attempt.
 _SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS})
 
 
 class LocalAttempt(RunningAttempt):
-    """An attempt whose job is supervised by a shim of this machine."""
+    """An attempt under a shim on this machine."""
 
     record: LocalAttemptRecord
     spec: LocalAttemptSpec
@@ -58,11 +58,11 @@ class LocalAttempt(RunningAttempt):
         super().__init__(record, attempt_spec)
         self.channel = channel
         self.reaper_exit = -1
-        """A pidfd that becomes readable when the reaper of a job without a shim ends."""
+        """The pidfd of the reaper, once the shim is dead."""
         self.retry_at = math.inf
-        """When to look again what became of the shim, in monotonic seconds."""
+        """When to check on the shim again, in monotonic seconds."""
         self.ended_at = math.inf
-        """When its result became known, in monotonic seconds."""
+        """When the result arrived, in monotonic seconds."""
         self._is_unacknowledged = False
         self._backoff = Backoff(_FIRST_PAUSE, _LAST_PAUSE)
         self._stop: StopAttempt | None = None
@@ -72,16 +72,16 @@ class LocalAttempt(RunningAttempt):
 
     @property
     def is_settled(self) -> bool:
-        # A shim closes the connection, or is ready for the next attempt, when log and report are complete.
+        # A shim closes the connection or reports ready once log and report are complete.
         return self.result is not None and self.channel is None
 
     def allocation(self, used: dict[str, int] | None) -> Allocation:
         return Allocation(self.spec.request, self.spec.gpus, self.since, used=used, stopping=self.stopping)
 
     def owns(self, pid: int) -> bool:
-        """Whether this process belongs to the job."""
+        """True if this process belongs to the job."""
         processes = self.spec.processes
-        # Probes of its batch size descend from the shim, the job itself from the reaper.
+        # Batch-size probes descend from the shim, the job itself from the reaper.
         if descends(pid, processes.reaper.pid) or descends(pid, processes.shim.pid):
             return True
         return processes.cgroup is not None and pid in Cgroup(Path(processes.cgroup)).pids()
@@ -96,7 +96,7 @@ class LocalAttempt(RunningAttempt):
             self.channel.send(LeaseRenewed(until))
 
     def acknowledge(self) -> None:
-        """Later: what the shim then does would take a core from the job that starts at this moment."""
+        """Deferred to `send_acknowledgement`: the shim's cleanup would take a core from the job that starts now."""
         self._is_unacknowledged = True
 
     def send_acknowledgement(self) -> None:
@@ -105,7 +105,7 @@ class LocalAttempt(RunningAttempt):
         self._is_unacknowledged = False
 
     def lose_shim(self) -> None:
-        """The shim has closed the connection: it is done with the attempt, or was killed."""
+        """The shim has closed the connection: it has finished, or was killed."""
         if self.channel is not None:
             self.channel.close()
             self.channel = None
@@ -113,9 +113,9 @@ class LocalAttempt(RunningAttempt):
                 self.connect()
 
     def check_shim(self) -> None:
-        """Continues a shim that was stopped by a signal: it must receive a cancellation, and renew its lease.
+        """Continues a suspended shim, which must receive cancellations and renew its lease.
 
-        One that cannot carry out a stop is killed, and its reaper then stops the job.
+        A shim that fails to carry out a stop is killed; its reaper then stops the job.
         """
         if self.result is not None or self.channel is None:
             return
@@ -134,9 +134,9 @@ class LocalAttempt(RunningAttempt):
             send(shim, signal.SIGKILL)
 
     def connect(self) -> None:
-        """Connects to the shim. Without one: waits for the reaper, which stops the job, or concludes.
+        """Connects to the shim. If it is dead, waits for the reaper to stop the job, or concludes.
 
-        Only proof of an end is one. What is unknown now is looked at again later: until then the job goes on, and its
+        Only proof ends an attempt. If the state is unknown, this is tried again later; the job keeps running, and its
         shim renews the lease itself.
         """
         self.retry_at = math.inf
@@ -150,7 +150,7 @@ class LocalAttempt(RunningAttempt):
         except OSError as error:
             refused = isinstance(error, (ConnectionRefusedError, FileNotFoundError))
             if refused and self.record.status().state == "ended":
-                self.conclude()  # its shim is done with it, and may have another attempt by now
+                self.conclude()  # the shim has finished, and may run another attempt by now
             elif not is_gone(processes.shim):
                 self._try_later()
             elif is_gone(processes.reaper):
@@ -165,13 +165,13 @@ class LocalAttempt(RunningAttempt):
             self._try_later()
             return
         if is_gone(self.spec.processes.reaper):
-            self.conclude()  # the pidfd is of another process, which has the pid now
+            self.conclude()  # the pid was reused, so the pidfd belongs to another process
 
     def _try_later(self) -> None:
         self.retry_at = time.monotonic() + self._backoff.next()
 
     def conclude(self) -> None:
-        """Shim and reaper are gone: kills what they may have left, and reads how the attempt ended."""
+        """Shim and reaper are dead: kills leftovers of the job, and reads its last status."""
         if self.reaper_exit >= 0:
             os.close(self.reaper_exit)
             self.reaper_exit = -1
@@ -189,7 +189,7 @@ class LocalAttempt(RunningAttempt):
             self._try_later()
 
     def conclude_after_reboot(self) -> None:
-        """Nothing of it can be left, and its pids mean nothing any more."""
+        """The reboot ended all its processes, and its pids are meaningless."""
         status = self.record.status()
         if status.state == "ended":
             self.result = result_of(status, self.spec.requeue_at_limit, self.record.output)
@@ -198,7 +198,7 @@ class LocalAttempt(RunningAttempt):
 
 
 def kill_leftovers(record: LocalAttemptRecord, attempt_spec: LocalAttemptSpec) -> bool:
-    """Kills a job whose shim and reaper were both killed. Whether all of it is gone. Raises OSError."""
+    """Kills a job whose shim and reaper are both dead. True once all its processes are gone. Raises OSError."""
     path = attempt_spec.processes.cgroup
     cgroup = Cgroup(Path(path)) if path is not None and Path(path).exists() else None
     if cgroup is not None:
@@ -211,16 +211,16 @@ def kill_leftovers(record: LocalAttemptRecord, attempt_spec: LocalAttemptSpec) -
 
 
 def _check_descriptors() -> None:
-    """Raises OSError when so few are left that everything else would fail without them."""
+    """Raises OSError if too few file descriptors are left for the rest of the worker."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if len(os.listdir("/proc/self/fd")) + _SPARE_DESCRIPTORS > most:  # noqa: PTH208 - one call
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def find_attempts(identity: WorkerIdentity, queue: str | None, known: Collection[str] = ()) -> Found[LocalAttempt]:
-    """The attempts of an earlier worker besides those that are known; some have ended.
+    """Attempts of earlier workers that are not in `known`; some have ended.
 
-    Needs no queue: jobs without a supervisor are killed first, since another machine may start them when the lease
+    Works without the queue. Unsupervised jobs are killed first, since another machine may start them when the lease
     ends.
     """
     address = str(queue_address(queue))
@@ -243,7 +243,7 @@ def find_attempts(identity: WorkerIdentity, queue: str | None, known: Collection
         if attempt_spec is None or attempt_spec.attempt in known or attempt_spec.host != identity.host:
             continue
         if str(queue_address(attempt_spec.queue)) != address:
-            continue  # it is left to that queue's worker
+            continue  # another queue's worker takes care of it
         attempt = LocalAttempt(record, attempt_spec, None)
         if attempt_spec.boot == boot_id():
             attempt.connect()
@@ -254,9 +254,9 @@ def find_attempts(identity: WorkerIdentity, queue: str | None, known: Collection
 
 
 def is_supervised(identity: WorkerIdentity, attempt: Attempt) -> bool:
-    """Whether an attempt is supervised that `find_attempts` did not find, perhaps because its files were deleted.
+    """True if the attempt runs under a supervisor although `find_attempts` missed it, as after deleting its files.
 
-    Processes of it without a supervisor are killed. Raises CannotTellError.
+    Unsupervised processes of it are killed. Raises CannotTellError.
     """
     directory = identity.directory_of(attempt.job, attempt.number)
     if LocalAttemptRecord(directory).has_attempt():
@@ -278,7 +278,7 @@ def _kill_orphans(identity: WorkerIdentity) -> None:
 
 
 def _is_recorded(directory: str) -> bool:
-    """Whether the attempt is known: then its record says who supervises it, or that it has ended."""
+    """True if the attempt has a record, which names its supervisor or its end."""
     return any(os.path.exists(f"{directory}/{name}") for name in ("attempt.json", "delivered.json"))  # noqa: PTH110 - text
 
 
@@ -287,13 +287,13 @@ def _has_supervisor(who: Identity) -> bool:
 
 
 def unsupervised(home: Path, names: Collection[str]) -> set[str]:
-    """Those of the attempts without a supervisor; what was left of them is killed. Raises OSError."""
+    """The attempts without a supervisor, after killing their leftovers. Raises OSError."""
     found = set()
     for name in names:
         record = LocalAttemptRecord(home / "attempts" / name)
         attempt_spec = record.attempt_spec()
         if attempt_spec is None or attempt_spec.host != socket.gethostname() or attempt_spec.boot != boot_id():
-            found.add(name)  # delivered, or of another machine that shares the home
+            found.add(name)  # delivered, or on another machine that shares the home
             continue
         is_alone = is_gone(attempt_spec.processes.shim) and is_gone(attempt_spec.processes.reaper)
         if is_alone and (record.checked_status().state == "ended" or kill_leftovers(record, attempt_spec)):

@@ -1,6 +1,6 @@
-"""Background programs on idle GPUs of the worker: a separate filler process, which gets GPUs granted.
+"""Background programs on idle GPUs of the worker, run by a separate filler process.
 
-The worker owns the GPUs. The filler runs programs only on granted GPUs, and they are preempted before any job.
+The worker owns the GPUs and grants some to the filler. Its programs are preempted before any job.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ from stoker.procfs import close_inherited_descriptors
 from stoker.runs.processes.tree import descends
 
 _LONGEST: Final = 65536
-# The filler of a worker that was killed stops its programs before it lets go of the lock.
+# The filler of a killed worker stops its programs before it releases the lock.
 _PATIENCE: Final = 20.0
-# Behind every job, whatever its priority.
+# Orders background programs after every job.
 _LAST: Final = 2**31
 
 
@@ -39,9 +39,9 @@ class BackgroundFill:
     """The worker's end of the filler."""
 
     def __init__(self, file: str | None, source: str, deadline: float, home: Path, log: Callable[[str], None]) -> None:
-        """For a process of one thread, without connections that a fork would break. Raises StokerError.
+        """Forks: call it in a single-threaded process without connections. Raises StokerError.
 
-        `file`: the configuration; None for the one that `stoker fill` finds.
+        `file`: the configuration; None for the default of `stoker fill`.
         """
         config, gpus = _checked(file, source, deadline)
         held = lock(home, socket.gethostname(), patience=_PATIENCE)
@@ -64,16 +64,16 @@ class BackgroundFill:
         self._dead = False
 
     def fileno(self) -> int:
-        """-1 once the filler is gone."""
+        """The connection's descriptor; -1 once the filler has ended."""
         return -1 if self._dead else self._connection.fileno()
 
     @property
     def reach(self) -> frozenset[str]:
-        """The GPUs on which a program runs or may start: a revoked one is free when the filler has confirmed it."""
+        """GPUs on which a program runs or may start. A revoked GPU is free once the filler has confirmed it."""
         return self._grants.possible.union(self.programs)
 
     def receive(self) -> bool:
-        """Handles what the filler sent; whether that changed anything."""
+        """Handles messages of the filler. True if anything changed."""
         changed = False
         while not self._dead:
             try:
@@ -97,13 +97,13 @@ class BackgroundFill:
         return not self._dead and descends(pid, self._pid)
 
     def name_on(self, uuid: str) -> str:
-        """The name of this GPU's program in placement."""
+        """This GPU's program as placement names it."""
         return f"{BACKGROUND} on {uuid}"
 
     def allocations(self, used: Mapping[str, int] | None) -> list[Allocation]:
-        """One per GPU: a program on several GPUs leaves all of them when it has to leave one.
+        """One allocation per GPU: a program on several GPUs vacates all of them when it loses one.
 
-        `used`: the bytes that background programs really use on each GPU; None when unknown.
+        `used`: the measured bytes of background programs on each GPU; None if unknown.
         """
         granted = self._granted or frozenset()
         return [
@@ -118,7 +118,7 @@ class BackgroundFill:
         ]
 
     def grant(self, uuids: Iterable[str]) -> None:
-        """Lets background programs run on these GPUs, and on no others."""
+        """Restricts background programs to these GPUs."""
         wanted = frozenset(uuids)
         if wanted != self._granted and not self._dead:
             self._granted = wanted
@@ -127,9 +127,9 @@ class BackgroundFill:
                 self._connection.send(msgspec.msgpack.encode((number, sorted(wanted))), socket.MSG_NOSIGNAL)
 
     def close(self) -> None:
-        """Stops its programs too."""
+        """Ends the filler and its programs."""
         self._connection.close()
-        # A suspended process cannot end.
+        # A suspended filler must be continued to end.
         os.kill(self._pid, signal.SIGCONT)
         os.waitpid(self._pid, 0)
 
@@ -139,7 +139,7 @@ def _root() -> Path:
 
 
 def _checked(file: str | None, source: str, deadline: float) -> tuple[FillConfig, Sequence[Gpu]]:
-    """The configuration, and the GPUs that programs may run on: none while they cannot be read."""
+    """The configuration, and the GPUs that programs may use: none while they cannot be read."""
     with Prober(source, deadline=deadline, sharing="start") as prober:
         try:
             look = prober.look()
@@ -160,11 +160,11 @@ def _fill(
     home: Path,
     log: Callable[[str], None],
 ) -> None:
-    """The filler's process: never returns."""
+    """The body of the filler's process; never returns."""
     worker = os.getppid()
     try:
         os.setsid()
-        # A filler whose worker was killed owns the GPUs until its programs are gone, so it keeps the lock.
+        # After its worker is killed, the filler keeps the lock until its programs have ended.
         close_inherited_descriptors([connection.fileno(), held, *claims.descriptors()])
         with prober:
             filler = Filler(
@@ -174,14 +174,14 @@ def _fill(
             _serve(connection, filler)
     except StokerError as error:
         log(str(error))
-    except BaseException:  # noqa: BLE001 - it must never return into the worker's code, and not fail silently
+    except BaseException:  # noqa: BLE001 - it must neither return into the worker's code nor fail silently
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(0)
 
 
 def _serve(connection: socket.socket, filler: Filler) -> None:
-    """Follows the grants until the worker is gone, then stops all programs."""
+    """Follows the grants until the worker ends, then stops all programs."""
     sent: tuple[int, dict[str, str]] | None = None
     number: int | None = 0
     while number is not None or filler.busy:
@@ -190,7 +190,7 @@ def _serve(connection: socket.socket, filler: Filler) -> None:
         if number is not None:
             number = _receive(connection, filler, number)
         filler.step()
-        # After the step: a program that was about to start on a revoked GPU is among them, or never starts.
+        # Sent after the step: a program about to start on a revoked GPU either is in the list or never starts.
         if number is not None and sent != (state := (number, filler.occupants())):
             sent = state
             with contextlib.suppress(OSError):
@@ -198,7 +198,7 @@ def _serve(connection: socket.socket, filler: Filler) -> None:
 
 
 def _receive(connection: socket.socket, filler: Filler, number: int) -> int | None:
-    """The number of the last grant; None when the worker is gone."""
+    """The number of the last grant; None once the worker has ended."""
     while True:
         try:
             packet = connection.recv(_LONGEST, socket.MSG_DONTWAIT)
@@ -214,18 +214,18 @@ def _receive(connection: socket.socket, filler: Filler, number: int) -> int | No
 
 
 class Grants:
-    """The grants that the filler has confirmed or may not have received yet, by number."""
+    """Numbered grants: the last confirmed one, and those that the filler has not confirmed yet."""
 
     def __init__(self) -> None:
         self._open: dict[int, frozenset[str]] = {}
 
     @property
     def possible(self) -> frozenset[str]:
-        """The GPUs on which a program may start, or have started unnoticed."""
+        """GPUs on which a program may start, or may have started unnoticed."""
         return frozenset[str]().union(*self._open.values())
 
     def add(self, gpus: frozenset[str]) -> int:
-        """The number of a new grant, which replaces the others once it is confirmed."""
+        """Adds a grant and returns its number. It replaces the older ones once it is confirmed."""
         number = max(self._open, default=0) + 1
         self._open[number] = gpus
         return number
@@ -234,5 +234,5 @@ class Grants:
         self._open = {other: gpus for other, gpus in self._open.items() if other >= number}
 
     def clear(self) -> None:
-        """The filler is gone."""
+        """Forgets all grants after the filler has ended."""
         self._open.clear()

@@ -1,6 +1,6 @@
-"""The capacity of each GPU: its state, the jobs that hold it, and what keeps another job from it.
+"""The capacity of each GPU: its state, its jobs, and the obstacles for another job.
 
-Pure: no clock and no I/O. All times are seconds on one clock of the caller's choice.
+Pure: no clock and no I/O. All times are seconds on one clock that the caller chooses.
 """
 
 import math
@@ -12,26 +12,26 @@ import msgspec
 from stoker.engines.engine import Reservation
 from stoker.gpus.model import Link, Maybe, Unknown, is_model
 
-# Stands for the id of a job on GPUs with a background program.
+# The job id of background programs.
 BACKGROUND: Final = "background"
-# Memory and utilization fall within seconds of a job's end; after a minute an unseen process uses the GPU.
+# Memory and utilization drop within seconds after a job ends; after a minute an unseen process uses the GPU.
 SETTLES_WITHIN: Final = 60.0
-# Others who are there for ten minutes stay: no GPUs are reserved for a job that would need theirs as well.
+# Other users who stay ten minutes count as permanent: no GPUs are reserved for a job that needs theirs too.
 _STAYS_AFTER: Final = 600.0
-# Of the memory that a card is sold with, what its driver reports at least: 14.7 of 16 GiB with error correction.
+# The driver reports at least this share of a card's nominal memory: 14.7 of 16 GiB with error correction.
 _REPORTED_SHARE: Final = 0.92
 
 
 class ResourceRequest(msgspec.Struct, frozen=True):
-    """What a job asks for."""
+    """The resources that a job needs."""
 
     job: str
     gpus: int
-    """How many GPUs; 0 for a job without one."""
+    """The number of GPUs; 0 for a CPU job."""
     order: int
-    """Smaller was submitted earlier, or moved ahead since."""
+    """The position in the queue; smaller goes first."""
     memory: int | None = None
-    """Bytes on each of its GPUs; None when not given."""
+    """Bytes on each of its GPUs; None if not given."""
     shares: bool = False
     priority: int = 0
     """Higher goes first."""
@@ -39,11 +39,11 @@ class ResourceRequest(msgspec.Struct, frozen=True):
     time_limit: float | None = None
     """Seconds."""
     background: bool = False
-    """Not a job, but a program that fills an idle GPU: it is preempted also for preemptible jobs."""
+    """A background program, which even preemptible jobs preempt."""
     gpu_model: str | None = None
-    """Parts of names, with `|` between them."""
+    """Substrings of model names, separated by `|`."""
     gpu_memory: int | None = None
-    """Bytes that each of its GPUs must have in all."""
+    """The minimum total memory of each GPU, in bytes."""
     cpus: int = 0
     ram: int = 0
     """Bytes."""
@@ -51,25 +51,25 @@ class ResourceRequest(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] = ()
     """Labels that its machine must have."""
     excluded: tuple[str, ...] = ()
-    """Machines that it does not run on."""
+    """Machines on which it must not run."""
 
     @property
     def shape(self) -> "ResourceRequest":
-        """Without the job: jobs of one shape fit into the same places."""
+        """The request without the job's identity. Jobs of one shape fit on the same GPUs."""
         return msgspec.structs.replace(self, job="", order=0)
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """What a running job holds: all that it asked for, even while it is still loading."""
+    """The resources of a running job: all that it requested, even while it is still loading."""
 
     request: ResourceRequest
     gpus: tuple[str, ...]
     """Uuids."""
     since: float
     used: Mapping[str, int] | None = None
-    """Bytes it really uses on each GPU it has begun to use; None when unknown."""
+    """Measured bytes on each GPU in use so far; None if unknown."""
     stopping: bool = False
-    """It was asked to end: its GPUs will be free soon."""
+    """It is being stopped: its GPUs will be free soon."""
 
     @property
     def ends(self) -> float:
@@ -77,42 +77,41 @@ class Allocation(msgspec.Struct, frozen=True):
 
 
 class GpuState(msgspec.Struct, frozen=True):
-    """One GPU as the last looks showed it."""
+    """One GPU according to the last looks."""
 
     uuid: str
     index: int
     memory_total: Maybe[int]
     memory_used: Maybe[int]
     peak: Maybe[float]
-    """Utilization over the last looks, as a fraction of 1."""
+    """Peak utilization over the last looks, between 0 and 1."""
     other_processes: tuple[str, ...] = ()
-    """Processes of others, such as `alice's python (pid 4242)`."""
+    """Foreign processes, such as `alice's python (pid 4242)`."""
     problem: str | None = None
     """Why the GPU or its processes could not be read."""
     obstructed_since: float | None = None
-    """Since when something other than our jobs keeps it from being free; None when nothing does."""
+    """Since when something other than the worker's jobs blocks it; None if nothing does."""
     quarantine: str | None = None
-    """Why it is out of rotation; None when it is not."""
+    """Why it is out of rotation; None if it is in rotation."""
     name: str = ""
     links: tuple[tuple[str, Link], ...] = ()
-    """How it is connected to other GPUs, by their uuids, as far as known."""
+    """Known links to other GPUs, by uuid."""
 
 
 GpuOrder = Literal["links", "memory", "index"]
 
 
 class PlacementOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How this machine's GPUs are given to jobs."""
+    """How jobs get the GPUs of this machine."""
 
     free_below: float = 0.5
-    """A GPU that no job holds and with a higher utilization is used by others."""
+    """A GPU without a job but with a higher utilization counts as used by others."""
     slots_per_gpu: int = 1
-    """More than 1: this many jobs share one GPU, whether or not they asked to."""
+    """With more than 1, this many jobs share a GPU, with or without `--share`."""
     cpu_jobs: int = 4
-    """How many jobs without a GPU run at a time."""
+    """The maximum number of running jobs without a GPU."""
     gpu_order: GpuOrder = "links"
-    """What decides between GPUs that a job fits on: how they are connected, as far as known, then their memory; their
-    memory alone, the least first; or their index."""
+    """The preference among GPUs that fit: best connected, then least memory; least memory; or lowest index."""
 
     def takes_whole_gpus(self, request: ResourceRequest) -> bool:
         return self.slots_per_gpu == 1 and not (request.shares and request.memory is not None)
@@ -139,14 +138,14 @@ class OtherModel(msgspec.Struct, frozen=True):
 
 
 class Busy(msgspec.Struct, frozen=True):
-    """It works although no process is seen on it."""
+    """It is busy without a visible process."""
 
     peak: float
     free_below: float
 
 
 class MemoryTaken(msgspec.Struct, frozen=True):
-    """Its memory is in use although no process is seen on it."""
+    """Its memory is in use without a visible process."""
 
     used: int
 
@@ -154,9 +153,9 @@ class MemoryTaken(msgspec.Struct, frozen=True):
 class Held(msgspec.Struct, frozen=True):
     jobs: tuple[str, ...]
     frees_in: float | None
-    """Seconds until there is room at the latest, by the time limits; None when nothing bounds it."""
+    """Upper bound in seconds until there is room, by time limits; None without one."""
     left: int | None
-    """Bytes still free, for a job that would share."""
+    """Free bytes, for a job that could share the GPU."""
 
 
 class Stopping(msgspec.Struct, frozen=True):
@@ -164,7 +163,7 @@ class Stopping(msgspec.Struct, frozen=True):
 
 
 class Free(msgspec.Struct, frozen=True):
-    """Nothing keeps the job from this GPU: it needs more of them."""
+    """No obstacle: the job needs more GPUs than this one."""
 
 
 Obstacle = (
@@ -180,7 +179,7 @@ Obstacle = (
     | Reservation
     | Free
 )
-"""What keeps a job from a GPU. A reservation: the GPU is free, but for a job that comes first."""
+"""What keeps a job from a GPU. With a `Reservation`, the GPU is free but kept for a job that goes first."""
 
 
 class GpuHolder(NamedTuple):
@@ -189,21 +188,21 @@ class GpuHolder(NamedTuple):
     job: str
     whole: bool
     reserved: int
-    """What it asked for or really uses, whichever is more."""
+    """Requested or measured bytes, whichever is larger."""
     ends: float
 
 
 class GpuReservation(NamedTuple):
-    """The first waiting job comes first on this GPU."""
+    """The reservation of this GPU for the first waiting job."""
 
     request: ResourceRequest
     until: float
-    """When it can start at the latest, by the time limits; infinite when nothing bounds it."""
+    """The latest start of that job, by time limits; infinite without them."""
     kept: Reservation
 
 
 class GpuCapacity:
-    """One GPU and its holders, while a decision is being made."""
+    """One GPU and its holders during a decision."""
 
     def __init__(self, gpu: GpuState, allocations: Iterable[Allocation], rules: PlacementOptions, now: float) -> None:
         self.gpu = gpu
@@ -219,7 +218,7 @@ class GpuCapacity:
             used = asked if allocation.used is None else allocation.used.get(gpu.uuid, 0)
             attributed += used
             self.add(allocation.request, allocation.ends, used)
-        # The slack is for what the driver itself uses.
+        # The driver itself uses the slack.
         unexplained = max(0, self.used - attributed)
         self.unexplained = unexplained if unexplained > self.slack else 0
         self._is_unexplained = self.unexplained > 0 and all_known
@@ -231,8 +230,8 @@ class GpuCapacity:
     def _count_memory(self, gpu: GpuState) -> None:
         self.total = 0 if isinstance(gpu.memory_total, Unknown) else gpu.memory_total
         self.used = 0 if isinstance(gpu.memory_used, Unknown) else gpu.memory_used
-        # What a driver uses itself, or one CUDA context that is not counted: half a GiB on common cards, more on the
-        # largest, and at most a tenth of a tiny one.
+        # The driver's own memory, or one uncounted CUDA context: half a GiB on common cards, more on the largest, and
+        # at most a tenth of a tiny one.
         self.slack = min(max(512 * 2**20, self.total // 50), self.total // 10)
 
     def add(self, request: ResourceRequest, ends: float, used: int = 0) -> None:
@@ -246,7 +245,7 @@ class GpuCapacity:
         return any(holder.job == job for holder in self.holders)
 
     def could_ever_fit(self, request: ResourceRequest) -> bool:
-        """Whether an empty GPU would be of the right model and large enough; one of unknown size may be."""
+        """True if the GPU has the right model and is large enough when empty. An unknown size may be enough."""
         if not self.is_of_model(request):
             return False
         if isinstance(self.gpu.memory_total, Unknown):
@@ -260,17 +259,17 @@ class GpuCapacity:
         return request.gpu_memory is not None and self.total < request.gpu_memory * _REPORTED_SHARE
 
     def usable(self, request: ResourceRequest) -> int:
-        """The memory that the job could have on the empty GPU."""
+        """The memory that the job could use on the empty GPU."""
         return self.total if self.rules.takes_whole_gpus(request) else self.total - self.slack
 
     def is_lost(self, request: ResourceRequest) -> bool:
-        """Whether others use it, with no sign that this will change."""
+        """True if others use it, with no sign of leaving."""
         if self.outside is not None:
             return self._stays or isinstance(self.outside, OutOfRotation)
         return not self.holders and not self.settles_soon and self._unsettled(request) is not None
 
     def has_room(self, request: ResourceRequest) -> bool:
-        """Whether the job could start here now."""
+        """True if the job can start here now."""
         if self.outside is not None or not self.could_ever_fit(request):
             return False
         if not self.holders:
@@ -278,7 +277,7 @@ class GpuCapacity:
         return self._fits_beside(request, self.holders)
 
     def will_have_room(self, request: ResourceRequest, gone: Collection[str]) -> bool:
-        """Whether the job could start here once those jobs are gone and their memory is free."""
+        """True if the job can start here once the jobs in `gone` have ended and freed their memory."""
         if self.outside is not None or not self.could_ever_fit(request):
             return False
         if not self.holders:
@@ -289,7 +288,7 @@ class GpuCapacity:
         return self._fits_beside(request, left)
 
     def frees_at(self, request: ResourceRequest, gone: Collection[str], now: float) -> float:
-        """When the job could start here at the latest, by the time limits of those that hold it."""
+        """The latest time when the job can start here, by the time limits of the holders."""
         if self.will_have_room(request, gone):
             return now
         released = set(gone)
@@ -300,11 +299,11 @@ class GpuCapacity:
         return math.inf
 
     def left(self) -> int:
-        """Bytes that no job holds."""
+        """Bytes not reserved by any job."""
         return max(0, self.total - self.slack - self.unexplained - sum(holder.reserved for holder in self.holders))
 
     def _has_place_beside(self, request: ResourceRequest, holders: Collection[GpuHolder]) -> bool:
-        """Whether they would share the GPU, memory aside."""
+        """True if they can share the GPU, memory aside."""
         if self.rules.takes_whole_gpus(request) or any(holder.whole for holder in holders):
             return False
         return self.rules.slots_per_gpu == 1 or len(holders) < self.rules.slots_per_gpu
@@ -323,7 +322,7 @@ class GpuCapacity:
         return MemoryTaken(self.used) if self._is_too_full_for(request) else None
 
     def _is_too_full_for(self, request: ResourceRequest) -> bool:
-        """Whether memory that is not our jobs' leaves too little for this one."""
+        """True if foreign memory leaves too little for this job."""
         if request.memory is None:
             return self._is_unexplained
         return self.unexplained > 0 and self.unexplained + request.memory > self.usable(request)
@@ -356,7 +355,7 @@ class GpuCapacity:
 
 
 def _outside(gpu: GpuState) -> OutOfRotation | UnreadableGpu | UsedByOthers | None:
-    """What only others can change. Unknown is never free."""
+    """An obstacle that only others can remove. Unknown is never free."""
     if gpu.quarantine is not None:
         return OutOfRotation(gpu.quarantine)
     if gpu.problem is not None:

@@ -38,11 +38,11 @@ from stoker.queue import Attempt, Job, queue_address
 from stoker.queue.model import ReadyJob, Usage, View
 from stoker.runs.processes.cgroup import NoCgroupError, cpus_here, ram_here, remove_abandoned
 
-# Shims that were stopped by a signal are continued.
+# The interval for continuing suspended shims.
 _CHECK_SHIMS_EVERY: Final = 2.0
-# Beyond its deadline, a look that should tell why a job failed is not waited for.
+# A failed job waits this long beyond the deadline for the look that may blame its GPU.
 _LATE: Final = 5.0
-# Reasons in a heartbeat: more than anybody reads.
+# The limit of reasons in a heartbeat: more than anybody reads.
 _MOST_REASONS: Final = 200
 
 
@@ -53,19 +53,19 @@ class LocalOptions(PlacementOptions, frozen=True, kw_only=True):
     source: str = "auto"
     deadline: float = DEFAULT_DEADLINE
     cpus: int | None = None
-    """How many CPUs jobs may have together; None for those of the machine."""
+    """The CPUs that jobs may use in total; None for all of the machine."""
     ram: int | None = None
-    """The same for RAM, in bytes."""
+    """The RAM that jobs may use in total, in bytes; None for all of the machine."""
     fill: str | None = None
-    """The configuration of background programs; empty for the one of `stoker fill`, None for no programs."""
+    """The file that configures background programs; empty for the default of `stoker fill`, None to run none."""
 
 
 class LocalEngine:
     """Runs attempts on this machine."""
 
     def __init__(self, options: WorkerOptions, own: LocalOptions, log: Log) -> None:
-        """Before the worker takes its home: shims are forks of forks, and one that outlives this process must not hold
-        the next worker's lock."""
+        """Runs before the worker locks its home: a shim is forked from here, and must not inherit the lock that the next
+        worker needs."""
         self._options = options
         self._own = own
         self._log = log
@@ -121,7 +121,7 @@ class LocalEngine:
         moment = time.monotonic()
         requests = [_request(job, order) for order, job in enumerate(waiting)]
         self._waiting_for_gpus = {request.job for request in requests if request.gpus}
-        # Jobs without a GPU at any time; the others when the GPUs were just looked at.
+        # Jobs without a GPU can start at any time; the others need a fresh look.
         fresh = not self._waiting_for_gpus or self._machine.is_fresh(moment)
         placed = place(
             self._machine.tracker.gpus if fresh else [],
@@ -146,14 +146,14 @@ class LocalEngine:
         )
 
     def _offer_elsewhere(self, job: ReadyJob, queue_time: float) -> Offer | None:
-        """How soon the job can start on another machine that reserves GPUs for it."""
+        """The offer of another machine that reserves GPUs for the job."""
         if job.kept is None or self._identity.is_own(job.kept.worker):
             return None
         starts_in = math.inf if job.kept.until is None else max(0.0, job.kept.until - queue_time)
         return Offer(starts_in, job.gpus - len(job.kept.gpus))
 
     def _is_final(self, reason: WaitingReason) -> bool:
-        """Whether the job can never start here."""
+        """True if the job can never start here."""
         match reason:
             case CannotFit() | HostTooSmall() | NotForThisMachine():
                 return True
@@ -210,7 +210,7 @@ class LocalEngine:
             if not channel.send(StartAttempt.of(record, record.write_attempt(attempt_spec))):
                 raise StokerError("the process that was to run it was killed")
         except (StokerError, OSError):
-            # Nothing was started: no worker may find it and take it for something that runs.
+            # Nothing has started, so no worker may find this directory and take it for a running attempt.
             shutil.rmtree(record.directory, ignore_errors=True)
             raise
         running = LocalAttempt(record, attempt_spec, channel)
@@ -252,14 +252,15 @@ class LocalEngine:
         return Step([*ended, *self._judge_failures()], changed)
 
     def _note_end(self, attempt: LocalAttempt) -> None:
-        """The result of a job that failed on GPUs is provisional until a look has shown whether one of them is bad."""
+        """A failure on GPUs is provisional until a look shows whether one of them is bad."""
         attempt.ended_at = time.monotonic()
         attempt.provisional = bool(
             attempt.spec.gpus and attempt.result is not None and attempt.result.outcome == "failed"
         )
 
     def _judge_failures(self) -> list[LocalAttempt]:
-        """Those whose result is final now. A bad GPU is not the job's failure: it is requeued."""
+        """The attempts whose result is final now. If a GPU is at fault, the job is requeued."""
+
         judged = []
         for attempt in self._shims.attempts.values():
             if not attempt.provisional:

@@ -1,6 +1,6 @@
-"""The GPUs of a worker over the looks: which processes on them are ours, which are not, and since when.
+"""Tracks the GPUs of a worker from look to look: which processes belong to its jobs, which do not, and since when.
 
-Pure: no clock and no I/O; all times are those of the looks.
+Pure: no clock and no I/O; all times come from the looks.
 """
 
 import math
@@ -34,15 +34,15 @@ from stoker.queue.model import GpuUse, WorkerGpu
 from stoker.units import name_some
 
 Owner = Callable[[int], str | None]
-"""The job of ours that a process belongs to, by its pid; None for processes of others."""
+"""Maps a pid to the worker's job that owns it; None for foreign processes."""
 
 _NOT_LISTED: Final = "the driver does not list it any more"
 _NOT_SEEN: Final = Unknown("it has not been seen yet")
-# A GPU without holders is judged for a job that does not say how much memory it takes.
+# A GPU without holders is judged for a job with unknown memory needs.
 _ANYBODY: Final = ResourceRequest(job="", gpus=1, order=0)
 _SETTLING: Final = "has just been freed and is settling"
-# They are on every GPU of many machines, work little and never end: if they counted as others, no GPU there would ever
-# be free. Their memory counts.
+# Display servers use a GPU a little and forever. They do not count as other users, or no GPU of a desktop would ever be
+# free. Their memory counts.
 _DISPLAYS: Final = frozenset(
     {"Xorg", "X", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland", "plasmashell", "mutter", "sway", "weston"}
 )
@@ -50,10 +50,10 @@ _Identity = tuple[int, Maybe[int]]
 
 
 class GpuTracker:
-    """The GPUs that a worker gives to jobs.
+    """The GPUs that a worker manages.
 
-    The choice is resolved at the first readable look and then means the same devices: when a GPU falls off the machine,
-    the indices of the others change. One that is missing later counts as unreadable.
+    `--gpus` is resolved at the first readable look and stays bound to these devices, since indices change when a GPU
+    falls off the bus. A GPU that is missing later counts as unreadable.
     """
 
     def __init__(self, chosen: str, rules: PlacementOptions | None = None) -> None:
@@ -65,32 +65,32 @@ class GpuTracker:
         self.present: tuple[Gpu, ...] = ()
         """All GPUs of the machine, chosen or not."""
         self.problem: str | None = "it has not been looked at yet"
-        """Why the machine as a whole could not be read."""
+        """Why the whole machine could not be read."""
         self.simulated = False
-        """Whether its GPUs are simulated."""
+        """Its GPUs are simulated."""
         self.used: dict[str, dict[str, int] | None] = {}
-        """Bytes that each job really uses on each GPU; None when unknown."""
+        """Measured bytes of each job on each GPU; None if unknown."""
 
     @property
     def gpus(self) -> list[GpuState]:
-        """For placement, in the order in which they were chosen."""
+        """The GPUs for placement, in the order of `--gpus`."""
         return [watched.seen for watched in self._watched.values()]
 
     @property
     def known(self) -> dict[str, Gpu]:
-        """The chosen GPUs by their uuids, as they were listed last."""
+        """The chosen GPUs by uuid, as last listed."""
         return {uuid: watched.gpu for uuid, watched in self._watched.items()}
 
     def observe(self, look: Look, owner: Owner, holders: Mapping[str, Collection[str]]) -> None:
-        """Takes in a look. `holders`: the jobs of ours that hold each GPU, by its uuid.
+        """Processes a look. `holders`: the worker's jobs on each GPU, by uuid.
 
-        Raises BadInputError at the first readable look when the chosen GPUs are not there.
+        Raises BadInputError at the first readable look if a chosen GPU is missing.
         """
         self.problem = look.problem.reason if look.problem is not None else None
         if look.problem is None:
             self.present = look.gpus
             self.simulated = is_simulated_source(look.source)
-            # A driver that starts late lists nothing at first, which is not all GPUs.
+            # A driver that starts late lists no GPUs at first.
             if not self._watched:
                 self._watched = {gpu.uuid: _Watched(gpu) for gpu in select_gpus(look.gpus, self._chosen)}
         listed = {gpu.uuid: gpu for gpu in look.gpus}
@@ -104,13 +104,13 @@ class GpuTracker:
         self._add_up(holders)
 
     def take_out(self, quarantined: Entries) -> None:
-        """These GPUs, by their uuids, and no others are out of rotation."""
+        """Takes exactly these GPUs out of rotation, by uuid."""
         self._quarantined = quarantined
         for uuid, watched in self._watched.items():
             watched.take_out(quarantined.get(uuid))
 
     def ended(self, uuid: str, at: float) -> None:
-        """A job of ours on this GPU has ended: activity before that says nothing about others."""
+        """Notes that a job on this GPU has ended: earlier activity does not count as other users."""
         watched = self._watched.get(uuid)
         if watched is not None:
             watched.ended = max(at, watched.ended)
@@ -122,9 +122,9 @@ class GpuTracker:
         programs: Mapping[str, str] = {},
         reserved: Mapping[str, Reservation] = {},
     ) -> tuple[WorkerGpu, ...]:
-        """The GPUs for the heartbeat: the last look, with what holds each GPU now, by its uuid.
+        """The GPUs for the heartbeat: the last look with the current holders of each GPU.
 
-        `wall`: seconds since the epoch; `programs`: the names of background programs.
+        `wall`: seconds since the epoch; `programs`: names of background programs, by uuid.
         """
         return tuple(
             watched.report(holders.get(uuid, ()), wall, programs.get(uuid, ""), reserved.get(uuid))
@@ -147,7 +147,7 @@ class _Watched:
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
-        # Its index when it was chosen.
+        # The index at the first look.
         self._index = gpu.index
         self.ended = -math.inf
         self.seen = GpuState(gpu.uuid, gpu.index, gpu.memory, _NOT_SEEN, _NOT_SEEN)
@@ -160,25 +160,25 @@ class _Watched:
         self._xids: tuple[int, ...] = ()
         self._settles = False
         self._obstacle: Obstacle = UnreadableGpu(_NOT_SEEN.reason)
-        """What keeps others from it, besides its holders."""
+        """The obstacle for other jobs, besides its holders."""
         self._note = ""
         self._quarantine: QuarantinedGpu | None = None
         self._unread_since: float | None = None
         """Seconds since the epoch."""
         self._reported: tuple[GpuUse, str, tuple[str, ...]] | None = None
-        """The state, user and jobs of the last report."""
+        """State, user and jobs of the last report."""
         self._since = 0.0
-        """Since when it is in that state, in seconds since the epoch."""
+        """The start of that state, in seconds since the epoch."""
 
     def take_out(self, quarantine: QuarantinedGpu | None) -> None:
-        """From now on; None puts it back into rotation."""
+        """Takes it out of rotation; None puts it back."""
         self._quarantine = quarantine
         self.seen = msgspec.structs.replace(self.seen, quarantine=None if quarantine is None else quarantine.reason)
 
     def observe(self, look: Look, reading: Reading, owner: Owner, holders: Collection[str]) -> None:
-        """Takes in one look; `judge` says since when."""
+        """Processes one look; `judge` then updates since when the GPU is obstructed."""
         self._holders = tuple(sorted(holders))
-        # Activity in a span in which a job of ours still ran may be that job's.
+        # If a job ran during part of the look's span, the activity may be that job's.
         self._settles = not self._holders and look.at - reading.span < self.ended
         utilization = reading.utilization
         self._utilization = utilization.mean if known(utilization) else None
@@ -198,7 +198,7 @@ class _Watched:
             index=self._index,
             memory_total=reading.memory_total if known(reading.memory_total) else self.gpu.memory,
             memory_used=reading.memory_used,
-            # Not free while the driver lists a process.
+            # A GPU is not free while the driver lists a process.
             peak=1.0 if is_left_over and known(peak) else peak,
             other_processes=other_processes,
             problem=problem,
@@ -209,7 +209,7 @@ class _Watched:
         )
 
     def _tell_apart(self, look: Look, reading: Reading, owner: Owner) -> tuple[tuple[str, ...], bool]:
-        """Counts what our jobs use; describes other processes; whether an ended job may have left one."""
+        """Sums up the memory of our jobs. Returns foreign processes, and whether an ended job may have left one."""
         if not known(reading.processes):
             self.used = dict.fromkeys(self._holders)
             return (), False
@@ -217,12 +217,12 @@ class _Watched:
         foreign: dict[_Identity, str] = {}
         is_left_over = False
         for process in reading.processes:
-            # A pid of another namespace says nothing: it may equal one of ours.
+            # A pid from another namespace is meaningless: it may equal one of ours.
             job = owner(process.pid) if known(process.started) else None
             if job in self.used:
                 self._count(job, process.memory)
             elif self._holders and not known(process.started):
-                # The owner is unknown, and most likely our job.
+                # An unknown owner is most likely our job.
                 self.used = dict.fromkeys(self._holders)
             elif self._may_be_left_over(process, look.at):
                 is_left_over = True
@@ -236,33 +236,33 @@ class _Watched:
         self.used[job] = before + memory if before is not None and known(memory) else None
 
     def _may_be_left_over(self, process: Process, at: float) -> bool:
-        """Whether it may belong to a job that has ended since: then the next look shows it.
+        """True if it may belong to a job that has just ended; the next look will tell.
 
-        The driver may list a process that is gone, of which nothing is known.
+        The driver may still list a process that has exited.
         """
         if not self._settles or (process.pid, process.started) in self._foreign:
             return False
         return at <= self.ended or not known(process.started)
 
     def judge(self, rules: PlacementOptions, at: float) -> None:
-        """Updates since when something other than our jobs is in the way."""
+        """Updates since when something other than our jobs obstructs the GPU."""
         obstacle = self._beside_holders(rules, at) if self._holders else _unheld(self.seen, rules, at)
         blamed = obstacle
         if self._settles and known(self.seen.peak):
-            # What a job of ours did there is not blamed on others.
+            # Activity of our ended job is not blamed on others.
             blamed = _unheld(msgspec.structs.replace(self.seen, peak=0.0), rules, at)
         since = None if isinstance(blamed, Free) else at
         if since is not None and self.seen.obstructed_since is not None:
             since = self.seen.obstructed_since
         self.seen = msgspec.structs.replace(self.seen, obstructed_since=since)
         if self._settles and isinstance(obstacle, Busy | MemoryTaken):
-            # No longer in use, although nothing may start there for a moment.
+            # It is no longer in use, although nothing can start there for a moment.
             self._obstacle, self._note = Free(), _SETTLING
         else:
             self._obstacle, self._note = obstacle, "" if isinstance(obstacle, Free) else describe_obstacle(obstacle)
 
     def _state(self, holders: Collection[str], program: str) -> tuple[GpuUse, str]:
-        """Its state, and its user if that is not a job. Jobs are known even when the GPU cannot be read."""
+        """Its state, and its user unless that is a job. Jobs are known even if the GPU cannot be read."""
         if holders:
             return ("background", program) if set(holders) == {BACKGROUND} else ("job", "")
         match self._obstacle:
@@ -275,7 +275,7 @@ class _Watched:
         return "unknown", ""
 
     def _beside_holders(self, rules: PlacementOptions, at: float) -> Obstacle:
-        """What is there besides the jobs that hold it. Memory has an owner, activity does not."""
+        """The obstacle besides the GPU's holders. Memory has an owner, activity does not."""
         uuid = self.gpu.uuid
         allocations = [
             Allocation(
@@ -320,16 +320,16 @@ class _Watched:
 
 
 def _unheld(seen: GpuState, rules: PlacementOptions, at: float) -> Obstacle:
-    """What keeps jobs from a GPU that no job of ours holds."""
+    """The obstacle for jobs on a GPU without holders."""
     return GpuCapacity(seen, (), rules, at).obstacle(_ANYBODY, (), at)
 
 
 def _problem(look: Look, reading: Reading) -> str | None:
-    """Why the GPU or its processes could not be read; missing values are handled where they are used."""
+    """Why the GPU or its processes could not be read. Other missing values are handled where they are used."""
     if look.problem is not None:
         return look.problem.reason
     if known(reading.processes):
         return None
-    # Of a GPU that is gone nothing is known, for one reason.
+    # On a missing GPU everything is unknown for one reason.
     is_alone = known(reading.memory_used) or known(reading.utilization)
     return f"its processes are not known: {reading.processes.reason}" if is_alone else reading.processes.reason

@@ -1,6 +1,6 @@
-"""What a machine has beside its GPUs: its name and labels, CPUs, RAM, and slots for jobs without a GPU.
+"""A machine's resources besides its GPUs: name and labels, CPUs, RAM, and slots for jobs without a GPU.
 
-Pure: no clock and no I/O. Only what jobs ask for is counted; a job that asks for nothing takes nothing.
+Pure: no clock and no I/O. Only requests count; a job without a request takes nothing.
 """
 
 import math
@@ -16,7 +16,7 @@ UNLIMITED: Final = 2**62
 
 
 class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine as jobs choose it."""
+    """The properties by which jobs select a machine."""
 
     name: str = ""
     labels: tuple[str, ...] = ()
@@ -26,18 +26,18 @@ class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotForThisMachine(msgspec.Struct, frozen=True):
-    """The job asks for other machines."""
+    """The job requests other machines."""
 
     name: str
     machine: str | None = None
-    """The one that it asks for, if that is not this one."""
+    """The requested machine, if it is another one."""
     excluded: bool = False
     labels: tuple[str, ...] = ()
-    """Those that this machine does not have."""
+    """Requested labels that this machine lacks."""
 
 
 class HostTooSmall(msgspec.Struct, frozen=True):
-    """The machine never has as many CPUs or as much RAM."""
+    """The machine has fewer CPUs or less RAM than requested."""
 
     cpus: int
     cpus_here: int
@@ -46,18 +46,18 @@ class HostTooSmall(msgspec.Struct, frozen=True):
 
 
 class HostTaken(msgspec.Struct, frozen=True):
-    """The machine has as many CPUs and as much RAM, but not now."""
+    """The machine has enough CPUs and RAM, but they are taken now."""
 
     cpus: int
     cpus_free: int
     ram: int
     ram_free: int
     reserved_for: str | None = None
-    """A job that comes first, for which they are reserved."""
+    """The job that goes first and has them reserved."""
 
 
 class Amounts(NamedTuple):
-    """What is counted."""
+    """Countable resources of a machine."""
 
     slots: int
     """Jobs without a GPU."""
@@ -69,7 +69,7 @@ class Amounts(NamedTuple):
         return cls(0 if request.gpus else 1, request.cpus, request.ram)
 
     def fit_into(self, free: "Amounts") -> bool:
-        """What is not asked for does not matter, even where less than nothing is free."""
+        """Resources that are not requested do not matter, even if they are overcommitted."""
         return all(not asked or asked <= left for asked, left in zip(self, free, strict=True))
 
     def overlap(self, other: "Amounts") -> bool:
@@ -89,15 +89,15 @@ class HostHolder(NamedTuple):
 
 
 class HostReservation(NamedTuple):
-    """The first job that waits comes first."""
+    """The reservation for the first waiting job."""
 
     request: ResourceRequest
     until: float
-    """When it can start at the latest, by the time limits; infinite when nothing bounds it."""
+    """Its latest start, by time limits; infinite without them."""
 
 
 class HostCapacity:
-    """The machine and its holders, while a decision is being made."""
+    """The machine and its holders during a decision."""
 
     def __init__(self, host: HostSpec, allocations: Iterable[Allocation], rules: PlacementOptions) -> None:
         self.host = host
@@ -113,7 +113,7 @@ class HostCapacity:
         self._holders.append(HostHolder(request.job, Amounts.of(request), ends))
 
     def refusal(self, request: ResourceRequest) -> NotForThisMachine | HostTooSmall | None:
-        """Why the job can never start here; slots aside."""
+        """Why the job can never start here, slots aside."""
         name, labels = self.host.name, self.host.labels
         machine = request.machine if request.machine is not None and not is_host(name, request.machine) else None
         excluded = any(is_host(name, other) for other in request.excluded)
@@ -131,14 +131,14 @@ class HostCapacity:
         return self.refusal(request) is None and Amounts.of(request).fit_into(self.total)
 
     def free(self, gone: Collection[str] = ()) -> Amounts:
-        """What is left once those jobs are gone."""
+        """The free resources once the jobs in `gone` have ended."""
         return self.total.less(holder.amounts for holder in self._holders if holder.job not in gone)
 
     def has_room(self, request: ResourceRequest, gone: Collection[str] = ()) -> bool:
         return Amounts.of(request).fit_into(self.free(gone))
 
     def may_use(self, request: ResourceRequest, now: float) -> bool:
-        """Whether the job that comes first would not be delayed."""
+        """True if starting this job does not delay the job with the reservation."""
         first, asked = self.reservation, Amounts.of(request)
         if first is None or not asked.overlap(wanted := Amounts.of(first.request)):
             return True
@@ -146,12 +146,12 @@ class HostCapacity:
             return asked.fit_into(self.free().less([wanted]))
         if request.time_limit is not None and now + request.time_limit <= first.until:
             return True
-        # Beside the first one when that starts.
+        # It must fit beside the first job when that starts.
         gone = {holder.job for holder in self._holders if holder.ends <= first.until}
         return asked.fit_into(self.free(gone).less([wanted]))
 
     def frees_at(self, request: ResourceRequest, gone: Collection[str], now: float) -> float:
-        """When there is room at the latest, by the time limits of those that hold something."""
+        """The latest time when there is room, by the time limits of the holders."""
         if self.has_room(request, gone):
             return now
         released = set(gone)
@@ -162,11 +162,11 @@ class HostCapacity:
         return math.inf
 
     def helps(self, allocation: Allocation, request: ResourceRequest) -> bool:
-        """Whether the job would have more room without this allocation."""
+        """True if ending this allocation gives the job more room."""
         return Amounts.of(request).overlap(Amounts.of(allocation.request))
 
     def obstacle(self, request: ResourceRequest, now: float) -> HostTaken | None:
-        """What keeps the job from CPUs and RAM now; None when nothing does."""
+        """What keeps the job from CPUs and RAM now; None if nothing does."""
         free, asked = self.free(), Amounts.of(request)
         is_taken = not asked._replace(slots=0).fit_into(free)
         if not is_taken and (asked.slots > free.slots or self.may_use(request, now)):
@@ -176,6 +176,6 @@ class HostCapacity:
 
 
 def usage_of(allocations: Iterable[Allocation]) -> Amounts:
-    """What running jobs asked for, together."""
+    """The sum of the running jobs' requests."""
     total = Amounts(0, 0, 0).less(Amounts.of(one.request) for one in allocations)
     return Amounts(-total.slots, -total.cpus, -total.ram)

@@ -1,6 +1,6 @@
-"""Which GPUs a job gets by how they are connected: as close to each other as possible, and away from other free ones.
+"""Chooses GPUs by topology: as close to each other as possible, while leaving other free GPUs well connected.
 
-Pure. A link that is not known counts as the slowest.
+Pure. An unknown link counts as the slowest.
 """
 
 import math
@@ -11,19 +11,19 @@ from typing import Final
 from stoker.engines.local.capacity import GpuState
 from stoker.gpus.model import LINKS
 
-# Sets of GPUs that are all compared: every set of eight GPUs, and of ten.
+# Up to this many sets are compared exhaustively: every subset of eight GPUs, and of ten.
 _MOST_SETS: Final = 300
 _UNKNOWN: Final = len(LINKS)
-# GPUs of different nodes are no set that could be broken.
+# Losing a link between NUMA nodes costs later jobs nothing.
 _SYSTEM: Final = LINKS.index("system")
 
 Slowness = tuple[int, ...]
-"""How many pairs of a set have each kind of link, the slowest first; smaller is better connected."""
+"""The number of pairs per kind of link, slowest kind first. A smaller value means better connected."""
 Penalty = tuple[int, ...]
 
 
 class Topology:
-    """How the GPUs of a machine are connected."""
+    """The links between the GPUs of a machine."""
 
     def __init__(self, gpus: Iterable[GpuState]) -> None:
         self._links: dict[str, dict[str, int]] = {
@@ -37,10 +37,10 @@ class Topology:
     def best_set(
         self, ordered: Sequence[str], count: int, free: Collection[str], penalties: Mapping[str, Penalty]
     ) -> list[str]:
-        """The best connected `count` of these GPUs; `ordered` is the order of preference.
+        """The best connected `count` of these GPUs. `ordered` is in order of preference.
 
-        Between equals, the set with the least penalties, then the one that leaves the most links between free GPUs,
-        then by preference.
+        Ties go to the smallest penalties, then to the set that leaves the most links between free GPUs, then to
+        preference.
         """
         place = {uuid: number for number, uuid in enumerate(ordered)}
 
@@ -52,7 +52,7 @@ class Topology:
         return sorted(best, key=place.__getitem__)
 
     def slowness(self, chosen: Sequence[str]) -> Slowness:
-        """How badly a set is connected. The slowest link decides: a collective waits for it."""
+        """The slowness of a set. The slowest link decides, since a collective waits for it."""
         counts = [0] * (_UNKNOWN + 1)
         for first, second in combinations(chosen, 2):
             counts[_UNKNOWN - self._distance(first, second)] += 1
@@ -62,7 +62,7 @@ class Topology:
         return self._links.get(first, {}).get(second, _UNKNOWN)
 
     def _cut(self, chosen: Collection[str], free: Collection[str]) -> Slowness:
-        """How many links between free GPUs are lost to later jobs, the fastest first."""
+        """The number of links between free GPUs that later jobs lose, fastest kind first."""
         counts = [0] * _SYSTEM
         for uuid in chosen:
             if uuid in free:
@@ -72,10 +72,10 @@ class Topology:
         return tuple(counts)
 
     def _sets(self, ordered: Sequence[str], count: int) -> Iterable[tuple[str, ...]]:
-        """The sets to compare: all, or where they are many, the nearest to each GPU and one whose slowest link is best.
+        """The sets to compare: all, or if they are many, the nearest neighbours of each GPU and one with the best slowest
+        link.
 
-        The nearest are the best sets where whatever is close to one GPU is close to each other, as on a switch. Direct
-        links from GPU to GPU need not be so.
+        Neighbours form the best sets if closeness is transitive, as on a switch. Direct links need not be transitive.
         """
         if math.comb(len(ordered), count) <= _MOST_SETS:
             return combinations(ordered, count)
@@ -97,7 +97,7 @@ class Topology:
         return chosen
 
     def _within(self, distance: int, chosen: list[str], ordered: Sequence[str], count: int) -> list[str] | None:
-        """The first set in which no link is slower; None when there is none."""
+        """The first set without a slower link; None if there is none."""
         if len(chosen) == count:
             return chosen
         for number, uuid in enumerate(ordered):

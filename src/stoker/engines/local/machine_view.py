@@ -1,4 +1,4 @@
-"""What the worker sees of its machine: its GPUs, look by look, and what jobs and background programs hold of them."""
+"""The worker's view of its machine: its GPUs at each look, and the jobs and background programs on them."""
 
 import math
 import time
@@ -27,24 +27,24 @@ from stoker.queue.model import GpuUse, WorkerGpu
 from stoker.runs.plan import IDLE_EXIT_CODE
 from stoker.runs.processes.spawn import OWN_FAILURE
 
-# Looks while no job waits: for people who watch the machine, and for charts. A look costs a driver a few milliseconds.
+# The interval of looks while no job waits, for viewers and charts. A look costs the driver a few milliseconds.
 _QUIET_LOOKS: Final = 5.0
-# Looks while jobs wait for GPUs that others use.
+# The interval while jobs wait for GPUs that others use.
 _WAITING_LOOKS: Final = 2.0
-# Looks while a GPU that was just freed settles.
+# The interval while a freed GPU settles.
 _SETTLING_LOOKS: Final = 0.25
-# A GPU that has not settled after this is used by others.
+# A GPU that has not settled by then is used by others.
 _SETTLES_WITHIN: Final = 5.0
-# No GPU is given away on a look that is older than this.
+# Placement needs a look younger than this.
 _FRESH: Final = 0.5
-# The error that ends a program is in its last lines.
+# A program prints its fatal error last.
 _LAST_OUTPUT: Final = 16 * 1024
-# The exit codes of a job that was stopped, or that could not be started.
+# Exit codes of jobs that were stopped or could not start.
 _NOT_ITS_OWN: Final = frozenset({IDLE_EXIT_CODE, OWN_FAILURE})
 
 
 class MachineView:
-    """The GPUs of this machine, with what holds them."""
+    """The GPUs of this machine and their holders."""
 
     def __init__(
         self,
@@ -58,20 +58,20 @@ class MachineView:
         host: HostSpec = ANY_HOST,
     ) -> None:
         self.host = host
-        """What placement knows of the machine beside its GPUs."""
+        """The machine's resources besides its GPUs."""
         self.tracker = GpuTracker(gpus, placement)
-        # Before the first look too, so that they are never shown as real.
+        # Set before the first look, so that simulated GPUs are never shown as real.
         self.tracker.simulated = is_simulated_source(prober.spec)
         self.no_gpus = False
-        """Whether there is nothing to look at."""
+        """The machine has no GPUs now."""
         self._host = identity.host
         self.usage = UsagePerMinute(identity.host)
         self._quarantine = Quarantine(identity.boot)
         self._quarantine_file = QuarantineFile(identity.directory, identity.host)
         self._out_of_rotation: Entries = {}
-        """As the operator knows it."""
+        """The entries as last logged."""
         self._quarantine_problem = ""
-        """Why its file could not be written, as it was last logged."""
+        """The last logged reason why its file could not be written."""
         self._fill = fill
         self._shims = shims
         self._log = log
@@ -79,7 +79,7 @@ class MachineView:
         self._sampler = Sampler(prober, _QUIET_LOOKS)
         self._looked_at = -math.inf
         self._last_look = -math.inf
-        """The time of the last look itself."""
+        """The last look's own time."""
         self._freed_at = -math.inf
 
     def descriptors(self) -> list[int]:
@@ -89,7 +89,7 @@ class MachineView:
         return self._sampler.due()
 
     def step(self, *, wanted: bool) -> bool:
-        """Takes in a look that has come; whether jobs may start by it. `wanted`: whether any waits for a GPU."""
+        """Processes a finished look. True if jobs may start now. `wanted`: some job waits for a GPU."""
         changed = self._receive_from_fill()
         try:
             look = self._sampler.step()
@@ -105,18 +105,18 @@ class MachineView:
         if wanted:
             settling = look.at - self._freed_at <= _SETTLES_WITHIN
             self._sampler.no_later_than(time.monotonic() + (_SETTLING_LOOKS if settling else _WAITING_LOOKS))
-        # GPUs that are seen for the first time are granted to background programs once jobs had their choice.
+        # Background programs get new GPUs only after jobs had their choice.
         return changed or wanted or self._fill is not None
 
     def is_fresh(self, moment: float) -> bool:
-        """Whether GPUs may be given away on the last look; if not, the next one is taken now."""
+        """True if the last look is fresh enough for placement; otherwise requests a new one."""
         if moment - self._looked_at <= _FRESH:
             return True
         self._sampler.no_later_than(moment)
         return False
 
     def freed(self, uuids: tuple[str, ...], state: GpuUse = "job") -> None:
-        """A job or background program has left these GPUs: the next look is taken at once."""
+        """Notes that a job or background program has left these GPUs, and requests a look at once."""
         moment = time.monotonic()
         for uuid in uuids:
             self.tracker.ended(uuid, moment)
@@ -126,22 +126,22 @@ class MachineView:
             self._sampler.no_later_than(moment)
 
     def allocations(self) -> list[Allocation]:
-        """What runs here, for placement."""
+        """The running jobs and programs, for placement."""
         used = self.tracker.used
         found = [one.allocation(used.get(one.job, {})) for one in self._shims.running()]
         return found if self._fill is None else found + self._fill.allocations(used.get(BACKGROUND, {}))
 
     def is_without_gpus(self) -> bool:
-        """Whether this machine never had a GPU: one whose GPUs are gone has a problem."""
+        """True if this machine never had a GPU. Losing all GPUs is a problem instead."""
         return self.no_gpus and not self.tracker.known
 
     def worker_gpus(self, reserved: Mapping[str, Reservation] = {}) -> tuple[WorkerGpu, ...]:
-        """The GPUs for the heartbeat. `reserved`: those that are reserved for a job, by uuid."""
+        """The GPUs for the heartbeat. `reserved`: reservations by uuid."""
         programs = {} if self._fill is None else self._fill.programs
         return self.tracker.worker_gpus(self.holders(), time.time(), programs, reserved)
 
     def holders(self) -> dict[str, set[str]]:
-        """The jobs that hold each GPU, by its uuid."""
+        """The jobs on each GPU, by uuid."""
         holders: dict[str, set[str]] = {}
         for attempt in self._shims.running():
             for uuid in attempt.spec.gpus:
@@ -152,12 +152,12 @@ class MachineView:
         return holders
 
     def grant_idle(self, preempted: frozenset[str]) -> None:
-        """Grants GPUs that no job holds or is promised to background programs, except those that are preempted."""
+        """Grants background programs the GPUs that no job has or needs, except those in `preempted`."""
         if self._fill is None:
             return
         held = {uuid for one in self._shims.attempts.values() for uuid in one.spec.gpus}
         wanted = {uuid for uuid in self._fill.reach if self._fill.name_on(uuid) in preempted}
-        # A revoked GPU is not granted again before the program on it is gone.
+        # A revoked GPU is granted again only after its program has ended.
         wanted |= {allocation.gpus[0] for allocation in self._fill.allocations({}) if allocation.stopping}
         wanted |= self._quarantine.out_of_rotation.keys()
         self._fill.grant(uuid for uuid in self.tracker.known if uuid not in held | wanted)
@@ -168,7 +168,7 @@ class MachineView:
         return self._last_look >= moment
 
     def judge(self, attempt: LocalAttempt) -> AttemptResult | None:
-        """The result of an attempt that failed because of its GPU; None when it keeps its own."""
+        """A new result if a GPU made the attempt fail; None if the attempt keeps its own."""
         spec, result = attempt.spec, attempt.result
         if not spec.gpus or result is None:
             return None
@@ -194,7 +194,7 @@ class MachineView:
         return AttemptResult("requeued", None, f"GPU {entry.index} of {self._host} failed ({entry.reason})")
 
     def _apply_quarantine(self) -> None:
-        """Writes what has changed, and tells the tracker and the operator."""
+        """Writes changes to the file, logs them, and passes them to the tracker."""
         changes = dict(self._quarantine.unwritten)
         if changes:
             try:
@@ -228,7 +228,7 @@ class MachineView:
         return changed
 
     def _note_absence(self, absent: AbsentError) -> None:
-        """There is nothing to look at. What was seen of GPUs that were there before is out of date."""
+        """Records that the machine has no GPUs now. Earlier readings are out of date."""
         self.no_gpus = True
         if not self._absence_logged:
             self._absence_logged = True

@@ -1,13 +1,12 @@
-"""Placement: which job starts on which GPU now, as a pure function of what is seen, what runs and what waits.
+"""Placement: which job starts on which GPU now. A pure function of the last look, running jobs and waiting jobs.
 
-Normal jobs go first, by priority, then age; preemptible ones fill what is left. The first job that has to wait gets a
-set of GPUs reserved (EASY backfilling), and the first that needs CPUs, RAM or a slot gets those reserved: jobs behind
-it start on them only where they do not delay it. A job for which
-others are being stopped is promised their GPUs until they are free. A job for which another machine reserves GPUs gets
-none reserved here, unless it could start here sooner; where it fits at once, it starts.
+Normal jobs go first, by priority, then age; preemptible ones fill the rest. The first job that must wait gets GPUs
+reserved (EASY backfilling), and the first that needs CPUs, RAM or a slot gets those reserved: later jobs use them only
+if they do not delay it. A job for which others are being stopped is promised their GPUs. A job with a reservation on
+another machine gets none here, unless it could start here sooner; if it fits at once, it starts.
 
-Turns are repeated until one starts nothing more. The last turn saw exactly what the next decision will see if nothing
-else happens, so deciding again starts nothing.
+Turns repeat until one starts nothing. That last turn sees the state of the next decision, so deciding again without
+any event starts nothing.
 """
 
 import math
@@ -38,32 +37,32 @@ from stoker.engines.local.host_capacity import (
 )
 from stoker.engines.local.links import Slowness, Topology
 
-# Sets of jobs to preempt that are tried, smallest first, before a merely minimal set is good enough: every set of the
-# jobs on the eight GPUs of a large machine, and all pairs of two dozen small jobs.
+# The number of victim sets to try, smallest first, before settling for a minimal one: every subset of the jobs on eight
+# GPUs, and all pairs of two dozen small jobs.
 _MOST_TRIES = 300
-# Seconds. A job is not moved to another machine for less: clocks and limits are not that exact.
+# A job moves to another machine only if it starts this many seconds sooner: clocks and limits are no more exact.
 _WORTH_MOVING = 10.0
 
 
 class CannotFit(msgspec.Struct, frozen=True):
-    """This machine never has what the job asks for."""
+    """This machine can never satisfy the request."""
 
     gpus: int
     memory: int | None
     gpus_here: int
     large_enough: int
-    """How many of them have the memory that it asks for."""
+    """The number of those with enough memory."""
     largest: int
-    """The memory that it could have on the largest of them, or that the largest has in all."""
+    """The usable memory of the largest GPU, or its total memory if `card_memory` is given."""
     model: str | None = None
     card_memory: int | None = None
-    """What each GPU must have in all."""
+    """The required total memory of each GPU."""
     other_models: tuple[str, ...] = ()
-    """Those of the machine, when none is of the model that it asks for."""
+    """The machine's models, if none is the requested one."""
 
 
 class NoGpusSeen(msgspec.Struct, frozen=True):
-    """The machine could not be read, so its GPUs are not known."""
+    """The machine could not be read, so its GPUs are unknown."""
 
     gpus: int
     memory: int | None
@@ -79,12 +78,12 @@ class CpuSlotsTaken(msgspec.Struct, frozen=True):
 
 
 class NotEnoughGpus(msgspec.Struct, frozen=True):
-    """The machine has what the job asks for, but not now."""
+    """The machine can satisfy the request, but not now."""
 
     gpus: int
     memory: int | None
     obstacles: tuple[tuple[int, Obstacle], ...]
-    """By the index of the GPU."""
+    """Obstacles by GPU index."""
     model: str | None = None
     card_memory: int | None = None
 
@@ -96,14 +95,14 @@ class Offer(NamedTuple):
     """How soon a machine can start a waiting job."""
 
     starts_in: float
-    """Seconds, at the latest, by the time limits; infinite when nothing bounds it."""
+    """Upper bound in seconds, by time limits; infinite without them."""
     missing: int
-    """How many of its GPUs other jobs still have."""
+    """The number of its GPUs that other jobs still hold."""
 
     def is_better_than(self, other: "Offer") -> bool:
-        """Whether the job should move here. Between equals it stays.
+        """True if the job should move here. On a tie it stays.
 
-        With each move a job starts sooner or lacks fewer GPUs, so it is not moved for ever.
+        Every move brings an earlier start or fewer missing GPUs, so moves come to an end.
         """
         if math.isfinite(self.starts_in) or math.isfinite(other.starts_in):
             return self.starts_in + _WORTH_MOVING < other.starts_in
@@ -111,13 +110,13 @@ class Offer(NamedTuple):
 
 
 ANY_HOST: Final = HostSpec()
-"""A machine without a name, with CPUs and RAM for all."""
+"""An unnamed machine with unlimited CPUs and RAM."""
 
 
 class Placements(msgspec.Struct, frozen=True):
     start: tuple[Start, ...]
     preempt: tuple[str, ...]
-    """Preemptible jobs to stop, so that a waiting job has room."""
+    """Preemptible jobs to stop for a waiting job."""
     waiting: dict[str, WaitingReason]
     reservations: tuple[Reservation, ...] = ()
 
@@ -132,10 +131,10 @@ def place(
     elsewhere: Mapping[str, Offer] = {},
     host: HostSpec = ANY_HOST,
 ) -> Placements:
-    """What to start, what to preempt for it, and why the rest waits.
+    """Decides what to start and what to preempt, and explains why the rest waits.
 
-    `problem`: why the machine could not be read; `elsewhere`: the jobs for which other machines reserve GPUs; `host`:
-    what the machine is called and has beside its GPUs.
+    `problem`: why the machine could not be read; `elsewhere`: jobs with reservations on other machines; `host`: the
+    machine's name and other resources.
     """
     queue = sorted(waiting, key=rank)
     started: list[Allocation] = []
@@ -191,16 +190,15 @@ class _Turn:
         self._failed_shapes: set[ResourceRequest] = set()
         self._reservations: dict[str, Reservation] = {}
         self._affecting: set[str] = set()
-        """The jobs for which others stop or wait."""
+        """Jobs for which others stop or wait."""
         self._started: list[Allocation] = []
         self.victims: list[str] = []
         self.reasons: dict[str, WaitingReason] = {}
 
     def run(self, queue: Sequence[ResourceRequest]) -> list[Allocation]:
-        """The jobs that start, and on which GPUs; `queue` is in order.
+        """The jobs that start, with their GPUs. `queue` is in order.
 
-        Preemptible jobs are considered when no normal one can start any more, or one could be started and preempted in
-        the same decision.
+        Preemptible jobs come after all normal ones: otherwise one decision could start and preempt the same job.
         """
         for preemptible in (False, True):
             if preemptible:
@@ -211,8 +209,8 @@ class _Turn:
                     continue
                 if self._start(request) or self._promise(request):
                     continue
-                # Within a pass room only shrinks, so another job of this shape need not be tried, unless the only
-                # obstacle was that another machine has this one.
+                # Room only shrinks within a pass, so jobs of the same shape are skipped, unless only the reservation on
+                # another machine stopped this one.
                 if request.job not in self._elsewhere:
                     self._failed_shapes.add(request.shape)
                 if not request.gpus:
@@ -225,7 +223,7 @@ class _Turn:
         return self._started
 
     def _drop_reservations(self) -> None:
-        """Preemptible jobs may use what is reserved for a normal one: they are preempted when it can start."""
+        """Opens reservations to preemptible jobs, which are preempted when the reserved job can start."""
         for capacity in self._capacities:
             capacity.reservation = None
         self._host.reservation = None
@@ -251,7 +249,7 @@ class _Turn:
         return True
 
     def _choose(self, capacities: Iterable[GpuCapacity], request: ResourceRequest) -> list[GpuCapacity]:
-        """The GPUs that the job takes of those that it fits on."""
+        """The GPUs that the job gets among those that fit."""
         ordered = sorted(capacities, key=lambda capacity: self._preference(capacity, request))
         if not request.gpus or not self._goes_by_links:
             return ordered[: request.gpus]
@@ -262,7 +260,7 @@ class _Turn:
         return [by_uuid[uuid] for uuid in chosen]
 
     def _preference(self, capacity: GpuCapacity, request: ResourceRequest) -> tuple[int, ...]:
-        """The order in which a job takes GPUs that it fits on, links aside: the smallest first."""
+        """The sort key of GPUs that fit, links aside: smallest first."""
         index = capacity.gpu.index
         if self._rules.gpu_order == "index":
             return (*_penalty(capacity, request), index)
@@ -283,7 +281,7 @@ class _Turn:
         return False
 
     def _may_use(self, capacity: GpuCapacity, request: ResourceRequest) -> bool:
-        """Whether the job that this GPU is reserved for would not be delayed."""
+        """True if starting here does not delay the job that has this GPU reserved."""
         first = capacity.reservation
         if first is None:
             return True
@@ -303,7 +301,7 @@ class _Turn:
     # Jobs that will start when others have stopped
 
     def _promise(self, request: ResourceRequest) -> bool:
-        """Promises the job GPUs that will be free soon, or when preemptible jobs are stopped."""
+        """Promises the job GPUs that will be free soon, perhaps by stopping preemptible jobs."""
         if self._starts_sooner_elsewhere(request, Offer(0.0, 0)):
             return False
         victims = self._fewest_victims(request)
@@ -348,7 +346,7 @@ class _Turn:
         return reservation
 
     def reservations(self) -> tuple[Reservation, ...]:
-        """What each affects is known at the end of the pass."""
+        """The reservations, with `affects_others` set, which is known only after the pass."""
         return tuple(
             msgspec.structs.replace(reservation, affects_others=job in self._affecting)
             for job, reservation in self._reservations.items()
@@ -358,7 +356,7 @@ class _Turn:
         return [capacity for capacity in self._capacities if capacity.reservation is None]
 
     def _fewest_victims(self, request: ResourceRequest) -> list[str] | None:
-        """The jobs to preempt so that this one fits: often none, since others stop already. None when it cannot fit."""
+        """The jobs to preempt for this one: often none, since others are stopping already. None if it cannot fit."""
         capacities = self._unreserved()
         if self._suffices(capacities, request, ()):
             return []
@@ -379,7 +377,7 @@ class _Turn:
         return self._fewest_of(candidates, capacities, request)
 
     def _preemptible_for(self, request: ResourceRequest) -> set[str]:
-        """What may be preempted for this job: for a preemptible one, only background programs."""
+        """The jobs that this one may preempt. A preemptible job preempts only background programs."""
         return self._background if request.preemptible else self._preemptible
 
     def _fewest_of(self, candidates: list[str], capacities: list[GpuCapacity], request: ResourceRequest) -> list[str]:
@@ -399,7 +397,7 @@ class _Turn:
                 victims = next(sufficient, None)
             if victims is not None:
                 return victims
-        # Spares what can be spared: first on the GPUs that most would have to leave, and there what would lose most.
+        # Spares victims one by one: first on the GPUs with the most holders, and there the costliest.
         beside = {
             job: min((len(one.holders) for one in capacities if one.is_held_by(job)), default=0) for job in candidates
         }
@@ -413,20 +411,20 @@ class _Turn:
     def _slowness_without(
         self, victims: Iterable[str], capacities: list[GpuCapacity], request: ResourceRequest
     ) -> Slowness:
-        """How well the GPUs are connected that the job could get once these are gone."""
+        """The slowness of the GPUs that the job gets once these victims are gone."""
         gone = self._stopping.union(victims)
         chosen = self._choose([one for one in capacities if one.will_have_room(request, gone)], request)
         return self._topology.slowness([capacity.gpu.uuid for capacity in chosen])
 
     def _suffices(self, capacities: list[GpuCapacity], request: ResourceRequest, victims: Iterable[str]) -> bool:
-        """Whether the job fits once these are gone, with those that stop already."""
+        """True if the job fits once the victims and all stopping jobs are gone."""
         gone = self._stopping.union(victims)
         if not (self._host.has_room(request, gone) and self._host.may_use(request, self._now)):
             return False
         return sum(capacity.will_have_room(request, gone) for capacity in capacities) >= request.gpus
 
     def _cheapest_first(self, allocations: Iterable[Allocation]) -> list[str]:
-        """Those that can be preempted, first what loses least."""
+        """The preemptible jobs, cheapest loss first."""
 
         def loss(allocation: Allocation) -> tuple[bool, int, float, int]:
             request = allocation.request
@@ -443,8 +441,8 @@ class _Turn:
     def _reserve_for(self, request: ResourceRequest) -> None:
         """Reserves the GPUs on which the job can start earliest.
 
-        Every GPU that it could take now is among them. Of those without a time limit the emptiest is taken: no other
-        job starts there, so it empties and stays the choice.
+        They include every GPU that it could take now. Among GPUs without a time limit the emptiest is chosen: no other
+        job starts there, so it empties and remains the choice.
         """
         gone = self._stopping | self._preemptible_for(request)
         ranked: list[tuple[float, bool, int, int, GpuCapacity]] = []
@@ -470,9 +468,9 @@ class _Turn:
             capacity.reservation = GpuReservation(request, until, kept)
 
     def _reserve_host(self, request: ResourceRequest, until: float) -> None:
-        """CPUs, RAM and a slot are reserved for the first job that waits and needs any of them.
+        """Reserves CPUs, RAM and a slot for the first waiting job that needs any of them.
 
-        `until`: when it can start as far as its GPUs are concerned.
+        `until`: its latest start as far as GPUs are concerned.
         """
         if self._host.reservation is None and self._host.asks(request):
             gone = self._stopping | self._preemptible_for(request)
@@ -504,7 +502,7 @@ class _Turn:
         return self._cannot_fit(request) or self._lacking_now(request, obstacles)
 
     def _lacking_now(self, request: ResourceRequest, obstacles: tuple[tuple[int, Obstacle], ...]) -> WaitingReason:
-        """CPUs or RAM where there are GPUs enough, else GPUs."""
+        """The missing resource: CPUs or RAM if there are enough GPUs, GPUs otherwise."""
         free = sum(isinstance(obstacle, Free) for _index, obstacle in obstacles)
         lacks = self._host.obstacle(request, self._now) if free >= request.gpus else None
         return lacks or self._not_enough(request, obstacles)
@@ -542,9 +540,9 @@ class _Turn:
 
 
 def _penalty(capacity: GpuCapacity, request: ResourceRequest) -> tuple[int, int]:
-    """What speaks against a GPU before its size: that it is reserved for another job, and who is on it.
+    """Ranks a GPU before its size: unreserved GPUs first, then by their holders.
 
-    A job that shares goes where others are, which keeps whole GPUs free; another goes where fewest jobs are.
+    A sharing job joins other jobs, to keep whole GPUs free. Any other job prefers the fewest holders.
     """
     kept = int(capacity.reservation is not None)
     return (kept, int(not capacity.holders) if request.shares else len(capacity.holders))

@@ -1,7 +1,7 @@
-"""Which GPUs a worker keeps out of rotation: those with a fault that needs a reset, and those that fail jobs.
+"""GPUs out of rotation: those with a fault that needs a reset, and those on which jobs fail.
 
-Pure: no clock and no I/O. A GPU comes back when somebody releases it, or when the machine was restarted: that the
-driver reports no fault any more does not prove that it is well.
+Pure: no clock and no I/O. A GPU comes back when a person releases it or the machine reboots. A driver that stops
+reporting the fault proves nothing.
 """
 
 import re
@@ -14,16 +14,16 @@ from stoker.gpus.faults import last_known, new_faults, standing_faults
 from stoker.gpus.model import DeviceHealth, Gpu, Look, Unknown, known
 from stoker.gpus.quarantine import Entries, QuarantinedGpu
 
-# A program that cannot use its GPU fails when it loads its model there, not later.
+# A program that cannot use its GPU fails while it loads its model.
 RIGHT_AFTER_START: Final = 60.0
-# Failures further apart have little to do with each other.
+# Failures further apart are unrelated.
 _TOGETHER_WITHIN: Final = 3600.0
 _FAILED_JOBS: Final = "jobs failed on it"
-# A job on whose GPUs faults occur again and again may cause them: it must not take one GPU after the other with it.
+# A job that meets faults again and again may cause them, and must not take down one GPU after another.
 MOST_EXCUSES: Final = 2
-# Exit codes by which shells and programs say that the command itself is wrong.
+# Exit codes of a wrong command.
 _WRONG_COMMAND: Final = frozenset({2, 126, 127})
-# What drivers and frameworks print when the GPU is the problem.
+# Messages of drivers and frameworks about a bad GPU.
 _GPU_ERROR: Final = re.compile(
     r"(?:CUDA|HIP) error: [^\n]{1,80}"
     r"|(?:cuda|hip)Error[A-Z]\w+"
@@ -35,7 +35,7 @@ _GPU_ERROR: Final = re.compile(
     r"|Unable to determine the device handle",
     re.IGNORECASE,
 )
-# Errors that programs cause on GPUs in good health, as text and as the name of the code.
+# Errors that programs cause on healthy GPUs, as message text and as error name.
 _PROGRAM_ERROR: Final = re.compile(
     r"out of memory|memory ?allocation|illegal ?(?:memory )?(?:access|address)|assert|no kernel image|NoKernelImage"
     r"|invalid|unsupported|insufficient|not supported|not permitted|misaligned|peer access"
@@ -45,31 +45,31 @@ _PROGRAM_ERROR: Final = re.compile(
 
 
 class JobEnd(NamedTuple):
-    """How a job ended, as far as it says something about its GPUs."""
+    """The end of a job, as evidence about its GPUs."""
 
     job: str
     program: str
-    """The same for jobs that may fail for the same reason: those of one user with one program."""
+    """User and program. Jobs with the same value may fail for the same reason."""
     gpus: tuple[str, ...]
     """Uuids."""
     at: float
     """On the clock of the looks."""
     lasted: float
     failed: bool
-    """With an exit code of its own: not stopped, cancelled, preempted or lost."""
+    """The command itself failed: it was not stopped, cancelled, preempted or lost."""
     exit_code: int | None = None
     output: str = ""
-    """The end of what it printed."""
+    """The end of its output."""
 
 
 class _StartFailure(NamedTuple):
     end: JobEnd
     suspects: frozenset[str]
-    """Its GPUs on which no job has run well since."""
+    """Its GPUs on which no job has succeeded since."""
 
 
 class Quarantine:
-    """The GPUs that are out of rotation, look by look and job by job."""
+    """Maintains the GPUs out of rotation, from looks and ends of jobs."""
 
     def __init__(self, boot: str) -> None:
         self._boot = boot
@@ -77,12 +77,12 @@ class Quarantine:
         self._health: dict[str, DeviceHealth] = {}
         self._gpus: dict[str, Gpu] = {}
         self._faulted: dict[str, float] = {}
-        """When a fault of each GPU was last seen, on the clock of the looks."""
+        """When each GPU last showed a fault, on the clock of the looks."""
         self._failures: list[_StartFailure] = []
         self._excused: dict[str, int] = {}
-        """How often each job was excused."""
+        """The number of excuses per job."""
         self.unwritten: dict[str, QuarantinedGpu | None] = {}
-        """The changes that the file does not have yet; None removes an entry."""
+        """Changes that the file lacks; None removes an entry."""
 
     @property
     def out_of_rotation(self) -> dict[str, QuarantinedGpu]:
@@ -90,17 +90,17 @@ class Quarantine:
         return {uuid: entry for uuid, entry in self._entries.items() if not entry.released}
 
     def load(self, entries: Entries, at: float, wall: float) -> None:
-        """What the file says: others may have released GPUs, or taken them out."""
+        """Loads the file's entries: people and other workers may have changed them."""
         for uuid, entry in entries.items():
             if uuid not in self._faulted and entry.faults:
-                # Seen by an earlier worker.
+                # An earlier worker has seen this fault.
                 self._faulted[uuid] = at - max(0.0, wall - entry.since)
         self._entries = changed(entries, self.unwritten)
 
     # Readings
 
     def observe(self, look: Look) -> None:
-        """Takes in a look. What is unknown changes nothing."""
+        """Processes a look. Unknown values change nothing."""
         for gpu, reading in zip(look.gpus, look.readings, strict=True):
             self._gpus[gpu.uuid] = gpu
             if known(reading.health):
@@ -126,7 +126,7 @@ class Quarantine:
     def _forget_accepted(
         self, uuid: str, entry: QuarantinedGpu, health: DeviceHealth, standing: tuple[str, ...]
     ) -> None:
-        """After a reset: the same fault takes the GPU out again."""
+        """Drops accepted faults that a reset has cleared, so that they count again."""
         if any(isinstance(value, Unknown) for value in health[1:]):
             return
         left = tuple(fault for fault in entry.faults if fault in standing)
@@ -147,11 +147,10 @@ class Quarantine:
     # Jobs
 
     def job_ended(self, end: JobEnd, wall: float) -> None:
-        """Takes in the end of a job. A GPU on which different jobs fail right after their start is taken out.
+        """Processes the end of a job. A GPU on which different programs fail right after the start is taken out.
 
-        One program that fails everywhere, or on one GPU only, says nothing about GPUs. Nor do failures of different
-        programs on different GPUs: then the driver, the container or a library is at fault. So at most one GPU of a
-        machine is taken out by this.
+        Failures of a single program prove nothing, nor do failures of different programs on different GPUs: then the
+        driver, the container or a library is at fault. So this takes out at most one GPU of a machine.
         """
         if not end.gpus:
             return
@@ -175,17 +174,17 @@ class Quarantine:
             self._take_out(uuid, reason, (_FAILED_JOBS,), wall)
 
     def _clear(self, gpus: Collection[str]) -> None:
-        """A job has run well on these."""
+        """Clears GPUs on which a job ran well."""
         left = [one._replace(suspects=one.suspects.difference(gpus)) for one in self._failures]
         self._failures = [one for one in left if one.suspects]
 
     def failed_during(self, gpus: Collection[str], since: float) -> str | None:
-        """The uuid of the first of these GPUs with a fault that was seen since then, and that is out of rotation."""
+        """The first of these GPUs that is out of rotation and has shown a fault since then."""
         out = self.out_of_rotation
         return next((uuid for uuid in gpus if uuid in out and self._faulted.get(uuid, since - 1.0) >= since), None)
 
     def excuse(self, job: str, gpus: Collection[str], since: float) -> str | None:
-        """The GPU that failed a job which began then; None when none did, or it happens to this job too often."""
+        """The GPU that made a job fail which ran since then; None without one, or after too many excuses."""
         uuid = self.failed_during(gpus, since)
         if uuid is None or self._excused.get(job, 0) >= MOST_EXCUSES:
             return None
@@ -194,17 +193,17 @@ class Quarantine:
 
 
 def changed(entries: Entries, changes: Mapping[str, QuarantinedGpu | None]) -> dict[str, QuarantinedGpu]:
-    """The entries after these changes; None removes one."""
+    """The entries with these changes applied; None removes one."""
     merged = {**entries, **changes}
     return {uuid: entry for uuid, entry in merged.items() if entry is not None}
 
 
 def gpu_error(end: JobEnd) -> str | None:
-    """The message by which a job that failed right after its start blames its GPU."""
+    """The GPU error that a job printed when it failed right after its start."""
     if not end.failed or end.lasted > RIGHT_AFTER_START or end.exit_code in _WRONG_COMMAND:
         return None
     found = [match[0].strip() for match in _GPU_ERROR.finditer(end.output)]
-    # The first is the cause; a program that goes on after it reports others.
+    # The first error is the cause; later ones follow from it.
     return found[0] if found and not _PROGRAM_ERROR.search(found[0]) else None
 
 
@@ -213,7 +212,7 @@ _MODULE: Final = re.compile(r"(?<!\S)-m[ =]([\w.]+)")
 
 
 def program_of(command: str) -> str:
-    """The script or module that a command runs, whatever its options: `train.py`; the first word if there is none."""
+    """The script or module of a command without its options, such as `train.py`, or the first word."""
     if script := _SCRIPT.search(command):
         return script[0].rpartition("/")[2]
     if module := _MODULE.search(command):

@@ -1,4 +1,4 @@
-"""What a worker and the shim of an attempt share: the attempt on disk, the shim's socket, and the messages over it."""
+"""The interface of worker and shim: the attempt on disk, the shim's socket, and the messages."""
 
 import contextlib
 import os
@@ -16,12 +16,12 @@ from stoker.procfs import Identity
 # The name of a shim's process.
 SHIM_NAME: Final = "stoker-shim"
 _LONGEST: Final = 65536
-# Far more than any other message needs. A longer attempt spec is read from its file.
+# Far more than other messages need. A longer attempt spec is read from its file.
 _LONGEST_SPEC: Final = _LONGEST // 2
 
 
 class AttemptProcesses(msgspec.Struct, frozen=True):
-    """The processes that supervise a job, each by pid and start time."""
+    """The supervisors of a job, each by pid and start time."""
 
     shim: Identity
     reaper: Identity
@@ -36,11 +36,11 @@ class LocalAttemptSpec(AttemptSpec, frozen=True, kw_only=True):
     boot: str
     processes: AttemptProcesses
     request: ResourceRequest
-    """What it holds of the machine."""
+    """The resources that it holds."""
     submitter: str = ""
 
 
-# Made once, in the fork server: each shim would otherwise need 0.6 MB and time for its own.
+# Created once in the fork server, which saves each shim time and 0.6 MB.
 _SPEC_DECODER: Final = msgspec.json.Decoder(LocalAttemptSpec)
 
 
@@ -48,22 +48,22 @@ class LocalAttemptRecord(AttemptRecord):
     """The directory of one attempt of the local engine."""
 
     def attempt_spec(self) -> LocalAttemptSpec | None:
-        """None when its outcome was delivered, or the file is damaged. Raises OSError when it cannot be read."""
+        """The spec; None if the outcome is delivered or the file is damaged. Raises OSError if it cannot be read."""
         try:
             return _SPEC_DECODER.decode((self.directory / UNDELIVERED).read_bytes())
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
 
     def hold_open(self) -> int:
-        """A descriptor by which `has_shim` finds the shim, even after the directory was deleted."""
+        """Opens a descriptor by which `has_shim` finds the shim, even if the directory is deleted."""
         return os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def listen(self) -> socket.socket:
-        """The shim's end, for a worker that starts later. Raises OSError."""
+        """The shim's socket, for a worker that starts later. Raises OSError."""
         listener = _socket()
         try:
             with _socket_path(self.directory) as path:
-                # Left by an earlier try that failed.
+                # An earlier failed try may have left it.
                 (self.directory / "socket").unlink(missing_ok=True)
                 listener.bind(path)
                 os.chmod(path, 0o600)  # noqa: PTH101 - the directory is private
@@ -74,8 +74,8 @@ class LocalAttemptRecord(AttemptRecord):
         return listener
 
     def connect(self) -> socket.socket:
-        """The worker's end. Raises OSError when no shim listens."""
-        # Non-blocking: a shim that is stopped, with a full backlog, is not waited for.
+        """Connects the worker to the shim. Raises OSError if no shim listens."""
+        # Non-blocking: a suspended shim with a full backlog must not block the worker.
         channel = _socket()
         try:
             with _socket_path(self.directory) as path:
@@ -92,7 +92,7 @@ def _socket() -> socket.socket:
 
 @contextlib.contextmanager
 def _socket_path(directory: Path) -> Iterator[str]:
-    """The path of the socket through a descriptor of its directory, since socket paths have at most 107 bytes."""
+    """The socket's path via a descriptor of its directory, since socket paths are limited to 107 bytes."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/socket"
@@ -101,7 +101,7 @@ def _socket_path(directory: Path) -> Iterator[str]:
 
 
 def has_shim(directory: Path) -> bool:
-    """Whether a shim runs the attempt of this directory, deleted or not. Raises OSError when that is unknown."""
+    """True if a shim runs the attempt of this directory, deleted or not. Raises OSError if that is unknown."""
     path = os.path.realpath(directory)
     for name in os.listdir("/proc"):  # noqa: PTH208 - one call
         if not name.isdigit():
@@ -122,11 +122,11 @@ def _leads_to(link: str, path: str) -> bool:
         return False
 
 
-# Messages: each in one packet of the socket
+# Messages, one per packet
 
 
 class ShimReady(msgspec.Struct, frozen=True, tag="ready"):
-    """From a shim without an attempt."""
+    """From an idle shim."""
 
     processes: AttemptProcesses
 
@@ -136,14 +136,14 @@ class StartAttempt(msgspec.Struct, frozen=True, tag="start"):
 
     directory: str
     spec: bytes = b""
-    """The content of `attempt.json`; empty when that is long."""
+    """The content of `attempt.json`; empty if that is too long."""
 
     @classmethod
     def of(cls, record: LocalAttemptRecord, spec: bytes) -> "StartAttempt":
         return cls(str(record.directory), spec if len(spec) <= _LONGEST_SPEC else b"")
 
     def attempt_spec(self) -> LocalAttemptSpec | None:
-        """None when it cannot be understood. Raises OSError."""
+        """The spec; None if it cannot be decoded. Raises OSError."""
         if not self.spec:
             return LocalAttemptRecord(Path(self.directory)).attempt_spec()
         try:
@@ -153,7 +153,7 @@ class StartAttempt(msgspec.Struct, frozen=True, tag="start"):
 
 
 class LeaseRenewed(msgspec.Struct, frozen=True, tag="renewed"):
-    """From the worker: the queue holds the lease until then, on `lease_clock()`."""
+    """From the worker: the lease now lasts until this moment on `lease_clock()`."""
 
     until: float
 
@@ -166,7 +166,7 @@ class StopAttempt(msgspec.Struct, frozen=True, tag="stop"):
 
 
 class ResultRecorded(msgspec.Struct, frozen=True, tag="recorded"):
-    """From the worker: the queue has the result, which a shim sends as AttemptResult."""
+    """From the worker: the queue has the result, which the shim had sent as AttemptResult."""
 
 
 ShimMessage: TypeAlias = ShimReady | StartAttempt | LeaseRenewed | StopAttempt | AttemptResult | ResultRecorded
@@ -185,16 +185,16 @@ class ShimChannel:
         return self._connection.fileno()
 
     def send(self, message: ShimMessage) -> bool:
-        """False when the other end is gone."""
+        """Sends a message; False if the other end is closed."""
         try:
-            # A peer that is stopped must not block this end.
+            # A suspended peer must not block this end.
             self._connection.send(msgspec.msgpack.encode(message), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         except OSError:
             return False
         return True
 
     def receive(self) -> ShimMessage | None:
-        """The next message, if there is one; `open` is false once the other end is gone."""
+        """The next message, if any. `open` becomes false when the other end closes."""
         try:
             packet = self._connection.recv(_LONGEST, socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):

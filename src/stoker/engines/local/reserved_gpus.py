@@ -1,6 +1,6 @@
-"""Which GPUs of this machine its worker reserves, and for which jobs: a small file for `stoker gpus`.
+"""The file in which a worker lists its reserved GPUs and their jobs, for `stoker gpus`.
 
-`stoker gpus` must answer at once, also while the queue is away; so it reads this and not the queue.
+`stoker gpus` must answer at once even while the queue is away, so it reads this file and not the queue.
 """
 
 import contextlib
@@ -13,14 +13,14 @@ from stoker.procfs import read_stat
 
 
 class ReservedGpusFile:
-    """What one worker reserves. A failure to write it affects no job."""
+    """The reservations of one worker. A failure to write them affects no job."""
 
     def __init__(self, directory: Path, host: str) -> None:
         self._path = _path(directory, host)
         self._written: Mapping[str, str] | None = None
 
     def write(self, gpus: Mapping[str, str]) -> None:
-        """The text for each reserved GPU, by uuid: `reserved for job 0a1b2c3d (2 GPUs, has 1)`."""
+        """Writes a text for each reserved GPU, by uuid, such as `reserved for job 0a1b2c3d (2 GPUs, has 1)`."""
         if gpus == self._written:
             return
         with contextlib.suppress(OSError):
@@ -33,7 +33,7 @@ class ReservedGpusFile:
 
 
 def reserved_gpus(directory: Path, host: str) -> dict[str, str]:
-    """What the worker of this machine wrote last; empty when it is gone."""
+    """The entries of this machine's worker; empty if it does not run."""
     try:
         found = json.loads(_path(directory, host).read_text(encoding="utf-8"))
         if _started(found["pid"]) != found["started"]:

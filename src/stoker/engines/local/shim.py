@@ -1,8 +1,8 @@
 """The shim: the process that supervises queued attempts one after another, and outlives its worker.
 
-It is forked before there is an attempt, runs it as `stoker run` would, and stays until the queue has the result. The
-worker renews the lease and takes the result; without a worker the shim goes to the queue itself. When the lease cannot
-be renewed, the job is stopped before another machine may take it.
+It is forked in advance, runs each attempt like `stoker run`, and stays until the queue has the result. The worker
+renews the lease and takes the result; without a worker the shim talks to the queue itself. If the lease cannot be
+renewed, the shim stops the job before another machine may take it.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from typing import Final
 from stoker.backoff import Backoff
 from stoker.engines.attempt import CANCELLED, AttemptResult, lease_clock, result_of
 from stoker.engines.delivery import DetachedDelivery
-from stoker.engines.execution import ENDING, STOPPED, Execution, redirect_stderr
+from stoker.engines.execution import STOP_SIGNALS, STOPPED, Execution, redirect_stderr
 from stoker.engines.local.record import (
     SHIM_NAME,
     AttemptProcesses,
@@ -46,30 +46,29 @@ from stoker.runs.record import Status
 from stoker.runs.run import record_orphan_stop
 from stoker.runs.supervisor import StopRequest
 
-# Between two tries to listen for a worker, if that failed when the job started.
+# The delay before another try to listen for a worker.
 _LISTEN_EVERY: Final = 1.0
-# Between two tries to fork, on a machine that is short of processes or memory.
+# The delay before another try to fork on a machine short of processes or memory.
 _FORK_EVERY: Final = 0.5
-# A shim has no terminal: these come from a machine that shuts down, or from its administrator.
-# Of the lease. A worker renews every quarter of it; after two that are missing the shim renews it itself.
+# A share of the lease. A worker renews every quarter of it; after two missed renewals the shim renews it itself.
 _RENEW_ALONE_AT: Final = 0.5
-# A timer fires when a machine wakes up whose lease ended while it slept. If it fails, that is noticed this much later.
+# A timer fires if the lease ended while the machine was suspended. If the timer fails, this bounds the delay.
 _LONGEST_SLEEP: Final = 15.0
-# Between two tries to reach the queue, doubled from try to try.
+# The delay between two tries to reach the queue, doubled each time.
 _FIRST_PAUSE: Final = 0.5
 _LAST_PAUSE: Final = 30.0
-# Of the lease: there is time for several tries before it ends.
+# A share of the lease, which leaves time for several tries before it ends.
 _PAUSE_SHARE: Final = 1 / 16
-# A machine that shuts down waits little longer before it kills what is left.
+# A shutdown kills the remaining processes soon after this.
 _LAST_TRIES: Final = 10.0
-# A worker records a result at once, unless its database is away or it hangs.
+# A worker records a result at once, unless it hangs or its database is away.
 _RECORDED_WITHIN: Final = 60.0
 # After this the shim gives up; the next worker finds the result on disk.
 _LONGEST_DELIVERY: Final = 86400.0
 
 
 def run_attempts(connection: socket.socket) -> None:
-    """Runs one attempt after another, until the worker has no more for this shim or is gone."""
+    """Runs attempts one after another, until the worker closes the connection."""
     set_name(SHIM_NAME)
     channel: ShimChannel | None = ShimChannel(connection)
     signals = SignalStream(FORWARDED)
@@ -82,7 +81,7 @@ def run_attempts(connection: socket.socket) -> None:
     processes = _processes(reaper)
     timer = BootTimer()
     redirect_stderr(reaper)
-    # As one dictionary: every lookup in `os.environ` decodes again.
+    # A plain dictionary: every lookup in `os.environ` decodes again.
     environment = dict(os.environ)
     while channel is not None and (start := _next_attempt(channel, signals, processes)) is not None:
         record = LocalAttemptRecord(Path(start.directory))
@@ -101,7 +100,7 @@ def run_attempts(connection: socket.socket) -> None:
 
 
 def _report_not_started(record: LocalAttemptRecord, channel: ShimChannel, error: OSError) -> None:
-    """Tells the worker, and writes it to disk for the next one in case this one was killed."""
+    """Reports the failure to the worker, and writes it to disk in case that worker was killed."""
     status = Status(state="ended", ending="not started", reason=f"It was not started: {error.strerror}.")
     with contextlib.suppress(StokerError):
         record.write_status(status)
@@ -109,7 +108,7 @@ def _report_not_started(record: LocalAttemptRecord, channel: ShimChannel, error:
 
 
 def _next_attempt(channel: ShimChannel, signals: SignalStream, processes: AttemptProcesses) -> StartAttempt | None:
-    """Reports that this shim is ready, and waits for an attempt; None when none will come."""
+    """Reports ready and waits for an attempt; None if none will come."""
     if not channel.send(ShimReady(processes)):
         return None
     poll = select.poll()
@@ -117,7 +116,7 @@ def _next_attempt(channel: ShimChannel, signals: SignalStream, processes: Attemp
     poll.register(signals.fileno(), select.POLLIN)
     while channel.open:
         poll.poll()
-        if any(received.signal in ENDING for received in signals.read()):
+        if any(received.signal in STOP_SIGNALS for received in signals.read()):
             return None
         message = channel.receive()
         if isinstance(message, StartAttempt):
@@ -133,7 +132,7 @@ def _processes(reaper: Reaper) -> AttemptProcesses:
 
 
 class LocalExecution(Execution):
-    """One attempt in a shim, which listens to its worker and holds the lease."""
+    """One attempt in a shim, which serves its worker and holds the lease."""
 
     _record: LocalAttemptRecord
 
@@ -147,7 +146,7 @@ class LocalExecution(Execution):
         timer: BootTimer,
         environment: Mapping[str, str],
     ) -> None:
-        """`environment`: the worker's own."""
+        """`environment`: the worker's."""
         prober = Prober(attempt_spec.plan.source, deadline=attempt_spec.plan.deadline, start=forked, sharing="start")
         of_job = dict(environment)
         for name in attempt_spec.without:
@@ -155,7 +154,7 @@ class LocalExecution(Execution):
         of_job |= attempt_spec.environment
         super().__init__(record, attempt_spec, signals, reaper, prober, attempt_spec.host, of_job)
         if reaper.cgroup is not None:
-            # Also of a job that asks for nothing: the one before it may have had limits.
+            # Set even without requests, since the previous job may have left limits.
             reaper.cgroup.limit(attempt_spec.request.cpus, attempt_spec.request.ram)
         self._channel: ShimChannel | None = channel
         self._until = attempt_spec.lease_until
@@ -177,7 +176,7 @@ class LocalExecution(Execution):
             self._directory = record.hold_open()
 
     def close(self) -> ShimChannel | None:
-        """Closes all but the connection to the worker, if there is one, which it returns."""
+        """Closes everything except the connection to the worker, and returns that if there is one."""
         self._epoll.close()
         if self._listener is not None:
             self._listener.close()
@@ -198,7 +197,7 @@ class LocalExecution(Execution):
         return max(0.0, self._until - self._attempt_spec.margin - lease_clock())
 
     def due(self) -> float:
-        """In monotonic seconds, which stand still while the machine sleeps."""
+        """The due time in monotonic seconds, which stop while the machine is suspended."""
         soonest = self._stop_at() if self._delivery is not None else min(self._stop_at(), self._delivery_at())
         due = time.monotonic() + min(soonest - lease_clock(), _LONGEST_SLEEP)
         if self._started and self._listener is None:
@@ -218,17 +217,17 @@ class LocalExecution(Execution):
         return None
 
     def on_signal(self, received: Received) -> StopRequest | None:
-        if received.signal not in ENDING or is_from_job(received, self._reaper):
+        if received.signal not in STOP_SIGNALS or is_from_job(received, self._reaper):
             return None
         name = signal.Signals(received.signal).name
         return StopRequest("machine", f"The job's supervisor was asked to end by {name}.", STOPPED)
 
     def on_first_start(self) -> None:
-        """A full disk prevents that the next worker is listened for: it is tried again later."""
+        """Listens for the next worker. A full disk delays that until a later try."""
         self._listen()
 
     def _listen(self) -> None:
-        """Listens for the next worker."""
+        """Listens for the next worker, unless a try has failed just now."""
         if not self._started or self._listener is not None or time.monotonic() < self._listen_at:
             return
         try:
@@ -252,13 +251,13 @@ class LocalExecution(Execution):
         return max(self._until - self._attempt_spec.lease * _RENEW_ALONE_AT, self._next_delivery)
 
     def _hold_until(self, moment: float, *, with_start: bool = False) -> None:
-        """Sets the end of the lease: -inf when the queue has given the job up.
+        """Sets the end of the lease: -inf once the queue has given the job up.
 
-        `with_start`: the reaper learns it when the job starts, which is the next that it learns.
+        `with_start`: sends the deadline to the reaper together with the start of the job, its next message.
         """
         self._until = moment
         self._timer.ring_at(self._stop_at())
-        # In case this process is suspended, or hangs, while there is no worker.
+        # The reaper stops the job if this process hangs or is suspended without a worker.
         self._reaper.set_deadline(moment - self._attempt_spec.margin / 2, with_start=with_start)
 
     def _send_delivery(self) -> None:
@@ -270,7 +269,7 @@ class LocalExecution(Execution):
         self._epoll.register(self._delivery.fileno(), select.EPOLLIN)
 
     def _receive(self) -> StopRequest | None:
-        """Handles all messages; the last stop request in them."""
+        """Handles all messages and returns the last stop request."""
         request: StopRequest | None = None
         self._listen()
         for descriptor, _ in self._epoll.poll(0):
@@ -326,7 +325,7 @@ class LocalExecution(Execution):
         return None
 
     def _accept_worker(self, listener: socket.socket) -> None:
-        """Accepts a worker that was started later, instead of the one before."""
+        """Accepts a new worker, which replaces the previous one."""
         try:
             connection, _ = listener.accept()
         except OSError:
@@ -347,23 +346,24 @@ class LocalExecution(Execution):
     # The result
 
     def wait_until_recorded(self) -> None:
-        """Leaves the delivery to the worker; without one, or when it does not succeed, delivers the result itself."""
+        """Leaves delivery to the worker. Without one, or if it fails, the shim delivers the result itself."""
         trusts_worker_until = lease_clock() + _RECORDED_WITHIN
         gives_up_at = lease_clock() + _LONGEST_DELIVERY
         self._backoff.reset()
         self._next_delivery = -math.inf
         while lease_clock() < gives_up_at:
             written = self._write_outcome()
-            if any(received.signal in ENDING for received in self._signals.read()):
-                # The machine shuts down: the next worker finds the result on disk.
+            if any(received.signal in STOP_SIGNALS for received in self._signals.read()):
+                # The machine shuts down; the next worker finds the result on disk.
                 if written:
                     break
                 trusts_worker_until, gives_up_at = -math.inf, min(gives_up_at, lease_clock() + _LAST_TRIES)
             self._receive()
-            # Without its directory nothing could be delivered later either.
+            # Without its directory nothing can be delivered later.
             if self._recorded or (lease_clock() >= self._until and not self._record.directory.exists()):
                 break
-            # A suspended worker renews nothing: the job must not be run again because of that.
+            # A suspended worker does not renew the lease, and must not cause a second run of the job.
+
             trusts_until = min(trusts_worker_until, self._until - self._attempt_spec.lease * _RENEW_ALONE_AT)
             alone = self._channel is None or lease_clock() >= trusts_until
             if alone and self._delivery is None and lease_clock() >= self._next_delivery:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from stoker.engines.attempt import AttemptResult, lease_clock
-from stoker.engines.execution import ENDING, SAME_MOMENT, STOPPED, Execution
+from stoker.engines.execution import SIGNAL_SPREAD, STOP_SIGNALS, STOPPED, Execution
 from stoker.engines.slurm.record import Owner, SlurmAttemptRecord, SlurmAttemptSpec
 from stoker.gpus.prober import Prober
 from stoker.gpus.visible import visible_gpus
@@ -142,12 +142,12 @@ class SlurmExecution(Execution):
             return None
         if received.signal == signal.SIGUSR2:
             return StopRequest("time limit", "It had run for as long as Slurm allows.", IDLE_EXIT_CODE)
-        if received.signal not in ENDING:
+        if received.signal not in STOP_SIGNALS:
             return None
         self._killed_at = lease_clock() + self._attempt_spec.kill_wait
         return self._ordered() or StopRequest("machine", "Slurm asked it to end.", STOPPED)
 
-    def has_signalled_job(self, signum: int) -> bool:
+    def job_has_signal(self, signum: int) -> bool:
         """Slurm sends its SIGTERM to all processes of a job, unless somebody wanted only the batch script to get it.
 
         The reaper handles no signals: one that it got is pending there.
@@ -165,13 +165,13 @@ class SlurmExecution(Execution):
             grace = min(grace, self._killed_at - _BEFORE_KILL - lease_clock())
         return max(0.0, grace)
 
-    def signalled_within(self, code: int) -> float:
+    def signal_delay(self, code: int) -> float:
         """Slurm signals the processes of a job one by one, this one last: a command that handles SIGTERM may have ended
         before that, with any code. Between the two, the reaper gets the signal."""
         if has_pending(self._reaper.pid, signal.SIGTERM):
-            return SAME_MOMENT
+            return SIGNAL_SPREAD
         share = _SIGNAL_SHARE * (lease_clock() - self._began_at)
-        return max(super().signalled_within(code), min(_SAME_SIGNAL, share))
+        return max(super().signal_delay(code), min(_SAME_SIGNAL, share))
 
     def on_first_start(self) -> None:
         """The worker sees the start by the status."""
@@ -198,7 +198,7 @@ class SlurmExecution(Execution):
             self._pause(RETRY)
         if self._result.outcome == "cancelled" and self._killed_at is None:
             ends = lease_clock() + _CANCELLED_WITHIN
-            while lease_clock() < ends and not any(found.signal in ENDING for found in self._signals.read()):
+            while lease_clock() < ends and not any(found.signal in STOP_SIGNALS for found in self._signals.read()):
                 self._pause(RETRY)
 
     def _pause(self, seconds: float) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from stoker.engines.attempt import lease_clock
-from stoker.engines.execution import ENDING, STOPPED
+from stoker.engines.execution import STOP_SIGNALS, STOPPED
 from stoker.engines.preparation import AS_TYPED, on_one_machine, rendezvous_port
 from stoker.engines.slurm.execution import FOLLOWER, RETRY, SlurmExecution, slurm_identity, slurm_variables
 from stoker.engines.slurm.record import (
@@ -162,8 +162,8 @@ class LeaderExecution(SlurmExecution):
     def remark(self) -> str:
         return "" if self._nodes is None else self._nodes.failure
 
-    def shown_plan(self) -> Plan:
-        plan = super().shown_plan()
+    def recorded_plan(self) -> Plan:
+        plan = super().recorded_plan()
         return msgspec.structs.replace(plan, command=tuple(map(AS_TYPED.fill, plan.command)))
 
     def helpers(self) -> tuple[int, ...]:
@@ -190,7 +190,7 @@ class LeaderExecution(SlurmExecution):
         """Lives on while the other nodes end, and learns when Slurm will kill."""
         self._pause(seconds)
         for received in self._signals.read():
-            if received.signal in ENDING and self._killed_at is None:
+            if received.signal in STOP_SIGNALS and self._killed_at is None:
                 self._killed_at = lease_clock() + self._attempt_spec.kill_wait
 
     def patience(self) -> float:
