@@ -18,6 +18,7 @@ from stoker.engines.local.capacity import (
     GpuOrder,
     GpuState,
     Held,
+    MemoryTaken,
     Obstacle,
     PlacementOptions,
     ResourceRequest,
@@ -704,6 +705,13 @@ def on_gpu(world: World, uuid: str) -> list[Allocation]:
 def amount(value: Maybe[int]) -> int:
     assert isinstance(value, int)
     return value
+
+
+def test_job_waits_for_memory_of_others_on_a_gpu_that_is_promised_to_a_smaller_job() -> None:
+    seen = [a_gpu(0, total=8 * GIB, used=5 * GIB), a_gpu(1, used=5 * GIB, obstructed_since=NOW - HOUR)]
+    decision = place(seen, [], a_job("small", 2, memory=4), a_job("next", order=1))
+    assert obstacles_of(decision, "next")[1] == MemoryTaken(5 * GIB)
+    assert "GPU 1 has 5.0 GiB in use by no process that is seen" in why_waiting(decision.waiting["next"])
 
 
 @settings(deadline=None)

@@ -341,10 +341,13 @@ class GpuCapacity:
             return Free()
         return self._held(request, stopping, now)
 
-    def _held(self, request: ResourceRequest, stopping: Collection[str], now: float) -> Held | Stopping | Reservation:
+    def _held(self, request: ResourceRequest, stopping: Collection[str], now: float) -> Obstacle:
         ending = tuple(holder.job for holder in self.holders if holder.job in stopping)
-        if self.promised_to is not None and self.will_have_room(request, {self.promised_to.job}):
-            return self.promised_to
+        if self.promised_to is not None:
+            if self.will_have_room(request, {self.promised_to.job}):
+                return self.promised_to
+            if all(holder.job == self.promised_to.job for holder in self.holders):
+                return self._unsettled(request) or self.promised_to
         if ending and self.will_have_room(request, ending):
             return Stopping(ending)
         frees_at = self.frees_at(request, (), now)

@@ -64,8 +64,7 @@ class LocalEngine:
     """Runs attempts on this machine."""
 
     def __init__(self, options: WorkerOptions, own: LocalOptions, log: Log) -> None:
-        """Runs before the worker locks its home: a shim is forked from here, and must not inherit the lock that the next
-        worker needs."""
+        """Runs before the worker locks its home: shims are forked from this process, and would inherit the lock."""
         self._options = options
         self._own = own
         self._log = log

@@ -72,8 +72,8 @@ class Topology:
         return tuple(counts)
 
     def _sets(self, ordered: Sequence[str], count: int) -> Iterable[tuple[str, ...]]:
-        """The sets to compare: all, or if they are many, the nearest neighbours of each GPU and one with the best slowest
-        link.
+        """The sets to compare: all, or if too many, the neighbours of each GPU and one with the best slowest link.
+
 
         Neighbours form the best sets if closeness is transitive, as on a switch. Direct links need not be transitive.
         """

@@ -1,9 +1,9 @@
 """The fork server: a warm process, forked before the worker has connections, that forks a shim on demand.
 
-Everything that a shim needs is imported there. Shims have no parent: they outlive the fork server and the worker.
+It imports everything that a shim needs. Shims are detached: they outlive the fork server and the worker.
 
-When the worker is killed, the fork server stays while its jobs run: if shim and reaper of one are killed as well, it
-kills what they leave, whether or not another worker is started.
+When the worker is killed, the fork server stays while jobs run. If shim and reaper of a job are killed as well, it
+kills the rest of the job, with or without a new worker.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ FORK_SERVER_NAME: Final = "stoker-forksrv"
 _FORK: Final = b"f"
 _LEAVE: Final = b"l"
 _KILLED: Final = "the process that starts jobs was killed: start `stoker work` again"
-# Besides what the shim imports at its top: how jobs are started, stopped and explained, and results delivered.
+# Modules that shims import lazily, to start, stop and explain jobs and to deliver results.
 _NEEDED: Final = (
     "hashlib",
     "shutil",
@@ -48,20 +48,20 @@ _NEEDED: Final = (
     "stoker.engines.delivery",
     "stoker.engines.worktree",
 )
-# It leaves at once, unless it is suspended or in the middle of a fork.
+# It exits at once, unless it is suspended or forking.
 _LEAVES_WITHIN: Final = 2.0
 _LEAVE_POLL: Final = 0.005
-# Between two tries to fork, on a machine that is short of processes or memory.
+# The delay before another try to fork on a machine short of processes or memory.
 _FORK_EVERY: Final = 0.5
-# Between two looks for jobs that are no longer supervised.
+# The interval of checks for unsupervised jobs.
 _WATCH_EVERY: Final = 2.0
 
 
 class ForkServer:
-    """The worker's end: orders shims, and receives a connection to each."""
+    """The worker's end: requests shims, and receives a connection to each."""
 
     def __init__(self, queue: str | None, home: Path) -> None:
-        """For a process of one thread, without connections that a fork would break. `queue`: where results go."""
+        """Forks: call it in a single-threaded process without connections. `queue`: where results go."""
         gc.freeze()
         try:
             mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -72,18 +72,18 @@ class ForkServer:
             mine.close()
             _serve(its, queue, home)
         its.close()
-        # Set on the socket itself: Python 3.11 does not pass flags on when descriptors are received.
+        # Set on the socket itself: `recv_fds` of Python 3.11 ignores flags.
         mine.setblocking(False)
         self._connection = mine
         self.expected = 0
-        """How many shims were ordered and have not come yet."""
+        """The number of requested shims that have not arrived."""
 
     def fileno(self) -> int:
-        """Readable when a shim has come."""
+        """A descriptor that becomes readable when a shim arrives."""
         return self._connection.fileno()
 
     def order(self) -> None:
-        """Orders a shim; it comes by `receive`."""
+        """Requests a shim, which `receive` returns later."""
         try:
             self._connection.send(_FORK, socket.MSG_NOSIGNAL)
         except OSError:
@@ -91,7 +91,7 @@ class ForkServer:
         self.expected += 1
 
     def receive(self) -> ShimChannel | None:
-        """The connection to a shim that has come, if any. Raises OSError when there is no descriptor left for it."""
+        """The connection to a new shim, if one has arrived. Raises OSError if file descriptors run out."""
         try:
             data, descriptors, _flags, _address = socket.recv_fds(self._connection, 16, 1)
         except BlockingIOError:
@@ -100,16 +100,16 @@ class ForkServer:
             raise StokerError(_KILLED)
         self.expected -= 1
         if not descriptors:
-            # The kernel has closed the connection, and the shim at its other end leaves.
+            # The kernel has closed the connection, so its shim exits.
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return ShimChannel(socket.socket(fileno=descriptors[0]))
 
     def close(self) -> None:
-        """Shims with an attempt stay; the others leave when their connections are closed."""
+        """Ends the fork server. Shims with an attempt stay; idle ones exit when their connections close."""
         with contextlib.suppress(OSError):
             self._connection.send(_LEAVE, socket.MSG_NOSIGNAL)
         self._connection.close()
-        # A suspended process cannot leave.
+        # A suspended process must be continued to exit.
         os.kill(self._pid, signal.SIGCONT)
         ends = time.monotonic() + _LEAVES_WITHIN
         while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
@@ -121,14 +121,14 @@ class ForkServer:
 
 
 def _serve(connection: socket.socket, queue: str | None, home: Path) -> None:
-    """The fork server's process: never returns."""
+    """The body of the fork server's process; never returns."""
     try:
         os.setsid()
         set_name(FORK_SERVER_NAME)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        # Each until it succeeds: a machine that is short of something now may not be later.
+        # Each step is retried: a shortage of resources may pass.
         for step in (_redirect_streams, lambda: _import_all(queue)):
             while not _succeeds(step):
                 if _hangs_up_within(connection, _FORK_EVERY):
@@ -147,11 +147,11 @@ def _serve(connection: socket.socket, queue: str | None, home: Path) -> None:
 
 
 def _next_order(connection: socket.socket) -> bytes:
-    """What the worker asks for; empty when it was killed."""
+    """The worker's next request; empty if it was killed."""
     try:
         return connection.recv(16)
     except ConnectionResetError:
-        # It ended before it had received every shim. What it sent before that is still to be read.
+        # It ended with shims unread. Its own messages can still be read.
         return connection.recv(16)
 
 
@@ -164,7 +164,7 @@ def _succeeds(step: Callable[[], None]) -> bool:
 
 
 def _redirect_streams() -> None:
-    """A reader of the worker's output must see its end when the worker ends, not when the last job does."""
+    """Closes the inherited output: a pipe that reads it must see EOF when the worker ends, not the last job."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1) if os.environ.get("STOKER_DEBUG") else (0, 1, 2):
         os.dup2(null, descriptor)
@@ -173,7 +173,7 @@ def _redirect_streams() -> None:
 
 
 def _watch_over(home: Path) -> None:
-    """The worker was killed: stays until nothing of its jobs is left unsupervised."""
+    """Kills unsupervised jobs of a killed worker, until all its jobs have ended."""
     from stoker.engines.local.attempts import unsupervised
 
     watched = {path.parent.name for path in home.glob(f"attempts/*/{UNDELIVERED}")}
@@ -184,20 +184,20 @@ def _watch_over(home: Path) -> None:
 
 
 def _import_all(queue: str | None) -> None:
-    """Loads what shims and reapers may ever need, once, and shared by all of them.
+    """Imports everything that shims and reapers may ever need, once for all of them.
 
-    An upgrade replaces Stoker's files while jobs run: a process that loaded half of it from the old files and half from
-    the new ones could neither deliver a result nor renew a lease.
+    An upgrade replaces Stoker's files while jobs run. A process with modules of both versions could neither deliver a
+    result nor renew a lease.
     """
     for module in _NEEDED:
         importlib.import_module(module)
-    user_name(os.getuid())  # loads what looks up users
-    with contextlib.suppress(StokerError):  # the worker reports what is wrong with it
+    user_name(os.getuid())  # loads the name service modules
+    with contextlib.suppress(StokerError):  # the worker reports it
         warm_up(queue)
 
 
 def _fork_shim(connection: socket.socket) -> bool:
-    """False when that cannot be done now."""
+    """Forks a shim; False if that fails now."""
     try:
         workers_end, shims_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     except OSError:
@@ -213,20 +213,20 @@ def _fork_shim(connection: socket.socket) -> bool:
         shims_end.close()
         if os.waitpid(pid, 0)[1] != 0:
             return False
-        with contextlib.suppress(OSError):  # the worker is gone, and so is the shim
+        with contextlib.suppress(OSError):  # the worker has ended, and the shim exits with it
             socket.send_fds(connection, [_FORK], [workers_end.fileno()], socket.MSG_NOSIGNAL)
     return True
 
 
 def _hangs_up_within(connection: socket.socket, seconds: float) -> bool:
-    """Whether the worker leaves within this time."""
+    """True if the worker ends within this time."""
     poll = select.poll()
-    poll.register(connection.fileno(), 0)  # a hang-up is reported in any case
+    poll.register(connection.fileno(), 0)  # POLLHUP is always reported
     return bool(poll.poll(seconds * 1000))
 
 
 def _detach_shim(connection: socket.socket, workers_end: socket.socket, shims_end: socket.socket) -> None:
-    """Forks once more, so that the shim has no parent that could end. Never returns."""
+    """Forks again to detach the shim from the fork server. Never returns."""
     code = 1
     try:
         os.setsid()
@@ -235,44 +235,44 @@ def _detach_shim(connection: socket.socket, workers_end: socket.socket, shims_en
             workers_end.close()
             run_attempts(shims_end)
         code = 0
-    except BaseException:  # noqa: BLE001 - it must not go on as its parent, and not fail silently
+    except BaseException:  # noqa: BLE001 - the fork must neither continue as its parent nor fail silently
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(code)
 
 
-# One for the next job, and one for the job after it: while the first starts, another is forked.
+# One idle shim for the next job and one for the job after it.
 SPARE: Final = 2
-# When many jobs start at once, as many shims are forked ahead: jobs that another worker takes leave some unused.
+# The limit of shims forked in advance when many jobs start at once. Some stay unused if other workers take the jobs.
 _MOST_AHEAD: Final = 16
-# A shim is ready within milliseconds, also on a busy machine.
+# A shim gets ready within milliseconds, even on a busy machine.
 _PATIENCE: Final = 10.0
 _POLL: Final = 0.2
-# Between a shim that could not get ready and the next order.
+# The delay after a shim that failed to get ready.
 _AFTER_FAILURE: Final = 1.0
-# A shim whose result is known is free for the next job within this, unless it has code to remove.
+# A shim is free again this soon after its result, unless it has code to remove.
 _RETURNS_WITHIN: Final = 0.5
-# Shims that are too many stay this long after the last start: while short jobs come and go, none is forked.
+# Surplus shims stay this long after the last start, so that a stream of short jobs needs no forks.
 _EXCESS_KEPT: Final = 5.0
 
 
 class ShimPool:
-    """Knows by every connection which shim is at its other end."""
+    """The shims of a worker: idle ones, new ones, and those with an attempt."""
 
     def __init__(self, fork_server: ForkServer) -> None:
         self._fork_server = fork_server
         self._idle: dict[ShimChannel, AttemptProcesses] = {}
         self._no_orders_until = -math.inf
         self._wanted = 0
-        """How many jobs are about to start."""
+        """The number of jobs about to start."""
         self._taken_at = -math.inf
         self._new: set[ShimChannel] = set()
-        """Shims that have not sent yet that they are ready."""
+        """Shims that have not reported ready yet."""
         self.attempts: dict[str, LocalAttempt] = {}
-        """By id, until the queue has everything of them."""
+        """Attempts by id, until they are delivered."""
 
     def running(self) -> list[LocalAttempt]:
-        """The attempts without a result, or with one that may still change."""
+        """Attempts without a final result."""
         return [one for one in self.attempts.values() if one.result is None or one.provisional]
 
     def descriptors(self) -> Iterator[int]:
@@ -286,20 +286,20 @@ class ShimPool:
                 yield attempt.reaper_exit
 
     def due(self) -> float:
-        """When `receive` is to be called at the latest, in monotonic seconds."""
+        """The monotonic time when `receive` is due at the latest."""
         excess = self._taken_at + _EXCESS_KEPT if len(self._idle) > self._most_idle() else math.inf
         return min((excess, *(one.retry_at for one in self.attempts.values())))
 
     def prepare(self, jobs: int) -> None:
-        """Has shims forked for jobs that are about to start, while the first of them are claimed."""
+        """Requests shims for jobs that are about to start, so that forking overlaps with claiming."""
         self._wanted = jobs
         with contextlib.suppress(StokerError):  # the next call of `replenish` raises it again
             self.replenish()
 
     def replenish(self, *, besides_returning: bool = False) -> None:
-        """Orders shims for the next jobs, and closes those that are too many. Raises StokerError.
+        """Requests shims for the next jobs, and closes surplus ones. Raises StokerError.
 
-        `besides_returning`: although some are about to be free.
+        `besides_returning`: does not count shims that are about to be free.
         """
         moment = time.monotonic()
         if moment >= self._no_orders_until:
@@ -318,7 +318,7 @@ class ShimPool:
         return max(SPARE * 2, self._wanted)
 
     def _returning(self, moment: float) -> list[LocalAttempt]:
-        """Attempts whose shims are about to be free."""
+        """Ended attempts whose shims are about to be free."""
         return [
             one
             for one in self.attempts.values()
@@ -326,7 +326,7 @@ class ShimPool:
         ]
 
     def take(self) -> tuple[ShimChannel, AttemptProcesses]:
-        """A shim that is ready, waiting for one if necessary. Raises StokerError when none comes."""
+        """Takes an idle shim, after waiting for one if necessary. Raises StokerError if none comes."""
         self._taken_at = time.monotonic()
         ends = self._taken_at + _PATIENCE
         if self._wanted > len(self._idle):
@@ -339,7 +339,7 @@ class ShimPool:
                     return channel, processes
                 channel.close()
             if time.monotonic() > ends:
-                # A shim that hangs must not be waited for the next time too.
+                # The next call must not wait for a hung shim again.
                 for channel in self._new:
                     channel.close()
                 self._new.clear()
@@ -347,7 +347,7 @@ class ShimPool:
             self._await_one()
 
     def receive(self, readable: Collection[int]) -> list[LocalAttempt]:
-        """Handles what the shims sent; the attempts whose result has become known."""
+        """Handles messages of shims. Returns attempts with a new result."""
         if self._fork_server.fileno() in readable:
             self._receive_new()
         for channel in [one for one in (*self._idle, *self._new) if one.fileno() in readable]:
@@ -378,26 +378,26 @@ class ShimPool:
             attempt.lose_shim()
 
     def acknowledge(self) -> None:
-        """Tells shims that the queue has their results: they become free."""
+        """Acknowledges recorded results, which frees their shims."""
         for attempt in self.attempts.values():
             attempt.send_acknowledgement()
 
     def close(self) -> None:
-        """Shims without an attempt leave; the others go on."""
+        """Idle shims exit; the others continue."""
         self.acknowledge()
         for channel in (*self._idle, *self._new):
             channel.close()
         self._fork_server.close()
 
     def _await_one(self) -> None:
-        """Waits a moment for a shim to come, to get ready, or to be free again."""
+        """Waits a moment for a shim to arrive, get ready or become free."""
         self.acknowledge()
         returning = {
             one.channel: one
             for one in self._returning(time.monotonic())
-            if one.channel is not None and one.recorded  # the others are not acknowledged yet
+            if one.channel is not None and one.recorded  # others are not acknowledged yet
         }
-        # One that cannot leave its last attempt must not be waited for alone.
+        # A returning shim may be stuck in its last attempt, so new ones are requested, too.
         self.replenish(besides_returning=not returning)
         poll = select.poll()
         poll.register(self._fork_server.fileno(), select.POLLIN)
@@ -426,7 +426,7 @@ class ShimPool:
             self._idle[channel] = message.processes
         elif not channel.open:
             if channel in self._new:
-                # It could not get ready: the machine is short of something, and the next one would fail as well.
+                # It failed to get ready for lack of resources, and the next one would fail as well.
                 self._no_orders_until = time.monotonic() + _AFTER_FAILURE
             self._new.discard(channel)
             self._idle.pop(channel, None)

@@ -1,4 +1,4 @@
-"""Why a job waits, in words: `waits for 2 GPUs with 20 GiB: GPU 0 is used by alice's python (pid 4242), …`."""
+"""Explains why a job waits: `waits for 2 GPUs with 20 GiB: GPU 0 is used by alice's python (pid 4242), …`."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -29,11 +29,11 @@ from stoker.engines.local.placement import (
 from stoker.units import format_memory, format_percent, list_all, memory_formatter, name_some
 
 Amount: TypeAlias = Callable[[int], str]
-"""Formats memory so that the amounts in one sentence can be compared."""
+"""Formats all amounts of memory in a sentence in one unit."""
 
 
 def why_waiting(reason: WaitingReason) -> str:
-    """A sentence without its subject, the job, and without a full stop."""
+    """The predicate of a sentence about the job, without a full stop."""
     if isinstance(reason, NotForThisMachine | HostTooSmall | HostTaken):
         return _of_host(reason)
     match reason:
@@ -66,19 +66,19 @@ def _of_host(reason: NotForThisMachine | HostTooSmall | HostTaken) -> str:
 
 
 def describe_obstacle(obstacle: Obstacle) -> str:
-    """The same for one GPU as the subject: `is used by alice's python (pid 4242)`."""
+    """The predicate of a sentence about one GPU: `is used by alice's python (pid 4242)`."""
     return _predicate(obstacle, format_memory).one
 
 
 class _Predicate(NamedTuple):
-    """In the singular, and in the plural."""
+    """Singular and plural of a predicate."""
 
     one: str
     several: str
 
 
 def _compared(obstacles: Sequence[tuple[int, Obstacle]]) -> Iterator[int]:
-    """The amounts that people compare with what the job asks for."""
+    """The amounts that people compare with the request."""
     for _, obstacle in obstacles:
         if isinstance(obstacle, TooSmall):
             yield obstacle.usable
@@ -87,7 +87,7 @@ def _compared(obstacles: Sequence[tuple[int, Obstacle]]) -> Iterator[int]:
 
 
 def _by_gpu(obstacles: Sequence[tuple[int, Obstacle]], amount: Amount) -> str:
-    """Names GPUs with the same obstacle together."""
+    """Groups GPUs with the same obstacle."""
     indices: dict[_Predicate, list[int]] = {}
     for index, obstacle in obstacles:
         indices.setdefault(_predicate(obstacle, amount), []).append(index)
@@ -218,7 +218,8 @@ def _jobs(jobs: Sequence[str]) -> str:
 
 
 def _rounded_up(seconds: float) -> str:
-    """`45 s`, `12 min`, `3 h`, `1 h 20 min`, `2 days`: rounded up, since it says "at most"."""
+    """`45 s`, `12 min`, `3 h`, `1 h 20 min`, `2 days`: rounded up, for "at most"."""
+
     if seconds <= 90:
         return f"{max(1, math.ceil(seconds))} s"
     minutes = math.ceil(seconds / 60)
