@@ -67,7 +67,7 @@ def test_settings_are_those_of_the_configuration_file() -> None:
     tables = {"run", "watch", "work", "fill", "fit", "notify", "web", "slurm_watch"}
     plain = set(Settings.__struct_fields__) - tables
     names = {field.name: field.encode_name for field in msgspec.structs.fields(Settings)}
-    assert names_in_tables(section("settings.md", "Above the tables")) == {names[name] for name in plain}
+    assert names_in_tables(section("settings.md", "Top-level keys")) == {names[name] for name in plain}
     assert set(Settings.__struct_fields__) == plain | tables
     keys = {field.encode_name for field in msgspec.structs.fields(Notifications)}
     assert names_in_tables(section("settings.md", "`[notify]`")) == keys
