@@ -270,7 +270,7 @@ def is_supervised(identity: WorkerIdentity, attempt: Attempt) -> bool:
 
 
 def _kill_orphans(identity: WorkerIdentity) -> None:
-    """Kills processes of attempts whose files and supervisors are both gone. Raises OSError."""
+    """Kills processes of attempts that have neither files nor supervisors. Raises OSError."""
     place = str(identity.directory / "attempts")
     kill_all(
         lambda: [who for who, directory in find_orphans(place, REAPER_NAME, SHIM_NAME) if not _is_recorded(directory)]

@@ -20,7 +20,7 @@ def _further_options(text: str) -> list[str]:
     return list(found.get(FURTHER, ()))
 
 
-# Of a larger cluster not all nodes are reported: a row of the queue with all of them is written every few seconds.
+# A larger cluster does not report all its nodes: the queue row that holds them is rewritten every few seconds.
 MOST_NODES: Final = 1000
 
 OPTIONS: Final = (
@@ -53,7 +53,7 @@ def create(options: "WorkerOptions", own: Mapping[str, Any], log: "Log") -> "Slu
 
 
 def check(job: "JobSpec", view: "View | None" = None) -> None:
-    """Raises BadInputError for a job that no cluster can run, or not that of the view."""
+    """Raises BadInputError for a job that no cluster can run, or that the view's cluster cannot run."""
     from stoker.engines.slurm.submission import check as check_submission
 
     nodes = () if view is None or len(view.nodes) >= MOST_NODES else view.nodes

@@ -1,6 +1,6 @@
-"""What the answers of Slurm's commands mean: jobs, nodes, partitions, refusals. Pure.
+"""Parses the output of Slurm's commands: jobs, nodes, partitions, refusals. Pure.
 
-Only text formats are read, because the JSON ones differ between Slurm 20.11 and 24.11.
+It reads text formats only, because the JSON formats differ between Slurm 20.11 and 24.11.
 """
 
 import re
@@ -13,29 +13,29 @@ from stoker.engines.slurm.reasons import pending_reason
 from stoker.errors import BadInputError, StokerError
 
 OLDEST: Final = (20, 11)
-# The fields that `squeue` is asked for, in its own letters: the two that may contain anything are last.
+# The requested fields in the letters of `squeue --format`. The two that may contain any text are last.
 JOB_FIELDS: Final = "ATrSelbDNPuVjk"
-# Each call has a random separator, in front of each field: nobody can have put it into a job's name or comment. Its
-# length is fixed, so that `parse_jobs` finds it at the start of the answer.
+# Each call puts a random separator before each field, which no job name or comment can contain. Its length is fixed, so
+# that `parse_jobs` finds it at the start of the answer.
 SEPARATOR_LENGTH: Final = 20
-# How the commands print that there is nothing.
+# The ways in which the commands print an empty value.
 _NOTHING: Final = frozenset(("", "N/A", "n/a", "(null)", "None", "NONE", "Unknown"))
 
 
-class SlurmProblem(StokerError):  # noqa: N818 - it is no error of anybody here
-    """Slurm could not be asked or did not answer: nothing is known about what was asked."""
+class SlurmProblem(StokerError):  # noqa: N818 - a condition of the cluster
+    """Slurm could not be reached or did not answer; the result of the request is unknown."""
 
 
 class SlurmFull(SlurmProblem):
-    """Slurm takes no more jobs until some of those that it has have ended."""
+    """Slurm takes no more jobs until some have ended."""
 
 
 class SlurmClosed(SlurmProblem):
-    """Slurm takes no jobs for this partition or reservation now; it says nothing against the job."""
+    """Slurm takes no jobs for this partition or reservation now. The job itself is fine."""
 
 
 class SlurmRefusal(BadInputError):  # noqa: N818 - an answer
-    """Slurm answered no, and would do so again."""
+    """Slurm refused, and would refuse again."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
@@ -59,7 +59,7 @@ class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
     user: str = ""
     submitted: float | None = None
     start: float | None = None
-    """Of a pending job: the estimate, if there is one."""
+    """For a pending job, Slurm's estimate, if any."""
     end: float | None = None
     time_limit: float | None = None
     gres: str = ""
@@ -73,7 +73,7 @@ class SlurmNode(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """idle, mixed, allocated, draining, drained, down and so on."""
     available: bool
-    """Whether jobs can start on it, now or when those on it have ended."""
+    """Jobs can start on it, now or after those on it have ended."""
     reason: str = ""
     """Why an administrator or Slurm took it out of service."""
     partitions: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ def submitted_id(answer: str) -> int:
 
 
 def parse_jobs(answer: str) -> list[SlurmJob]:
-    """Every job of an answer, or SlurmProblem: never only some of them."""
+    """All jobs of an answer. Raises SlurmProblem for an incomplete one, rather than return some."""
     if not answer:
         return []
     separator, count = answer[:SEPARATOR_LENGTH], len(JOB_FIELDS)
@@ -151,9 +151,9 @@ def _job(fields: Sequence[str]) -> SlurmJob:
 
 
 def parse_fields(line: str) -> dict[str, str]:
-    """The `Name=value` fields of `scontrol --oneliner`. Of equal names the first counts.
+    """The `Name=value` fields of `scontrol --oneliner`. The first of equal names wins.
 
-    A value may contain spaces, so a job's name or comment can imitate the fields after it.
+    Values may contain spaces, so a job's name or comment can imitate later fields.
     """
     parts = re.split(r"(?:^|\s)([A-Z][\w:/]*)=", line.strip())
     found: dict[str, str] = {}
@@ -186,7 +186,7 @@ def _node(record: str) -> SlurmNode:
     )
 
 
-# Flags behind a node's state that keep jobs from starting there, and the suffix characters for the same.
+# State flags of a node that keep jobs from starting there.
 _OUT_OF_SERVICE: Final = frozenset(
     ("DRAIN", "FAIL", "MAINT", "MAINTENANCE", "NOT_RESPONDING", "NO_RESPOND", "INVALID_REG", "REBOOT_ISSUED")
 )
@@ -194,7 +194,7 @@ _AWAY: Final = frozenset(("DOWN", "ERROR", "UNKNOWN", "FUTURE", "FAIL"))
 
 
 def _node_state(text: str) -> tuple[str, bool]:
-    """From `MIXED+DRAIN` or `IDLE*`: the state, and whether jobs can start there."""
+    """Parses `MIXED+DRAIN` or `IDLE*` into the state and whether jobs can start there."""
     base, *flags = text.split(maxsplit=1)[0].split("+")
     responds = "*" not in text
     base, flags = base.rstrip("*~#!%$@^-"), [flag.rstrip("*~#!%$@^-") for flag in flags]
@@ -209,7 +209,7 @@ def _node_state(text: str) -> tuple[str, bool]:
 
 
 def _node_reason(record: str) -> str:
-    """Without who gave it and when."""
+    """The reason without its author and time."""
     found = re.search(r"\sReason=(.*?)(?:\s\[[^\s\[\]]+@[^\[\]]+\].*)?$", record.strip(), re.DOTALL)
     return _text(found[1].strip()) if found else ""
 
@@ -239,7 +239,7 @@ def parse_config(answer: str) -> SlurmConfig:
 
 
 def parse_version(answer: str) -> tuple[int, int]:
-    """From `slurm-wlm 22.05.8`. Raises StokerError for a version that is too old."""
+    """Parses `slurm-wlm 22.05.8`. Raises StokerError if the version is too old."""
     found = re.search(r"\b(\d+)\.(\d+)\S*", answer)
     if found is None:
         raise SlurmProblem(f"sbatch --version printed no version: {answer.strip()[:200]!r}")
@@ -250,7 +250,7 @@ def parse_version(answer: str) -> tuple[int, int]:
 
 
 def parse_duration(text: str) -> float | None:
-    """Seconds of `1-02:03:04`, `02:03:04`, `03:04` or `INFINITE`; None when there is no limit."""
+    """The seconds of `1-02:03:04`, `02:03:04` or `03:04`; None for `INFINITE`."""
     found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
     if found is None:
         return None
@@ -259,13 +259,13 @@ def parse_duration(text: str) -> float | None:
 
 
 def gpus_in(gres: str) -> int:
-    """How many GPUs: `gres/gpu:a100:2`, `gres:gpu:2`, `gpu:a100:1(IDX:0),gpu:v100:4`, `gpu`."""
+    """The number of GPUs in `gres/gpu:a100:2`, `gres:gpu:2`, `gpu:a100:1(IDX:0),gpu:v100:4` or `gpu`."""
     return sum(_gpus_by_model(gres).values())
 
 
 def _gpus_by_model(gres: str) -> dict[str, int]:
     found: dict[str, int] = {}
-    # Sockets and indices stand in brackets, and contain commas.
+    # Sockets and indices are in parentheses, and contain commas.
     for entry in re.sub(r"\([^()]*\)", "", gres).split(","):
         name, *rest = re.sub(r"^gres[:/]", "", entry.strip()).split(":")
         if name == "gpu":
@@ -276,7 +276,7 @@ def _gpus_by_model(gres: str) -> dict[str, int]:
 
 
 _RANGE: Final = re.compile(r"(\d+)(?:-(\d+))?")
-# Of one hostlist: more is a mistake in the parser, or in what was parsed.
+# A longer hostlist is a mistake of the parser or of its input.
 _MOST_HOSTS: Final = 100_000
 
 
@@ -313,7 +313,7 @@ def _expanded(part: str) -> Iterable[str]:
 
 
 def _records(answer: str, start: str) -> list[str]:
-    """The records of `scontrol`: a reason may contain line breaks."""
+    """The records of `scontrol`. A reason may contain line breaks."""
     return [start + record for record in re.split(rf"^{start}", answer, flags=re.MULTILINE)[1:]]
 
 
@@ -326,7 +326,7 @@ def _list(value: str) -> tuple[str, ...]:
 
 
 def _moment(value: str) -> float | None:
-    """Seconds since the epoch; None when there is no such moment."""
+    """Seconds since the epoch; None if there is no time."""
     return float(value) if value.isdecimal() and int(value) else None
 
 
@@ -337,7 +337,7 @@ def _seconds(value: str, default: float) -> float:
 
 # Refusals and problems
 
-# What `sbatch` says when the controller did not decide: it is asked again later.
+# Messages of `sbatch` without a decision of the controller: it is asked again later.
 _UNDECIDED: Final = re.compile(
     r"unable to contact|timed out|time out|timeout|standby mode|zero bytes|insufficient data|connection|"
     r"communication|authenticat|munge|temporarily|try again|retrying|not responding|no route|network|resolve|"
@@ -346,17 +346,17 @@ _UNDECIDED: Final = re.compile(
     r"job state|database|out of memory|cannot allocate|too many open",
     re.IGNORECASE,
 )
-# What it says when the cluster, or a limit of the user, has room for no more jobs: `QOSMaxSubmitJobPerUserLimit`.
+# Codes of a limit on the number of submitted jobs, such as `QOSMaxSubmitJobPerUserLimit`.
 _FULL: Final = re.compile(r"\w*SubmitJobs?\w*(?: |$)", re.IGNORECASE)
-# `sbatch` itself tries again then, for minutes.
+# After this message `sbatch` itself retries for minutes.
 TRIES_AGAIN: Final = "temporarily unable to accept job"
-# What an administrator opens again, in plain English, by a part of slurm_strerror.
+# Conditions that an administrator ends, by a part of slurm_strerror.
 _CLOSED: Final = {
     "Required partition not available": "the partition takes no new jobs, it is drained or inactive",
     "Requested reservation not usable now": "the reservation cannot be used now",
     "submissions disabled": "an administrator has stopped submissions for now",
 }
-# slurm_strerror in plain English, by a part of it.
+# Explanations by a part of slurm_strerror.
 _MEANINGS: Final = {
     "Invalid partition name": "Slurm has no such partition",
     "Requested node configuration is not available": (
@@ -390,31 +390,31 @@ _MEANINGS: Final = {
 
 
 def failure(command: str, code: int, errors: str) -> SlurmProblem | SlurmRefusal:
-    """What a command's exit code, which is not 0, and its complaint mean."""
+    """The exception for a command that failed with this exit code and these error messages."""
     lines = [_complaint(line) for line in errors.splitlines() if line.strip()]
-    told = "; ".join(line for line in lines if line)[:1000]
-    if not told:
+    message = "; ".join(line for line in lines if line)[:1000]
+    if not message:
         return SlurmProblem(f"{command} ended with {code}")
-    # Only an answer of the controller, or of the command about its own options, decides anything.
+    # Only the controller, or the command judging its own options, can refuse.
     last = lines[-1].removeprefix("Batch job submission failed: ")
     if limit := next((found[0].strip() for line in lines if (found := _FULL.fullmatch(line))), None):
         return SlurmFull(pending_reason(limit).text)
     if closed := next((text for part, text in _CLOSED.items() if part in last), None):
         return SlurmClosed(closed)
-    if _UNDECIDED.search(last) or (command != "sbatch" and "Invalid job id" not in told and "denied" not in told):
+    if _UNDECIDED.search(last) or (command != "sbatch" and "Invalid job id" not in message and "denied" not in message):
         return SlurmProblem(f"{command}: {last}")
     for part, meaning in _MEANINGS.items():
         if part.lower() in last.lower():
             return SlurmRefusal(f"Slurm refuses the job: {_specific(meaning, lines)} ({last})")
-    return SlurmRefusal(f"Slurm refuses the job: {told.replace('Batch job submission failed: ', '')}")
+    return SlurmRefusal(f"Slurm refuses the job: {message.replace('Batch job submission failed: ', '')}")
 
 
 def _complaint(line: str) -> str:
-    """Without the command's name in front: `sbatch: error: ` or `slurm_load_jobs error: `."""
+    """The line without a prefix such as `sbatch: error: ` or `slurm_load_jobs error: `."""
     return re.sub(r"^(?:\w+: )?(?:\w+ )?(?:error|fatal): ", "", line.strip())
 
 
 def _specific(meaning: str, lines: Sequence[str]) -> str:
-    """With the name of the partition, which `sbatch` prints on a separate line."""
+    """Adds the name of the partition, which `sbatch` prints on a separate line."""
     name = next((line.rpartition(": ")[2] for line in lines if line.startswith("invalid partition specified: ")), None)
     return f"{meaning} as {name!r}" if name else meaning

@@ -1,4 +1,4 @@
-"""The attempts of the Slurm engine, each one Slurm job, as the worker sees them."""
+"""The worker's view of Slurm attempts, each of which is one Slurm job."""
 
 import contextlib
 import math
@@ -20,19 +20,19 @@ from stoker.queue import queue_address
 from stoker.runs.record import Status
 from stoker.schedule import moment_text
 
-# Longer than a shim needs to see an order and to stop the job, beyond the grace.
+# A shim sees an order and stops the job within this time plus the grace.
 _ORDER_SEEN_WITHIN: Final = 15.0
-# The longer nothing happens to an attempt, the more rarely its directory is looked at: many share that file system.
-# Slurm's next answer tells of most changes anyway.
+# The directory of a quiet attempt is checked less and less often, since many users share the file system. Slurm's next
+# answer shows most changes anyway.
 _LOOK_SHARE: Final = 0.02
 _LOOK_LONGEST: Final = 5.0
-# Of what a shim or Slurm printed: the last line says why it did not begin.
+# The last line that a shim or Slurm printed says why the job did not start.
 _LAST_WORDS: Final = 4096
 _LONGEST_WORDS: Final = 200
 
 
 class SlurmAttempt(RunningAttempt):
-    """An attempt that was, or will be, given to Slurm."""
+    """An attempt that is, or will be, submitted to Slurm."""
 
     record: SlurmAttemptRecord
     spec: SlurmAttemptSpec
@@ -42,15 +42,15 @@ class SlurmAttempt(RunningAttempt):
         known = record.submitted()
         self.slurm_job = None if known is None else known.slurm_job
         self.submitting = submitting
-        """Whether `sbatch` runs for it, or will."""
+        """Its `sbatch` is running or waiting to run."""
         self.destination: Destination = (None, None)
-        """Of an attempt that this worker submits."""
+        """Partition and reservation, if this worker submits it."""
         self.cancel_at = math.inf
-        """When Slurm is to end its job, in monotonic seconds."""
+        """When to cancel its Slurm job, in monotonic seconds."""
         self.reported = False
-        """Whether the worker knows its result."""
+        """The worker has its result."""
         self.submitted_at = time.monotonic() if submitting else -math.inf
-        """When it was given to Slurm: answers of before do not mention it."""
+        """When it was submitted: earlier answers do not list it."""
         self.pending = True
         self.state: str | None = None
         self.reason = ""
@@ -67,18 +67,18 @@ class SlurmAttempt(RunningAttempt):
         self._had_node = known is not None and known.launched
         self._by_mistake = False
         self._life: dict[str, tuple[int, float | None]] = {}
-        """The last sign of life of each node, by the name of its directory."""
+        """The last heartbeat of each node, by the name of its directory."""
         self._open: tuple[str, ...] = ()
-        """The other nodes that have begun and not ended."""
+        """Other nodes that have started and not ended."""
         self._heard_at = time.monotonic()
         self._changed_at = time.monotonic()
-        """When its state in Slurm or its owner changed, or it was told to stop."""
+        """When its Slurm state or its owner last changed, or its stop was requested."""
         self.look_at = -math.inf
-        """When its directory is to be looked at again."""
+        """When to check its directory again."""
 
     @property
     def is_settled(self) -> bool:
-        # The result is written after the last line of the log and the report.
+        # The shim writes the result after the log and the report.
         return self.result is not None
 
     @property
@@ -87,12 +87,12 @@ class SlurmAttempt(RunningAttempt):
 
     @property
     def host(self) -> str:
-        """Where its shim runs; empty before it begins."""
+        """The host of its shim; empty before the start."""
         return "" if self._owner is None else self._owner.host
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether the next answer of Slurm matters soon."""
+        """True if Slurm's next answer is needed soon."""
         return self.result is None and (self.stopping or self._answers_without > 0 or self._over_since is not None)
 
     # What the worker wants
@@ -109,13 +109,13 @@ class SlurmAttempt(RunningAttempt):
         self.cancel_at = time.monotonic() + self.spec.plan.grace + _ORDER_SEEN_WITHIN
 
     def _give_order(self) -> None:
-        """A disk that does not take it is tried again at the next look; Slurm ends the job in any case."""
+        """Writes the stop order. A failed write is retried at the next look; Slurm ends the job in any case."""
         if self._order is not None and self.record.stop_order() is None:
             with contextlib.suppress(OSError):
                 self.record.write_stop(self._order)
 
     def _void(self, result: AttemptResult) -> bool:
-        """Ends an attempt that no shim has begun, so that none ever will. False when one has."""
+        """Ends an attempt before any shim takes it, and keeps later shims out. False if a shim already has it."""
         try:
             self._owner = self.record.take(VOID)
         except OSError:
@@ -125,7 +125,7 @@ class SlurmAttempt(RunningAttempt):
         return self._owner.is_void
 
     def _has_expired(self) -> bool:
-        """Ends an attempt that still waits in Slurm at the job's deadline."""
+        """Ends an attempt that is still pending at the job's deadline."""
         deadline = self.spec.start_by
         if deadline is None or time.time() < deadline or self.has_begun:
             return False
@@ -136,7 +136,7 @@ class SlurmAttempt(RunningAttempt):
         return True
 
     def renewed(self, until: float) -> None:
-        pass  # the lease of a shim is that its directory can be reached
+        pass  # a shim holds its lease as long as it reaches its directory
 
     def acknowledge(self) -> None:
         pass
@@ -146,17 +146,17 @@ class SlurmAttempt(RunningAttempt):
     def submitted_as(self, slurm_job: int) -> None:
         self.slurm_job, self.submitting, self.submitted_at = slurm_job, False, time.monotonic()
         with contextlib.suppress(OSError):
-            self.record.write_submitted(slurm_job)  # otherwise the next worker finds it by its comment
+            self.record.write_submitted(slurm_job)  # without the file, the next worker finds the job by its comment
 
     def refused(self, result: AttemptResult) -> None:
-        """`sbatch` has failed. It may have succeeded in Slurm all the same, and then never runs anything."""
+        """Ends the attempt after a failed `sbatch`. If Slurm has the job after all, its shim refuses to run."""
         self.submitting = False
         self._void(result)
 
     def hear(self, job: SlurmJob | None, *, by_mistake: bool = False) -> None:
-        """A complete answer of Slurm: what it says of this job, or that it does not know it.
+        """Processes a complete answer of Slurm. `job`: this attempt's job, or None if it is not listed.
 
-        `by_mistake`: the worker has cancelled another job with this id.
+        `by_mistake`: the worker has cancelled another attempt's job with this id.
         """
         self._by_mistake = by_mistake
         if job is None or job.state != self.state:
@@ -171,7 +171,7 @@ class SlurmAttempt(RunningAttempt):
                 self.submitted_as(job.id)
             self.state, self.reason, self.estimate = job.state, job.reason, job.start
             if job.nodes and not self._had_node:
-                # Slurm forgets it when a launch fails and it takes the job back.
+                # Slurm clears the nodes when a launch fails and it requeues the job.
                 self._had_node = True
                 if self._owner is None:
                     with contextlib.suppress(OSError):
@@ -183,7 +183,7 @@ class SlurmAttempt(RunningAttempt):
         self._changed_at, self.look_at = time.monotonic(), -math.inf
 
     def look(self) -> None:
-        """Concludes what can be concluded now."""
+        """Reads the directory and draws conclusions."""
         self._read()
         self.look_at = time.monotonic() + min(_LOOK_LONGEST, _LOOK_SHARE * (time.monotonic() - self._changed_at))
         if self._has_expired():
@@ -207,7 +207,7 @@ class SlurmAttempt(RunningAttempt):
                 self._give_order()
             self.result = found
         if self.result is not None:
-            # A shim that was told to cancel waits for Slurm to end it; one that is given up must end too.
+            # A cancelled shim waits for Slurm to end it; an abandoned one must end, too.
             gave_up = self.state in ACTIVE and self._owner is not None and self._owner.is_void
             if self.stopping or gave_up or self.result.outcome in {"lost", "cancelled"}:
                 self.cancel_at = -math.inf
@@ -216,14 +216,14 @@ class SlurmAttempt(RunningAttempt):
         self._describe()
 
     def _read(self) -> None:
-        """What cannot be read now stays as it was."""
+        """Reads the directory. Values that cannot be read now stay as they are."""
         now = time.monotonic()
         with contextlib.suppress(OSError):
             others = list(self.record.other_nodes()) if self.spec.nodes > 1 else []
             life = {one.directory.name: one.life_version() for one in (self.record, *others)}
             if life != self._life:
                 self._life, self._heard_at = life, now
-            # Those of an earlier start are over, or the shim of a later one waits for them.
+            # Nodes of an earlier start have ended, or the shim of the later start waits for them.
             self._open = tuple(one.directory.name for one in others if one.status().state != "ended")
         with contextlib.suppress(OSError):
             if (owner := self.record.owner()) is not None and owner != self._owner:
@@ -268,8 +268,8 @@ class SlurmAttempt(RunningAttempt):
         return count
 
     def _describe(self) -> None:
-        """Where it is, for people."""
-        # Slurm's last answer may be older than the whole life of a short job.
+        """Updates its place for people."""
+        # A short job may begin and end between two answers of Slurm.
         self.pending = not self.has_begun or (self.state in WAITING and self.result is None)
         if self.has_begun and self._owner is not None and not self.pending:
             self.where = f"Slurm job {self._owner.slurm_job} on {self._owner.host}"
@@ -282,7 +282,7 @@ class SlurmAttempt(RunningAttempt):
         return read_tail(self.record.directory / "slurm.out", _LAST_WORDS)
 
     def _last_words(self) -> str:
-        """What Slurm or the shim printed last."""
+        """The last line that Slurm or the shim printed."""
         lines = self._printed().strip().splitlines()
         if not lines:
             return f": it printed nothing, as when the node does not see {self.record.directory}"
@@ -290,7 +290,7 @@ class SlurmAttempt(RunningAttempt):
 
 
 def find_attempts(identity: WorkerIdentity, queue: str | None, known: Collection[str]) -> Found[SlurmAttempt]:
-    """The attempts of an earlier worker besides those that are known. Needs neither the queue nor Slurm."""
+    """Attempts of earlier workers that are not in `known`. Works without the queue and without Slurm."""
     address = str(queue_address(queue))
     found: list[SlurmAttempt] = []
     complete = True
@@ -310,7 +310,7 @@ def find_attempts(identity: WorkerIdentity, queue: str | None, known: Collection
         if attempt_spec is None or attempt_spec.attempt in known:
             continue
         if str(queue_address(attempt_spec.queue)) != address:
-            continue  # it is left to that queue's worker
+            continue  # another queue's worker takes care of it
         attempt = SlurmAttempt(record, attempt_spec, submitting=False)
         attempt.look()
         found.append(attempt)

@@ -66,15 +66,14 @@ __all__ = [
 ]
 
 DEADLINE: Final = 30.0
-# What Slurm's commands need of the caller's environment. Others, such as SQUEUE_FORMAT or SBATCH_PARTITION, would
-# change what they do.
+# Variables that Slurm's commands inherit. Others, such as SQUEUE_FORMAT or SBATCH_PARTITION, would change their output.
 _PASSED_ON: Final = ("PATH", "HOME", "USER", "LOGNAME", "LD_LIBRARY_PATH", "SLURM_CONF", "SLURM_JWT")
 # Seconds since the epoch instead of local time without a time zone.
 _TIMES: Final = {"SLURM_TIME_FORMAT": "%s"}
 
 
 class Running:
-    """A command under way."""
+    """A running command."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class Running:
         variables: Mapping[str, str] | None = None,
         deadline: float = DEADLINE,
     ) -> None:
-        """`script` is its input. Whatever goes wrong is raised by `result`."""
+        """`script` is its input. All errors are raised by `result`."""
         self._name = command[0]
         self._deadline = deadline
         self._due = time.monotonic() + deadline
@@ -92,8 +91,8 @@ class Running:
         with contextlib.ExitStack() as files:
             self._output = files.enter_context(_new_file())
             self._errors = files.enter_context(_new_file())
-            # Readable when the command has ended, because nobody else holds its other end. Works before Linux 5.3
-            # too, which has no pidfd_open and is on many clusters.
+            # The pipe closes when the command ends, since only the command holds its write end. Unlike pidfd_open, this
+            # works before Linux 5.3, which many clusters run.
             self._ended, held_open = os.pipe()
             files.callback(os.close, self._ended)
             try:
@@ -119,19 +118,19 @@ class Running:
                 stdout=self._output,
                 stderr=self._errors,
                 pass_fds=(held_open,),
-                start_new_session=True,  # Ctrl-C is for the worker, which ends it if it wants to
+                start_new_session=True,  # Ctrl-C goes to the worker alone
             )
 
     def fileno(self) -> int:
-        """Readable when the command has ended."""
+        """A descriptor that becomes readable when the command ends."""
         return self._ended
 
     def due(self) -> float:
-        """When it is killed, in monotonic time."""
+        """Its deadline in monotonic seconds."""
         return self._due
 
     def has_ended(self) -> bool:
-        """Kills it when it is overdue, or waits for room in the cluster, which is for the worker to do."""
+        """True once it has ended. Kills it if it is overdue, or if it waits for room in the cluster."""
         process = self._process
         if process is None or self._is_over(process):
             return True
@@ -146,7 +145,7 @@ class Running:
         return True
 
     def result(self) -> str:
-        """What it printed; waits for its end. Raises SlurmProblem or SlurmRefusal. To be called once."""
+        """Waits for its end and returns its output. Raises SlurmProblem or SlurmRefusal. Call it once."""
         import select
 
         poll = select.poll()
@@ -164,7 +163,7 @@ class Running:
             raise failure(self._name, code, _read(self._errors))
 
     def kill(self) -> None:
-        """Ends it; what it asked for may have been done."""
+        """Kills the command; its request may have been carried out."""
         if self._process is not None and not self._is_over(self._process):
             _kill(self._process)
         self._files.close()
@@ -172,8 +171,8 @@ class Running:
     def _is_over(self, process: "subprocess.Popen[bytes]") -> bool:
         if process.returncode is None:
             try:
-                # Popen.poll is asked only about a process that has ended and waits to be collected: one that somebody
-                # else collected, as the kernel does while SIGCHLD is ignored, it would take for a success.
+                # Popen.poll reports success for a process that was collected elsewhere, as the kernel does while
+                # SIGCHLD is ignored. So it is called only for a zombie.
                 if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                     return False
             except ChildProcessError:
@@ -182,7 +181,7 @@ class Running:
 
 
 def _new_file() -> IO[bytes]:
-    """In memory where the kernel can: on a disk it takes longer than the rest of a start."""
+    """An anonymous file, in memory if possible: creating it on disk takes longer than the rest of a start."""
     try:
         return os.fdopen(os.memfd_create("slurm-command"), "w+b")
     except (AttributeError, OSError):
@@ -192,7 +191,7 @@ def _new_file() -> IO[bytes]:
 def _kill(process: "subprocess.Popen[bytes]") -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    # A command that hangs in a file system that is away cannot be waited for.
+    # A command that hangs in a dead file system cannot be waited for.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=0.5)
 
@@ -203,7 +202,7 @@ def _read(file: IO[bytes]) -> str:
 
 
 def environment() -> dict[str, str]:
-    """The environment of Slurm's commands, and so of a job that `sbatch` submits."""
+    """The environment of Slurm's commands, which `sbatch` passes on to its job."""
     found = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     return {**found, "LANG": "C"}
 
@@ -221,7 +220,7 @@ def all_jobs() -> Running:
 def _jobs(*options: str) -> Running:
     separator = secrets.token_hex(SEPARATOR_LENGTH // 2)
     form = separator + separator.join(f"%{field}" for field in JOB_FIELDS)
-    # Also in hidden partitions: a job that is not listed counts as gone.
+    # Hidden partitions are included: a job that is not listed counts as gone.
     words = ("squeue", "--noheader", "--all", "--array", "--states=all", *options, f"--format={form}")
     return Running(words, variables=_TIMES)
 
@@ -252,15 +251,15 @@ def version() -> Running:
 
 
 def sbatch(arguments: Sequence[str], script: str) -> Running:
-    """A new job, for `submitted_id` when `--parsable` is among the arguments."""
+    """Submits a job, for `submitted_id` if `--parsable` is among the arguments."""
     return Running(("sbatch", *arguments), script)
 
 
 def scancel(jobs: Iterable[int]) -> Running:
-    """Ends jobs; those that have ended are no mistake."""
+    """Cancels jobs. Ended jobs are no error."""
     return Running(("scancel", *map(str, sorted(jobs))))
 
 
 def set_comment(job: int, comment: str) -> Running:
-    """Replaces the comment of a job, also of one that runs."""
+    """Replaces the comment of a pending or running job."""
     return Running(("scontrol", "update", f"JobId={job}", f"Comment={comment}"))

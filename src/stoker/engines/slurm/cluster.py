@@ -1,4 +1,4 @@
-"""What the cluster has: nodes, partitions and settings, asked for rarely and in the background."""
+"""The cluster's nodes, partitions and settings, refreshed now and then in the background."""
 
 import contextlib
 import math
@@ -15,19 +15,19 @@ from stoker.errors import BadInputError, StokerError
 from stoker.queue.fields import JobSpec
 from stoker.queue.model import ClusterNode
 
-# Nodes and partitions change rarely, and each question costs the controller something.
+# Nodes and partitions change rarely, and each query loads the controller.
 _EVERY: Final = 30.0
-# After a job of this queue began or ended, and at most this often.
+# The shorter interval after a job of this queue began or ended.
 _SOON: Final = 12.0
 _AGAIN: Final = 15.0
 _KILL_WAIT: Final = 30.0
 
 
 class Cluster:
-    """The cluster as it was last seen. Nothing is concluded from what is not known."""
+    """The cluster as last seen. Unknown values lead to no conclusion."""
 
     def __init__(self) -> None:
-        """Raises StokerError where there are no Slurm commands, or they are too old."""
+        """Raises StokerError if Slurm's commands are missing or too old."""
         if shutil.which("sbatch") is None:
             raise BadInputError("there are no Slurm commands here: sbatch was not found in PATH")
         answers.parse_version(client.version().result())
@@ -46,7 +46,7 @@ class Cluster:
         return "" if self.config is None else self.config.cluster
 
     def ask(self) -> None:
-        """Asks everything, and waits for the answers. Raises StokerError."""
+        """Queries everything, and waits for the answers. Raises StokerError."""
         self.config = answers.parse_config(client.config().result())
         self.partitions = tuple(answers.parse_partitions(client.partitions().result()))
         self.nodes = tuple(answers.parse_nodes(client.nodes().result()))
@@ -54,21 +54,21 @@ class Cluster:
         self._ask_at = self._asked_at + _EVERY
 
     def ask_soon(self) -> None:
-        """What the nodes have in use has changed."""
+        """Queries the nodes soon, because their usage has changed."""
         self._ask_at = min(self._ask_at, max(time.monotonic(), self._asked_at + _SOON))
 
     def check_partition(self, name: str | None) -> None:
-        """Raises BadInputError when the cluster is known and has no such partition."""
+        """Raises BadInputError if the cluster is known and lacks this partition."""
         of_nodes = {partition for node in self.nodes for partition in node.partitions}
         check_partition(name, of_nodes.union(partition.name for partition in self.partitions))
 
     def gpu_type(self, model: str | None) -> str:
-        """What the cluster calls this GPU model."""
+        """The cluster's name of this GPU model."""
         wanted = (model or "").lower()
         return next((node.gpu_model for node in self.nodes if wanted and node.gpu_model.lower() == wanted), "")
 
     def why_never(self, job: JobSpec, partition: str | None, labels: Sequence[str] = ()) -> str | None:
-        """Why no node of its partition could ever run the job; None when one could, or that is not known."""
+        """Why no node of its partition can ever run the job; None if one can, or if that is unknown."""
         partition = partition or next((one.name for one in self.partitions if one.default), None)
         try:
             self.check_partition(partition)
@@ -78,13 +78,13 @@ class Cluster:
         return next((f"can never start here: {why}" for why in missing.values()), None)
 
     def view(self, running: Iterable[tuple[str, str, int]]) -> tuple[ClusterNode, ...]:
-        """The nodes for people. `running`: the queue's jobs that run: id, nodes and GPUs on each node."""
+        """The nodes for people. `running`: id, nodes and GPUs per node of the queue's running jobs."""
         own: dict[str, dict[str, int]] = {}
         for name, hosts, gpus in running:
             with contextlib.suppress(ValueError):
                 for node in answers.expand_hosts(hosts):
                     own.setdefault(node, {})[name] = gpus
-        # Where jobs of the queue run first: of a huge cluster not all nodes are reported.
+        # A huge cluster does not report all nodes; those with jobs of the queue come first.
         shown = sorted(self.nodes, key=lambda node: (node.name not in own, not node.gpus))[:MOST_NODES]
         return tuple(_node_view(node, own.get(node.name, {})) for node in sorted(shown, key=lambda node: node.name))
 
@@ -97,7 +97,7 @@ class Cluster:
         return min((command.due() for command in self._asking.values()), default=self._ask_at)
 
     def step(self) -> bool:
-        """Whether something has changed that decides what can start."""
+        """True if a change affects which jobs can start."""
         if not self._asking and time.monotonic() >= self._ask_at:
             self._asked_at = time.monotonic()
             self._ask_at = self._asked_at + _EVERY
@@ -134,7 +134,7 @@ class Cluster:
 
 
 def _node_view(node: SlurmNode, jobs: Mapping[str, int]) -> ClusterNode:
-    """`jobs`: how many GPUs each job of the queue has there. They are known sooner than what the node says."""
+    """`jobs`: the GPUs of each job of the queue on this node. They are known before the node reports them."""
     own = min(node.gpus, sum(jobs.values()))
     return ClusterNode(
         name=node.name,

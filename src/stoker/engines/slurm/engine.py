@@ -1,6 +1,6 @@
-"""The Slurm engine: gives each attempt to Slurm as one job, and follows it there and in its directory.
+"""The Slurm engine: submits each attempt as one Slurm job, and follows it in Slurm and in its directory.
 
-Nothing here waits for Slurm: its commands run as processes of their own, and their answers are read when they come.
+Nothing here blocks on Slurm: its commands run in the background, and their output is read when they end.
 """
 
 import contextlib
@@ -47,36 +47,36 @@ from stoker.gpus.prober import DEFAULT_DEADLINE
 from stoker.queue import Attempt, Job, queue_address
 from stoker.queue.model import ReadyJob, Usage, View
 
-# A job in Slurm outlives any absence of its worker: its claim is never given to another one.
+# A Slurm job outlives any absence of its worker, so its claim never expires.
 LEASE: Final = 10 * 365 * 86400.0
-# One `squeue` for all jobs: often while something changes, rarely while nothing does.
+# The intervals of `squeue`, which covers all jobs: short while something changes, long otherwise.
 _SOON: Final = 2.0
 _OFTEN: Final = 4.0
 _RARELY: Final = 20.0
-# An answer with many jobs costs the controller more: it is asked this much later for each, and each question is two
-# requests, since `squeue` reads the partitions, too.
+# Long answers load the controller, so the interval grows by this for each job. Each query makes two requests, since
+# `squeue` reads the partitions, too.
 _LATER_PER_JOB: Final = 0.005
 _SLOWER: Final = 1.5
-# After an answer that did not come.
+# The delays after a failed query.
 _AWAY_FIRST: Final = 3.0
 _AWAY_LONGEST: Final = 60.0
-# How often the directories of attempts are looked at.
+# The interval of checks of attempt directories.
 _LOOK_EVERY: Final = 0.5
-# How often the GPUs that jobs hold are counted.
+# The interval of counting the GPUs that jobs hold.
 _COUNT_EVERY: Final = 5.0
-# `sbatch` processes at a time: the controller takes one after the other anyway.
+# The limit of `sbatch` processes at a time; the controller serializes them anyway.
 _MOST_SUBMITTING: Final = 4
-# Jobs that are claimed ahead of `sbatch`, so that it never waits for the queue.
+# The limit of jobs claimed ahead of `sbatch`, so that it never waits for the queue.
 _MOST_AHEAD: Final = 16
-# Slurm took no more jobs: the next one is tried after this long, or when a job of this worker has ended. One for a
-# partition that is closed is tried only after this long.
+# When Slurm takes no more jobs, the next try comes after this time, or when a job of this worker ends. For a closed
+# partition, only the time counts.
 _FULL_FOR: Final = 120.0
-# A submission under way when the worker ends.
+# A worker that ends waits this long for submissions in progress.
 _CLOSE_WITHIN: Final = 5.0
 _CLOSE_POLL: Final = 0.05
-# Slurm lists few jobs of attempts that are over, and soon after.
+# Slurm lists ended attempts only for minutes.
 _MOST_FORGOTTEN: Final = 1000
-# Reasons in a heartbeat: more than anybody reads.
+# The limit of reasons in a heartbeat: more than anybody reads.
 _MOST_REASONS: Final = 200
 
 
@@ -84,7 +84,7 @@ class SlurmEngineOptions(SubmissionOptions, frozen=True, kw_only=True):
     """The engine's own options."""
 
     max_pending: int = 50
-    """How many jobs wait in Slurm at a time."""
+    """The limit of jobs pending in Slurm."""
     source: str = "auto"
     deadline: float = DEFAULT_DEADLINE
 
@@ -93,35 +93,35 @@ class SlurmEngine:
     """Runs attempts as jobs of a Slurm cluster."""
 
     def __init__(self, options: WorkerOptions, own: SlurmEngineOptions, log: Log) -> None:
-        """Raises StokerError where there is no usable Slurm."""
+        """Raises StokerError without a usable Slurm."""
         self._options = options
         self._own = own
         self._log = log
         self._cluster = Cluster()
-        # A wrong partition is an error now; a controller that is away is waited for.
+        # A wrong partition is an error now; an absent controller may come back.
         with contextlib.suppress(SlurmProblem):
             self._cluster.ask()
             for name in (own.partition, own.preemptible_partition):
                 self._cluster.check_partition(name)
         self._attempts: dict[str, SlurmAttempt] = {}
         self._to_submit: dict[str, list[str]] = {}
-        """The arguments of `sbatch` by attempt, first come first served."""
+        """Waiting submissions: the arguments of `sbatch` by attempt, in order."""
         self._submitting: dict[str, Running] = {}
         self._fetching: dict[str, tuple[Running, list[str]]] = {}
-        """Snapshots on their way to where the nodes see them, and the arguments of `sbatch` for then."""
+        """Code snapshots on their way to the shared directory, with the arguments of `sbatch` for later."""
         self._to_cancel: dict[int, str] = {}
-        """Jobs that Slurm is to end, with their attempts."""
+        """Slurm jobs to cancel, with their attempts."""
         self._cancelling: Running | None = None
         self._cancelled: dict[int, str] = {}
-        """What is being cancelled."""
+        """Slurm jobs that are being cancelled, with their attempts."""
         self._to_end: set[str] = set()
         """Attempts whose jobs could not be cancelled."""
         self._ended: dict[int, str] = {}
-        """The last jobs that were cancelled, with their attempts."""
+        """Recently cancelled Slurm jobs, with their attempts."""
         self._strays: dict[str, float] = {}
-        """Attempts that are over and have a job in Slurm, and since when that is known."""
+        """Ended attempts that still have a Slurm job, and since when that is known."""
         self._forgotten: deque[str] = deque(maxlen=_MOST_FORGOTTEN)
-        """The last attempts whose outcome this worker has delivered."""
+        """Recent attempts whose outcome this worker has delivered."""
         self._has_found_all = False
         self._asking: Running | None = None
         self._asked_at = -math.inf
@@ -137,7 +137,7 @@ class SlurmEngine:
         """Why Slurm takes no more jobs."""
         self._full_until = -math.inf
         self._closed: dict[Destination, tuple[str, float]] = {}
-        """Why Slurm takes no jobs for a partition or reservation, and when the next one is tried."""
+        """Why Slurm takes no jobs for a partition or reservation, and when to try again."""
         self._look_at = -math.inf
         self._count_at = -math.inf
         self._waiting: dict[str, str] = {}
@@ -162,7 +162,7 @@ class SlurmEngine:
         return found
 
     def is_started(self, attempt: Attempt) -> bool:
-        """Its directory is written before `sbatch` runs. A network file system may show it late."""
+        """Checks the directory, which exists before `sbatch` runs but may appear late on a network file system."""
         record = SlurmAttemptRecord(self._identity.directory_of(attempt.job, attempt.number))
         if record.has_attempt():
             with contextlib.suppress(OSError):
@@ -289,7 +289,7 @@ class SlurmEngine:
         self._submitting[attempt.id] = client.sbatch(words, body)
 
     def _take_snapshots(self) -> None:
-        """Submits attempts whose code is now where the nodes see it."""
+        """Submits attempts whose code has reached the shared directory."""
         for name, (command, words) in list(self._fetching.items()):
             if not command.has_ended():
                 continue
@@ -343,7 +343,7 @@ class SlurmEngine:
         return Step(ended, changed or bool(ended) or self._free_places() > free)
 
     def _look(self) -> list[RunningAttempt]:
-        """The attempts whose result has become known."""
+        """Checks directories and returns attempts with a new result."""
         moment = time.monotonic()
         looks = moment >= self._look_at
         if looks:
@@ -381,12 +381,12 @@ class SlurmEngine:
             except SlurmClosed as error:
                 if attempt is not None:
                     self._closed[attempt.destination] = str(error), time.monotonic() + _FULL_FOR
-                    # With a cause: nothing is wrong with this worker, and jobs for other partitions go on.
+                    # The cause `start` keeps the worker from pausing: jobs for other partitions can start.
                     attempt.refused(AttemptResult("requeued", None, f"Slurm did not take it: {error}", "start"))
             except SlurmProblem as error:
                 if isinstance(error, SlurmFull):
                     self._full, self._full_until = str(error), time.monotonic() + _FULL_FOR
-                # It may have arrived all the same: then it is found by its comment, and never runs anything.
+                # Slurm may have the job after all: it is then found by its comment, and runs nothing.
                 if attempt is not None:
                     attempt.refused(AttemptResult("requeued", None, f"Slurm did not take it: {error}"))
                 self._ask_soon()
@@ -398,20 +398,20 @@ class SlurmEngine:
                     self._ask_within(self._often())
 
     def _ask(self) -> None:
-        """Asks Slurm for all jobs of this user, when it is time."""
+        """Queries all jobs of this user when that is due."""
         if self._asking is None and time.monotonic() >= self._ask_at:
             self._asked_at = time.monotonic()
             self._asking = client.own_jobs()
 
     def _often(self) -> float:
-        """Seconds between two questions while something changes."""
+        """The interval of queries while something changes."""
         return min(_RARELY, _OFTEN + _LATER_PER_JOB * len(self._jobs))
 
     def _ask_soon(self) -> None:
         self._ask_within(_SOON)
 
     def _ask_within(self, seconds: float) -> None:
-        """`seconds`: since the last time."""
+        """`seconds`: after the last query."""
         self._pause = self._often()
         self._ask_at = min(self._ask_at, max(time.monotonic(), self._asked_at + seconds))
 
@@ -432,7 +432,7 @@ class SlurmEngine:
             if (name := attempt_of(job.comment, self._identity.key)) is not None:
                 self._jobs[name] = job
         for name, attempt in self._attempts.items():
-            # What was submitted while the answer was on its way is not missing in it.
+            # The answer cannot list jobs that were submitted after the query.
             if attempt.result is None and attempt.submitted_at < self._asked_at:
                 known = self._jobs.get(name)
                 attempt.hear(known, by_mistake=known is not None and self._ended.get(known.id, name) != name)
@@ -462,10 +462,10 @@ class SlurmEngine:
             self._to_cancel[slurm_job] = attempt.id
 
     def _cancel_strays(self) -> None:
-        """Ends jobs whose attempts are over: at once while they wait, for they would run nothing.
+        """Cancels Slurm jobs of ended attempts. Pending ones are cancelled at once: they would run nothing.
 
-        Those that seem to run get as long as a lease. Slurm does not notice every end, and would keep their GPUs. So do
-        those of earlier workers, whose directories a network file system may show late.
+        Jobs that seem to run are cancelled after a lease, since Slurm misses some ends and would keep their GPUs. The
+        same holds for jobs of earlier workers, whose directories may appear late on a network file system.
         """
         moment = time.monotonic()
         strays = {
@@ -480,7 +480,7 @@ class SlurmEngine:
                 self._to_cancel[job.id] = name
 
     def _cancel(self) -> None:
-        """Never another attempt's job: a controller that crashed gives ids again."""
+        """Cancels jobs, but never another attempt's: a controller that crashed may reuse ids."""
         if self._to_cancel and self._cancelling is None and not self._problem_logged:
             holders = {job.id: name for name, job in self._jobs.items()}
             holders |= {one.slurm_job: name for name, one in self._attempts.items() if one.slurm_job is not None}
@@ -497,7 +497,7 @@ class SlurmEngine:
         try:
             command.result()
         except SlurmProblem:
-            # Their ids may mean other jobs when the controller is back: by their comments they are found again.
+            # After a crash of the controller the ids may belong to other jobs; the comments identify them again.
             self._to_end.update(self._cancelled.values())
         except SlurmRefusal:
             pass  # it had ended
@@ -530,7 +530,7 @@ class SlurmEngine:
         self._usage.written(rows)
 
     def _note_usage(self, attempt: SlurmAttempt) -> None:
-        """Counts the GPUs that its job holds until now. What they do there is in the attempt's own record."""
+        """Counts the GPUs of its job until now. Their utilization is in the attempt's record."""
         job = self._jobs.get(attempt.id)
         for number in range(0 if job is None or attempt.pending else gpus_in(job.gres) * max(1, job.node_count)):
             gpu = f"{attempt.id}-{number}"
@@ -542,7 +542,7 @@ class SlurmEngine:
         pass
 
     def close(self) -> None:
-        """What is being submitted or cancelled is waited for, as long as Slurm answers."""
+        """Waits for submissions and cancellations in progress, if Slurm answers."""
         ends = time.monotonic() + (_CLOSE_WITHIN if self._problem is None else 0.0)
         while (self._submitting or self._to_cancel or self._cancelling) and time.monotonic() < ends:
             self._take_submissions()
@@ -560,10 +560,11 @@ def _gist(jobs: Mapping[str, SlurmJob]) -> dict[str, str]:
 
 
 def _on_nodes(jobs: Mapping[str, SlurmJob]) -> set[str]:
-    """The attempts whose jobs hold something of a node."""
+    """The attempts whose jobs occupy nodes."""
     return {name for name, job in jobs.items() if job.state in ACTIVE - WAITING}
 
 
 def _without_slurm(environment: Mapping[str, str]) -> dict[str, str]:
-    """A worker that runs inside an allocation has variables that would mislead its jobs."""
+    """The environment without the variables of an allocation around the worker, which would mislead its jobs."""
+
     return {name: value for name, value in environment.items() if not name.startswith("SLURM")}

@@ -1,12 +1,12 @@
-"""What became of an attempt, from what Slurm says and what its directory shows. Pure: no clock and no I/O.
+"""Infers the state of an attempt from Slurm's answers and from its directory. Pure: no clock and no I/O.
 
-Each of the two witnesses may be away, late or wrong for a while:
+Both sources may be unavailable, late or wrong for a while:
 
-- Slurm forgets jobs minutes after their end, restarts, times out, and reports a node as failed whose processes go on.
-- The directory shows nothing of a job that still waits, and nothing more of one whose node is cut off.
+- Slurm forgets jobs minutes after their end, restarts, times out, and reports a node as failed while its processes run.
+- The directory shows nothing of a pending job, and no changes of one whose node is cut off.
 
-An attempt has ended when its shim says so. It is lost only when both agree, or after a silence as long as the lease:
-by then the shim has stopped the job by itself.
+An attempt has ended when its shim says so. It is lost only if both sources agree, or after a silence as long as the
+lease: by then the shim has stopped the job itself.
 """
 
 import re
@@ -17,74 +17,74 @@ from stoker.engines.slurm.record import INTERRUPTED, Owner
 from stoker.runs.plan import IDLE_EXIT_CODE
 from stoker.runs.record import Status
 
-# Requeued jobs, too: Slurm starts them again.
+# Includes requeued jobs, which Slurm starts again.
 WAITING: Final = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 ACTIVE: Final = WAITING | {
     "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT",
 }  # fmt: skip
-# Why Slurm holds a job that it could not start, in the words of its versions. What a person holds is left alone.
+# Reasons of jobs that Slurm holds after a failed start, in several versions. Jobs held by a person are left alone.
 _HELD_BY_SLURM: Final = ("launch failed requeued held", "retrieval failed requeued held", "JobHoldMaxRequeue")
-# The controller has lost the node: what ran there may still run.
+# The controller has lost the node, but its processes may still run.
 _CUT_OFF: Final = frozenset({"NODE_FAIL", "BOOT_FAIL"})
-# A network file system shows changes this late.
+# The delay after which a network file system shows changes.
 LAG: Final = 10.0
-# Answers of Slurm in a row without a job that it should know: a single one proves nothing.
+# A job counts as forgotten after this many answers without it; a single one proves nothing.
 ANSWERS: Final = 2
-# From Slurm's start of a job to the first sign of its shim, where the file system is slow.
+# The first heartbeat of a shim may come this long after Slurm's start of the job, on a slow file system.
 _BEGINS_WITHIN: Final = 30.0
-# A job that ends this often before its shim begins is at fault itself.
+# A job that ends this often before its shim starts is at fault itself.
 _MOST_FAILED_STARTS: Final = 3
 
-# What the node's slurmstepd prints into the job's output, also where the state of the job does not say it.
+# The message of slurmstepd in the job's output, which may be the only sign of running out of memory.
 _OUT_OF_MEMORY: Final = re.compile(r"slurmstepd\S*: error: .*(exceeded.* memory limit|oom[-_ ]kill)", re.IGNORECASE)
 _TOO_LONG: Final = AttemptResult("failed", IDLE_EXIT_CODE, "it had run for as long as Slurm allows", TIME_LIMIT)
-# The result of a job that Slurm ended in this state.
+# Results by the final state of the Slurm job.
 _BY_STATE: Final = {
     "CANCELLED": AttemptResult("cancelled", None, "it was cancelled in Slurm"),
     "PREEMPTED": AttemptResult("preempted", None, "Slurm needed its place for another job"),
     "TIMEOUT": _TOO_LONG,
     "DEADLINE": _TOO_LONG,
     "OUT_OF_MEMORY": AttemptResult("failed", 137, "Slurm killed it: it used more RAM than it had asked for", "oom"),
-    # The shim ends with the code of the job, also when the disk does not take its result.
+    # The shim exits with the job's code even if the disk refuses the result.
     "COMPLETED": AttemptResult("succeeded", 0, ""),
 }
 
 
 class Evidence(NamedTuple):
-    """All that is known of an attempt now."""
+    """Everything known about an attempt now."""
 
     status: Status
     result: AttemptResult | None
-    """As its shim wrote it."""
+    """The result that its shim wrote."""
     owner: Owner | None
     state: str | None
-    """Slurm's state of the job; None when it did not answer, or does not know the job."""
+    """Slurm's state of the job; None if Slurm did not answer or does not know the job."""
     reason: str = ""
     """Slurm's code for why the job waits."""
     had_node: bool = False
-    """Whether Slurm has started the job on a node."""
+    """Slurm has started the job on a node."""
     by_mistake: bool = False
-    """Whether the worker has cancelled another attempt's job with the same id, and may have met this one."""
+    """The worker has cancelled another attempt's job with the same id, and may have hit this one."""
     answers_without: int = 0
-    """Complete answers of Slurm in a row without the job."""
+    """The number of consecutive complete answers without the job."""
     submitted: bool = True
-    """Whether Slurm ever had the job."""
+    """Slurm has ever had the job."""
     silent_for: float = 0.0
-    """Seconds since the shim, or that of another node of the job, last gave a sign of life."""
+    """Seconds since the last heartbeat of any of its shims."""
     ended_for: float = 0.0
-    """Seconds since Slurm first reported the end of the job, or did not know it."""
+    """Seconds since Slurm first reported the job's end, or did not list it."""
     running_for: float = 0.0
-    """Seconds since Slurm first said that the job runs."""
+    """Seconds since Slurm first reported the job as running."""
     failed_starts: int = 0
-    """Attempts at the same job directly before this one that Slurm had, and that no shim began."""
+    """The number of directly preceding attempts that Slurm had and no shim took."""
     lease: float = 600.0
     heartbeat: float = 10.0
     printed: str = ""
-    """The last of what Slurm, or the shim itself, printed."""
+    """The end of the output of Slurm and of the shim itself."""
     requeue_at_limit: bool = False
-    """Whether it goes back to the queue when its time is over."""
+    """The job is requeued at its time limit."""
     open_nodes: tuple[str, ...] = ()
-    """Other nodes of the job whose shims have begun and not written an end."""
+    """Other nodes whose shims have started and not reported their end."""
 
     @property
     def is_forgotten(self) -> bool:
@@ -92,43 +92,43 @@ class Evidence(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether Slurm has ended the job, or does not know it any more."""
+        """True if Slurm has ended or forgotten the job."""
         return self.is_forgotten or (self.state is not None and self.state not in ACTIVE)
 
     @property
     def is_held(self) -> bool:
-        """Whether Slurm itself will never start the job again, and only a person could release it."""
+        """True if Slurm holds the job after a failed start, so that only a person can release it."""
         return self.state in WAITING and any(code in self.reason.replace("_", " ") for code in _HELD_BY_SLURM)
 
     @property
     def never_comes(self) -> bool:
-        """Whether the shim of a job that runs, as Slurm says, must have been lost: its node crashed meanwhile."""
+        """True if Slurm reports the job as running but its shim must be lost, as after a crash of the node."""
         return self.state == "RUNNING" and self.running_for >= max(self.lease, _BEGINS_WITHIN)
 
     @property
     def is_quiet(self) -> bool:
-        """Whether a shim that still ran would have given a sign of life."""
+        """True if a running shim would have sent a heartbeat by now."""
         return self.silent_for >= 3 * self.heartbeat + LAG and self.ended_for >= LAG
 
 
 class Void(NamedTuple):
-    """No shim has begun. If the worker gets hold of the attempt, none ever will, and this is the result."""
+    """No shim has taken the attempt. If the worker takes it, none ever will, and this is the result."""
 
     result: AttemptResult
 
 
 class Fence(NamedTuple):
-    """A shim may still run somewhere: it is ordered to stop, and nothing is concluded yet."""
+    """A shim may still run somewhere. The worker orders it to stop, and concludes nothing yet."""
 
     reason: str
 
 
 Conclusion = AttemptResult | Void | Fence | None
-"""None: it waits, runs, or cannot be judged now."""
+"""None: it waits, runs, or is undecided."""
 
 
 def conclude(seen: Evidence) -> Conclusion:
-    """What follows from the evidence."""
+    """The conclusion from the evidence."""
     if seen.owner is None:
         is_over = seen.is_held or seen.never_comes or (seen.is_over and seen.ended_for >= LAG)
         return Void(_never_began(seen)) if is_over else None
@@ -142,17 +142,17 @@ def conclude(seen: Evidence) -> Conclusion:
 
 
 def _may_run_elsewhere(seen: Evidence) -> bool:
-    """Whether another node may still run its part, although the first has ended: until Slurm has ended the job there,
-    or the other's own lease is over."""
+    """True if another node may still run its part after the first has ended: until Slurm has ended the job there, or
+    its lease has expired."""
     if not seen.open_nodes or seen.silent_for >= seen.lease:
         return False
     return not seen.is_over or seen.state is None or seen.state in _CUT_OFF or not seen.is_quiet
 
 
 def _without_end(seen: Evidence, owner: Owner) -> Conclusion:
-    """The record has no end: the shim works, was killed, or is cut off."""
+    """Concludes from a record without an end: the shim runs, was killed, or is cut off."""
     if seen.state in WAITING and not seen.is_held:
-        return None  # it was requeued, and its next shim waits until the earlier one is gone
+        return None  # Slurm requeued it, and its next shim waits until the earlier one has ended
     slurm_says_how = seen.is_over and seen.state is not None and seen.state not in _CUT_OFF
     if slurm_says_how and seen.is_quiet:
         return _ended_by_slurm(seen, "its supervisor was killed")
@@ -162,16 +162,16 @@ def _without_end(seen: Evidence, owner: Owner) -> Conclusion:
     if not seen.is_over:
         return None
     if seen.state is None:
-        return None  # a shim that gives signs of life goes on: Slurm's answer may be wrong, and its end says more
+        return None  # a shim with heartbeats keeps running: Slurm's answer may be wrong
     return Fence("Slurm has ended the job." if slurm_says_how else "Slurm has lost the node of the job.")
 
 
 def _after_end(seen: Evidence) -> Conclusion:
-    """The record has an end. A run that was interrupted goes on if Slurm starts the job again."""
+    """Concludes from a record with an end. An interrupted run continues if Slurm restarts the job."""
     result = seen.result or result_of(seen.status, seen.requeue_at_limit)
     if seen.result is not None and seen.status.ending not in INTERRUPTED:
         return result
-    # Without a result, the shim may start the job again with a smaller batch, or was killed.
+    # Without a result, the shim was killed, or is restarting the job with a smaller batch.
     if seen.is_over:
         if seen.status.ending in INTERRUPTED and seen.state is not None:
             return _ended_by_slurm(seen, result.reason)
@@ -182,11 +182,11 @@ def _after_end(seen: Evidence) -> Conclusion:
 
 
 def _ended_by_slurm(seen: Evidence, otherwise: str) -> AttemptResult:
-    """The result of an attempt whose job ended in this state, with no other sign of how."""
+    """The result of an attempt when the state of the Slurm job is the only evidence."""
     state = seen.state
     if state in {None, "FAILED"} and _OUT_OF_MEMORY.search(seen.printed):
         state = "OUT_OF_MEMORY"
-    # A person's scancel asks the shim first. A controller that crashed kills what it has forgotten, and says the same.
+    # A person's scancel signals the shim first. A controller after a crash kills forgotten jobs with the same state.
     if state == "CANCELLED" and (seen.by_mistake or seen.status.ending == "supervisor killed"):
         state = None
     found = _BY_STATE.get(state or "")
@@ -196,7 +196,7 @@ def _ended_by_slurm(seen: Evidence, otherwise: str) -> AttemptResult:
 
 
 def _never_began(seen: Evidence) -> AttemptResult:
-    """The result of an attempt that no shim has begun."""
+    """The result of an attempt that no shim has taken."""
     if seen.state == "CANCELLED" and not seen.had_node and not seen.by_mistake:
         return AttemptResult("cancelled", None, "it was cancelled in Slurm before it began")
     if seen.state in {"DEADLINE", "TIMEOUT"}:
@@ -208,7 +208,7 @@ def _never_began(seen: Evidence) -> AttemptResult:
     elif seen.never_comes:
         why = "Slurm says that it runs, but it gives no sign of life on its node"
     elif seen.state in {None, "PREEMPTED", "CANCELLED"} or seen.state in _CUT_OFF:
-        # A node that cannot launch a job cancels it, too.
+        # A failed launch on a node also cancels the job.
         why = "Slurm ended it before it began"
     else:
         why = "Slurm started it, but Stoker did not run on the node"

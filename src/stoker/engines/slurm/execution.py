@@ -1,8 +1,8 @@
-"""One attempt inside its allocation: what stops it, and how its result gets on disk.
+"""One attempt inside its Slurm allocation: who stops it, and how its result reaches the disk.
 
-It speaks neither to the queue nor to Slurm. It reads orders from the attempt's directory, and writes there how the
-attempt goes on and ends. When the directory cannot be reached for almost as long as the lease, it stops the job: the
-worker then takes the attempt for lost, and may start another one.
+It talks neither to the queue nor to Slurm. It reads orders from the attempt's directory, and writes status and result
+there. If the directory is unreachable for almost as long as the lease, it stops the job: the worker then considers the
+attempt lost and may start another.
 """
 
 import os
@@ -25,28 +25,28 @@ from stoker.runs.processes.signals import Received, SignalStream
 from stoker.runs.processes.syscalls import BootTimer
 from stoker.runs.supervisor import StopRequest
 
-# How soon an order is seen. Nothing tells a node that a file on a network file system has changed.
+# The interval of checks for orders. Network file systems send no change notifications.
 POLL: Final = 1.0
 _LONGEST_HEARTBEAT: Final = 10.0
-# Before Slurm's SIGKILL everything must be gone and written.
-_BEFORE_KILL: Final = 3.0
-# From the first to the last process that gets a signal of Slurm, on a busy node. No job is held up for that by more
-# than this share of its time.
-_SAME_SIGNAL: Final = 0.1
+# The job must have ended this long before Slurm's SIGKILL, so that the result gets written.
+_KILL_MARGIN: Final = 3.0
+# On a busy node, Slurm's signal reaches the last process this long after the first. The wait for it takes at most this
+# share of a job's duration.
+_SIGNAL_DELAY: Final = 0.1
 _SIGNAL_SHARE: Final = 0.05
-# A directory that cannot be read may be late; a disk that is full may be cleared.
+# A directory may appear late, and a full disk may be cleared.
 PATIENCE: Final = 120.0
 RETRY: Final = 0.5
-# Slurm reports a cancelled job as such only if it ended it: so the shim waits for that.
+# Slurm shows a job as cancelled only if Slurm ends it, so the shim waits for that.
 _CANCELLED_WITHIN: Final = 20.0
 FOLLOWER: Final = "--node"
 """The second argument of a shim on another node."""
-# As EX_TEMPFAIL: nothing was run.
+# EX_TEMPFAIL: nothing was run.
 NOT_RUN: Final = 75
 
 
 def heartbeat_of(lease: float) -> float:
-    """Seconds between two signs of life of a shim."""
+    """The interval of a shim's heartbeats in seconds."""
     return min(_LONGEST_HEARTBEAT, lease / 10)
 
 
@@ -69,16 +69,16 @@ class SlurmExecution(Execution):
     ) -> None:
         super().__init__(record, attempt_spec, signals, reaper, prober, owner.host, environment)
         self._shared = record
-        """Where orders come from: the attempt's own directory."""
+        """The attempt's own directory, which has the orders."""
         self._owner = self._mine = owner
         self._heartbeat = heartbeat_of(attempt_spec.lease)
         self._poll_at = self._beat_at = -1.0
         self._heard_at = lease_clock()
-        """When the directory was last reached."""
+        """When the directory was last reachable."""
         self._killed_at: float | None = None
-        """When Slurm kills what is left, after its SIGTERM."""
+        """When Slurm's SIGKILL follows its SIGTERM."""
         self._began_at = lease_clock()
-        """When the command was started."""
+        """When the command started."""
         self._timer = BootTimer()
         self._fence()
 
@@ -104,7 +104,7 @@ class SlurmExecution(Execution):
         return f"{self._shared.directory} could not be reached for so long that another attempt may run."
 
     def _beat(self) -> None:
-        """A sign of life. A newer start of the same Slurm job has the attempt from then on."""
+        """Sends a heartbeat, and checks whether a newer start of the Slurm job has taken the attempt."""
         before = lease_clock()
         try:
             self._record.touch_alive()
@@ -119,11 +119,11 @@ class SlurmExecution(Execution):
 
     def _fence(self) -> None:
         self._timer.ring_at(self._stop_at())
-        # In case this process is suspended, or hangs in a file system.
+        # The reaper stops the job if this process is suspended or hangs in a file system.
         self._reaper.set_deadline(self._in_touch_at() + self._attempt_spec.lease - self._attempt_spec.margin / 2)
 
     def _in_touch_at(self) -> float:
-        """When it was last certain that nobody else may run the job before the lease is over."""
+        """The last time when this process certainly held the lease."""
         return self._heard_at
 
     def _stop_at(self) -> float:
@@ -148,33 +148,33 @@ class SlurmExecution(Execution):
         return self._ordered() or StopRequest("machine", "Slurm asked it to end.", STOPPED)
 
     def job_has_signal(self, signum: int) -> bool:
-        """Slurm sends its SIGTERM to all processes of a job, unless somebody wanted only the batch script to get it.
+        """True if Slurm sent the signal to all processes of the job, and not only to the batch script.
 
-        The reaper handles no signals: one that it got is pending there.
+        The reaper blocks signals, so a received one is pending there.
         """
         if self._killed_at is None:
             return False
-        ends = time.monotonic() + _SAME_SIGNAL
-        while not (found := has_pending(self._reaper.pid, signum)) and time.monotonic() < ends:
-            time.sleep(_SAME_SIGNAL / 10)
-        return found
+        ends = time.monotonic() + _SIGNAL_DELAY
+        while not (is_pending := has_pending(self._reaper.pid, signum)) and time.monotonic() < ends:
+            time.sleep(_SIGNAL_DELAY / 10)
+        return is_pending
 
     def max_grace(self) -> float:
         grace = self._stop_at() + self._attempt_spec.plan.grace - lease_clock()
         if self._killed_at is not None:
-            grace = min(grace, self._killed_at - _BEFORE_KILL - lease_clock())
+            grace = min(grace, self._killed_at - _KILL_MARGIN - lease_clock())
         return max(0.0, grace)
 
     def signal_delay(self, code: int) -> float:
-        """Slurm signals the processes of a job one by one, this one last: a command that handles SIGTERM may have ended
-        before that, with any code. Between the two, the reaper gets the signal."""
+        """Slurm signals the processes of a job one by one, this one last and the reaper before it. So a command that
+        handles SIGTERM may have exited by then, with any code."""
         if has_pending(self._reaper.pid, signal.SIGTERM):
             return SIGNAL_SPREAD
         share = _SIGNAL_SHARE * (lease_clock() - self._began_at)
-        return max(super().signal_delay(code), min(_SAME_SIGNAL, share))
+        return max(super().signal_delay(code), min(_SIGNAL_DELAY, share))
 
     def on_first_start(self) -> None:
-        """The worker sees the start by the status."""
+        """Notes the start. The worker learns it from the status."""
         self._began_at = lease_clock()
 
     def announce(self, result: AttemptResult) -> None:
@@ -188,7 +188,7 @@ class SlurmExecution(Execution):
         return True
 
     def wait_until_recorded(self) -> None:
-        """Until the disk has the result. If it never takes it, the exit code of this process says how the job ended."""
+        """Waits until the disk has the result. If that fails, the exit code of this process conveys it."""
         if self._result is None:
             return
         gives_up_at = lease_clock() + PATIENCE
@@ -211,7 +211,7 @@ class SlurmExecution(Execution):
 
     @property
     def exit_code(self) -> int:
-        """The exit code that Slurm sees: that of the job."""
+        """The exit code for Slurm, which is the job's."""
         result = self._result
         if result is None or result.outcome == "requeued":
             return NOT_RUN
@@ -221,12 +221,12 @@ class SlurmExecution(Execution):
 
 
 def slurm_identity() -> tuple[int, int]:
-    """The id of this Slurm job, and how often Slurm has started it again."""
+    """The id of this Slurm job, and the number of its restarts."""
     return int(os.environ.get("SLURM_JOB_ID", "0")), int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
 
 def slurm_variables(whole: Mapping[str, str], nodes: int, rank: int) -> dict[str, str]:
-    """Slurm's variables as one step with a task on each node would have them, on every node alike."""
+    """Slurm's variables as a step with one task per node has them, consistent on all nodes."""
     return {
         **whole,
         **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_NPROCS"), str(nodes)),

@@ -1,7 +1,7 @@
-"""Another node of a job over several: its shim runs this node's part, and does what the leader wants.
+"""The shim on any node but the first of a multi-node job: runs this node's part on the leader's orders.
 
-It never judges and never speaks for the attempt. When the leader is silent for almost as long as the lease, it stops
-its part by itself, just as a shim does that cannot reach the attempt's directory.
+It never judges and never reports for the attempt. If the leader is silent for almost as long as the lease, it stops its
+part, like a shim that cannot reach the attempt's directory.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def as_follower(attempt_spec: SlurmAttemptSpec, group: NodeGroup, rank: int) -> SlurmAttemptSpec:
-    """What this node runs of the attempt: time limit, actions, snapshot and batch size are the leader's."""
+    """This node's part of the attempt. The leader handles time limit, actions, snapshot and batch size."""
     plan = msgspec.structs.replace(
         attempt_spec.plan,
         command=tuple(map(group.rendezvous(rank).fill, group.command)),
@@ -61,7 +61,7 @@ class FollowerExecution(SlurmExecution):
     ) -> None:
         self._leader_alive = 0
         self._looked_at = self._leader_at = lease_clock()
-        """When it was last looked for a sign of life of the leader, and when there was one at the latest."""
+        """When the leader's heartbeat was last checked, and when one was last certain."""
         super().__init__(record, attempt_spec, owner, signals, reaper, prober, environment)
         self._shared = SlurmAttemptRecord(record.directory.parent)
         self._group = group
@@ -94,7 +94,7 @@ class FollowerExecution(SlurmExecution):
         return self._after_leader()
 
     def _look_for_leader(self) -> None:
-        """A sign of life that is seen now was given after the look before, not earlier."""
+        """Checks the leader's heartbeat. A new one is dated to the previous check, the earliest possible time."""
         now = lease_clock()
         with contextlib.suppress(OSError):
             alive = self._shared.alive_version()
@@ -104,7 +104,7 @@ class FollowerExecution(SlurmExecution):
             self._looked_at = now
 
     def _after_leader(self) -> StopRequest | None:
-        """The leader's reaper writes the end of a leader that was killed."""
+        """Stops after the leader's end, which its reaper records if the leader is killed."""
         version = self._shared.status_version()
         if version == self._leader_version:
             return None
@@ -114,7 +114,7 @@ class FollowerExecution(SlurmExecution):
         return None
 
     def _explain(self, number: int) -> None:
-        """A report that fails must not cost the job."""
+        """Writes this node's part of a report. A failure must not affect the job."""
         if self._supervisor is None:
             return
         with contextlib.suppress(OSError, StokerError, ValueError):
@@ -135,15 +135,15 @@ class FollowerExecution(SlurmExecution):
 
 
 class _ToLeader:
-    """The leader, as another node sees it: what is seen here goes there, and nothing is judged here."""
+    """The connection to the leader, which gets this node's observations and judges them."""
 
     def __init__(self, here: str) -> None:
         self.here = here
-        # A leader that does not read must not hold up the supervision of this node.
+        # A leader that does not read must not block the supervision of this node.
         os.set_blocking(1, False)
 
     def send(self, message: NodeMessage) -> None:
-        """What does not get through is missing there, and what is missing is unknown. Each line is one write."""
+        """Sends a message, one write per line. To the leader, lost parts are unknown."""
         with contextlib.suppress(OSError):
             for line in frames(self.here, msgspec.json.encode(message)):
                 os.write(1, line)

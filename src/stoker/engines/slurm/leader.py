@@ -1,12 +1,12 @@
-"""The first node of a job over several: its shim starts those of the others, judges all GPUs, and speaks for all.
+"""The first node of a multi-node job: its shim starts the other shims, judges all GPUs, and reports for all.
 
 ```
   batch script: shim ── stoker-reaper ── the command        node 0
        └── srun ── shim ── stoker-reaper ── the command     node 1, node 2, …, in one step
 ```
 
-What the other nodes see comes as messages through `srun`, and so does their end. Orders, signs of life, logs and
-reports go through the attempt's directory: nodes need no other connection.
+Observations and ends of the other nodes arrive as messages through `srun`. Orders, heartbeats, logs and reports go
+through the attempt's directory. The nodes need no other connection.
 """
 
 import contextlib
@@ -48,30 +48,30 @@ from stoker.runs.supervisor import OtherNodes, StopRequest, Supervisor
 if TYPE_CHECKING:
     from stoker.runs.postmortem.facts import NodeFacts
 
-# When the command fails on one node, the others have this long, or the grace if that is shorter, to end by themselves:
-# their own errors say more than a signal, but processes that wait for a dead peer often wait for minutes.
+# After a failure on one node, the others get this long, or the grace if that is shorter, to exit by themselves. Their
+# own errors say more than a signal, but processes often wait for a dead peer for minutes.
 _NOTICE_WITHIN: Final = 10.0
-# A network file system shows the last status of a node this late.
+# The delay after which a network file system shows the last status of a node.
 _SHOWN_WITHIN: Final = 10.0
-# For an order to be seen, and what follows to be seen here, beside the grace.
+# The time for an order to reach a node, and for its effect to be seen here, in addition to the grace.
 _ORDER_SEEN_WITHIN: Final = 15.0
-# For the facts of other nodes, beside what collecting them takes.
+# The time for facts of other nodes to arrive, in addition to collecting them.
 _FACTS_WITHIN: Final = 15.0
 _LONGEST_COLLECTING: Final = 10.0
 _STEP_ENDS_WITHIN: Final = 5.0
-# Between the two signals of a preemption: the usual grace time of partitions and QOS.
+# The delay between the two signals of a preemption: the usual grace time of partitions and QOS.
 _PREEMPTED_WITHIN: Final = 120.0
 _PAUSE: Final = 0.1
-# Between Slurm's SIGKILL and the last word of this process.
-_BEFORE_KILL: Final = 1.0
+# This process must finish this long before Slurm's SIGKILL.
+_KILL_MARGIN: Final = 1.0
 # A merged observation waits this many intervals for a node.
 _PATIENT_LOOKS: Final = 3
-# What Slurm says of the whole job, which differs in a step.
+# Variables about the whole job, which differ in a step.
 _WHOLE_JOB: Final = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NAME")
 
 
 class NodeMessage(msgspec.Struct, frozen=True):
-    """What another node sends through `srun`."""
+    """A message of another node through `srun`."""
 
     observation: Observation | None = None
     ended: Status | None = None
@@ -90,7 +90,7 @@ class _Node:
         self.version = 0
         self.ended: Status | None = None
         self.lost = ""
-        """Why it is given up."""
+        """Why it counts as lost."""
 
     @property
     def is_over(self) -> bool:
@@ -98,7 +98,7 @@ class _Node:
 
 
 class LeaderExecution(SlurmExecution):
-    """One attempt on several nodes, on the first of them."""
+    """An attempt on several nodes, seen from the first."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class LeaderExecution(SlurmExecution):
         whole = slurm_variables({}, len(names), 0)
         super().__init__(record, attempt_spec, owner, signals, reaper, prober, {**environment, **whole})
         self._given = dict(self._environment)
-        """What the other nodes have without being told."""
+        """Variables that the other nodes know already."""
         self._names = names
         self._address = _own_address(names[0])
         self._runs = 0
@@ -147,7 +147,7 @@ class LeaderExecution(SlurmExecution):
         return self._nodes
 
     def for_probes(self, command: Command) -> tuple[Command, dict[str, str]]:
-        """Probes run here only, as a job on one node: each GPU then needs as much memory as on several, or more."""
+        """Probes run as a job on this node alone, where each GPU needs at least as much memory as on several."""
         here = on_one_machine(self._attempt_spec.attempt)
         words = here.fill(command) if isinstance(command, str) else tuple(map(here.fill, command))
         return words, here.fill_all(self._environment) | slurm_variables({}, 1, 0)
@@ -178,8 +178,8 @@ class LeaderExecution(SlurmExecution):
         return request
 
     def wait_until_recorded(self) -> None:
-        """Before it preempts a job, Slurm signals its steps, and only minutes later the batch script: one that ended
-        meanwhile by itself would not be started again."""
+        """Waits longer in a preemption: Slurm signals the steps first and the batch script minutes later. A script that
+        exits in between would not be restarted."""
         super().wait_until_recorded()
         if self._nodes is not None and self._nodes.is_interrupted:
             ends = lease_clock() + _PREEMPTED_WITHIN
@@ -187,22 +187,22 @@ class LeaderExecution(SlurmExecution):
                 self.wait(RETRY)
 
     def wait(self, seconds: float) -> None:
-        """Lives on while the other nodes end, and learns when Slurm will kill."""
+        """Waits for other nodes, with heartbeats, and notes Slurm's signals."""
         self._pause(seconds)
         for received in self._signals.read():
             if received.signal in STOP_SIGNALS and self._killed_at is None:
                 self._killed_at = lease_clock() + self._attempt_spec.kill_wait
 
     def patience(self) -> float:
-        """Seconds for which the other nodes can be waited for, when they have been told to stop."""
+        """The longest wait in seconds for the other nodes after an order to stop."""
         longest = self._attempt_spec.plan.grace + _ORDER_SEEN_WITHIN
         if self._killed_at is not None:
-            longest = min(longest, self._killed_at - _BEFORE_KILL - lease_clock())
+            longest = min(longest, self._killed_at - _KILL_MARGIN - lease_clock())
         return longest
 
 
 class Nodes:
-    """The other nodes of one run, as the leader sees them."""
+    """The leader's view of the other nodes of one run."""
 
     def __init__(
         self,
@@ -225,17 +225,17 @@ class Nodes:
         self._decoder = msgspec.json.Decoder(NodeMessage)
         self._order = LeaderOrder(run=group.run)
         self._is_ordered = True
-        """Whether the order is on disk."""
+        """The order is on disk."""
         self._ended_here = False
         self._code = 0
-        """Of the first node whose command failed."""
+        """The exit code of the first command that failed."""
         self._failed_node = ""
         self._failed_at: float | None = None
         self._interrupted_at: float | None = None
         self._interruption = ""
         self._step_ended_at: float | None = None
         self.failure = ""
-        """On which node it failed, and how, in words."""
+        """A sentence about the first failure and its node."""
         self.step: SrunStep | None = None
         self._is_closed = False
 
@@ -245,13 +245,13 @@ class Nodes:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether Slurm asked another node to end, and so that was the end of the job."""
+        """True if Slurm's signal to another node ended the job."""
         return self._interrupted_at is not None and self._order.ending == "machine"
 
     def begin(self) -> None:
         """Starts the shims of the other nodes. Raises OSError."""
         for one in self._record.other_nodes():
-            # What an earlier run left there.
+            # Clears the files of an earlier run.
             one.begin_again(self._group.run)
         if self._group.run > 1:
             self._record.write_status(Status())
@@ -294,7 +294,7 @@ class Nodes:
             try:
                 message = self._decoder.decode(content)
             except msgspec.DecodeError:
-                continue  # a line of it was lost: what it said stays unknown
+                continue  # a line was lost, so its content stays unknown
             if node is None:
                 continue
             node.heard_at = lease_clock()
@@ -308,7 +308,7 @@ class Nodes:
     # Their ends
 
     def check(self) -> StopRequest | None:
-        """Looks for signs of life and ends. Why the whole job is to be stopped, if it is."""
+        """Checks heartbeats and ends. Returns a request if the whole job must stop."""
         if self._is_closed:
             return None  # the run is over, and the next has not begun
         self._look()
@@ -348,7 +348,7 @@ class Nodes:
                 node.lost = self._why_lost(node)
 
     def _look_at(self, node: _Node) -> None:
-        """What cannot be read now stays as it was."""
+        """Reads a node's record. Values that cannot be read now stay as they are."""
         with contextlib.suppress(OSError):
             if (alive := node.record.alive_version()) != node.alive:
                 node.alive, node.heard_at = alive, lease_clock()
@@ -376,7 +376,7 @@ class Nodes:
             if status.exit_code:
                 self._note_failure(node.name, status.exit_code)
         elif status.ending == "machine":
-            # Slurm ends the other nodes at about the same moment, and then says more by its signal to this one.
+            # Slurm signals all nodes at about the same time, and its signal to this node says more.
             self._interrupted_at = self._interrupted_at or lease_clock()
             self._interruption = f"On {node.name}: {status.reason}"
         elif not self._order.stop and status.ending not in _NOT_RUN:
@@ -388,7 +388,7 @@ class Nodes:
             self.failure = f"the command on {name} ended with code {code}"
 
     def failed_outputs(self) -> list[Path]:
-        """The log of the node on which the command failed first, unless that is the leader."""
+        """The log of the node that failed first, unless that is the leader."""
         return [node.record.output for node in self._others if node.name == self._failed_node]
 
     # The report
@@ -446,7 +446,7 @@ class Nodes:
         self._give_order()
 
     def _give_order(self) -> None:
-        """A disk that does not take it is tried again."""
+        """Writes the order. A failed write is retried."""
         try:
             self._record.write_order(self._order)
         except OSError:
@@ -455,7 +455,7 @@ class Nodes:
             self._is_ordered = True
 
 
-# How a node ends that has not run the command: the whole job ends like that.
+# Endings of a node that did not run the command. The whole job then ends in the same way.
 _NOT_RUN: Final = frozenset({"could not start", "not started", "cancelled", "preempted"})
 
 
@@ -466,7 +466,7 @@ def _why_no_facts(node: _Node) -> str:
 
 
 def _own_address(name: str) -> str:
-    """The name by which other nodes reach this one: that in Slurm, unless it is no host name."""
+    """The host name by which other nodes reach this one: Slurm's node name if it resolves."""
     for one in (name, socket.gethostname()):
         with contextlib.suppress(OSError):
             socket.getaddrinfo(one, None)
@@ -475,7 +475,7 @@ def _own_address(name: str) -> str:
 
 
 def _free_port(wanted: int) -> int:
-    """This port, or another if something listens there now."""
+    """The wanted port, or another if it is in use."""
     with socket.socket() as probe:
         for port in (wanted, 0):
             with contextlib.suppress(OSError):

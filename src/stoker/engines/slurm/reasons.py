@@ -1,4 +1,4 @@
-"""Slurm's reason codes in sentences. Pure."""
+"""Explains Slurm's reason codes. Pure."""
 
 import re
 from typing import Final, Literal, NamedTuple
@@ -6,7 +6,7 @@ from typing import Final, Literal, NamedTuple
 from stoker.units import clock_time
 
 Outlook = Literal["waits", "held", "never"]
-"""What becomes of a pending job: it starts by itself, when somebody releases it, or not at all as it is."""
+"""A pending job starts by itself, only after a release, or never as it is."""
 
 
 class PendingReason(NamedTuple):
@@ -54,7 +54,7 @@ _WAITS: Final = {
     "QOSTimeLimit": "its QOS has used up its time",
     "QOSUsageThreshold": "its account has used too much lately for its QOS",
     "SystemFailure": "a part of Slurm has failed",
-    # These describe how a job ended; a job that was requeued may still have them.
+    # These describe an end; a requeued job may still have them.
     "JobLaunchFailure": "its last start failed",
     "NonZeroExitCode": "it was requeued after it had failed",
     "RaisedSignal": "it was requeued after a signal had ended it",
@@ -97,7 +97,7 @@ _SINGLE: Final = {
 
 
 class _Resource(NamedTuple):
-    """What accounting limits count."""
+    """A resource of accounting limits."""
 
     amount: str
     """`CPUs`."""
@@ -106,7 +106,7 @@ class _Resource(NamedTuple):
     countable: bool = True
 
 
-# By the word that a code has for it; some differ between versions of Slurm. GRES may be other devices, and rarely are.
+# By the word in reason codes, which differ between versions of Slurm. GRES other than GPUs are rare.
 _RESOURCES: Final = {
     "cpu": _Resource("CPUs", "CPU minutes"),
     "mem": _Resource("memory", "memory minutes", countable=False),
@@ -130,19 +130,19 @@ _LIMIT: Final = re.compile(
     r"(?:per(?P<per>job|node|user|account))?(?:limit|notsatisfied)?"
 )
 
-# A job without a time limit counts as one of 365 days: an estimate behind one says nothing.
+# Slurm assumes 365 days for a job without a time limit, so estimates behind such a job are meaningless.
 _NO_ESTIMATE: Final = 300 * 86400.0
 
-# Older versions put what it is about in brackets.
+# Older versions put the details in parentheses.
 _DETAILS: Final = re.compile(r"(?P<code>\w+)(?:, ?|\()(?P<rest>[^()]*)\)?")
 
 
 def why_pending(
     code: str, start: float | None = None, now: float = 0.0, partition: str = "", ahead: int | None = None
 ) -> str:
-    """Why a pending job does not run, without its subject: `waits in Slurm: …; starts about 14:30`.
+    """The predicate about a pending job: `waits in Slurm: …; starts about 14:30`.
 
-    `start`: when Slurm expects to start it, in seconds since the epoch. `ahead`: how many jobs have a higher priority.
+    `start`: Slurm's estimate in seconds since the epoch. `ahead`: the number of jobs with higher priority.
     """
     if not _known_code(code):
         return f"waits in Slurm's queue{_at('; starts about', start, now)}"
@@ -160,7 +160,7 @@ def why_pending(
 
 
 def pending_reason(code: str, partition: str = "") -> PendingReason:
-    """What a reason code means. `partition`: the job's, named in the text where it matters."""
+    """Explains a reason code. `partition`: the job's, for texts that name it."""
     known = _SINGLE.get(_known_code(code)) or _limit(_known_code(code)) or _with_details(code)
     if known is None:
         return PendingReason("waits", _spelled_out(code))
@@ -169,21 +169,21 @@ def pending_reason(code: str, partition: str = "") -> PendingReason:
 
 
 def _known_code(code: str) -> str:
-    """A code or text of Slurm as the tables have it: `scontrol` writes text with underscores."""
+    """Normalizes a code or text for the tables; `scontrol` writes underscores for spaces."""
     text = code.strip().strip("()")
     text = text if " " in text else text.replace("_", " ")
     return "" if text.lower() in {"none", "null", "n/a"} else text.lower()
 
 
 def _limit(code: str) -> PendingReason | None:
-    """A limit of accounting, of which there are more than a hundred."""
+    """Explains one of more than a hundred accounting limits."""
     found = _LIMIT.fullmatch(code)
     if found is None:
         return None
     owner = _OWNERS[found["owner"] or "qos"]
     what, per = found["what"].removesuffix("s") if found["what"] != "gres" else "gres", found["per"]
     if what in {"job", "submitjob"}:
-        # The limit of an association that is not for all of its account is for one user of it.
+        # An association limit that does not cover the whole account covers one user.
         holder = per or ("user" if found["kind"] == "max" else "")
         return PendingReason("waits", _limit_of_jobs(owner, holder, submitted=what == "submitjob"))
     resource = _RESOURCES[next(name for name in _RESOURCES if what.startswith(name))]
@@ -213,7 +213,7 @@ def _limit_of_jobs(owner: str, holder: str, *, submitted: bool) -> str:
 
 
 def _with_details(code: str) -> PendingReason | None:
-    """`ReqNodeNotAvail, UnavailableNodes:node[1-2]`: a code, and what it is about."""
+    """Explains a code with details: `ReqNodeNotAvail, UnavailableNodes:node[1-2]`."""
     found = _DETAILS.fullmatch(code.strip().strip("()"))
     known = _SINGLE.get(_known_code(found["code"])) if found else None
     if found is None or known is None:
@@ -227,7 +227,7 @@ def _with_details(code: str) -> PendingReason | None:
 
 
 def _spelled_out(code: str) -> str:
-    """A code of another version: `QueuedForNewThing` as `queued for new thing (QueuedForNewThing)`."""
+    """Spells out an unknown code: `QueuedForNewThing` becomes `queued for new thing (QueuedForNewThing)`."""
     shown = code.strip().strip("()")
     if " " in shown:
         return shown
@@ -239,5 +239,5 @@ def _spelled_out(code: str) -> str:
 
 
 def _at(before: str, start: float | None, now: float) -> str:
-    """`; starts about 14:30`; nothing without an estimate that means anything, or when it has passed."""
+    """`; starts about 14:30`; empty without a meaningful estimate in the future."""
     return f"{before} {clock_time(start, now)}" if start is not None and 0 < start - now < _NO_ESTIMATE else ""

@@ -1,20 +1,20 @@
-"""What a worker and the shim in a Slurm job share: the attempt's directory on a file system that both see.
+"""The interface of the worker and a shim in a Slurm job: the attempt's directory on a shared file system.
 
-Beside what every attempt has:
+In addition to the files of every attempt:
 
-    slurm.json   the id of the Slurm job, as soon as the worker knows it
-    owner.json   which Slurm job runs the attempt; created by the first that comes, see `Owner`
-    result.json  how the attempt ended, once that is certain
-    stop.json    that the job is to be stopped, and why
+    slurm.json   the id of the Slurm job, once the worker knows it
+    owner.json   the Slurm job that runs the attempt; the first one creates it, see `Owner`
+    result.json  the result of the attempt, once it is final
+    stop.json    the order to stop the job, with its reason
     alive        touched by the shim every few seconds
-    slurm.out    what the shim itself, or Slurm, printed
+    slurm.out    the output of the shim itself and of Slurm
 
-Of a job over several nodes, the directory is that of the first node, whose shim leads, with two more files:
+In a multi-node job, the directory belongs to the first node, whose shim leads. It has two more files:
 
-    nodes.json   the nodes, and what they run; written before the leader starts the shims of the others
-    leader.json  what the leader wants of them
+    nodes.json   the nodes and their commands, written before the leader starts the other shims
+    leader.json  the leader's orders
 
-and a directory `node1`, `node2`, … of each other node: a run's record with the node's own `output`, `alive` and
+and a directory `node1`, `node2`, … for each other node: a run's record with the node's own `output`, `alive` and
 `facts.N`, its part of a report.
 """
 
@@ -40,7 +40,7 @@ _STOP: Final = "stop.json"
 _ALIVE: Final = "alive"
 _NODES: Final = "nodes.json"
 _LEADER: Final = "leader.json"
-# How a run ends that Slurm, or somebody else, interrupted: whether it is started again only Slurm knows.
+# Endings of an interrupted run, which Slurm may restart.
 INTERRUPTED: Final = frozenset({"machine", "supervisor killed", "lease"})
 
 
@@ -48,12 +48,12 @@ class SlurmAttemptSpec(AttemptSpec, frozen=True, kw_only=True):
     """An attempt as one Slurm job."""
 
     kill_wait: float
-    """How long Slurm waits between SIGTERM and SIGKILL."""
+    """Slurm's delay between SIGTERM and SIGKILL."""
     nodes: int = 1
     exported: tuple[str, ...] = ()
-    """Variables of the shim's environment that came with `sbatch`; all others are the node's own."""
+    """Variables that `sbatch` passes to the shim; all others are the node's own."""
     start_by: float | None = None
-    """Its deadline, in seconds since the epoch: what still waits in Slurm then is ended."""
+    """The deadline in seconds since the epoch, at which a pending attempt ends."""
 
 
 class SlurmJobId(msgspec.Struct, frozen=True):
@@ -61,23 +61,23 @@ class SlurmJobId(msgspec.Struct, frozen=True):
 
     slurm_job: int
     launched: bool = False
-    """Whether Slurm has started it on a node, though no shim may have begun there."""
+    """Slurm has started it on a node, perhaps without a shim."""
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Who has the right to run the attempt: one Slurm job, or nobody any more.
+    """The Slurm job that may run the attempt, or none.
 
-    The file is created exclusively, by the shim or by the worker that gives the submission up. So a Slurm job that
-    appears after the worker has given it up never runs anything.
+    The file is created exclusively, either by the shim or by the worker when it gives up the submission. So a Slurm job
+    that appears later never runs anything.
     """
 
     slurm_job: int
-    """0: the worker has given the submission up, and no Slurm job may run it."""
+    """The job's id; 0 if the worker has given up the submission."""
     restart: int = 0
-    """How often Slurm has started the job again, as far as it knows: a controller that crashed has forgotten some."""
+    """Slurm's count of restarts, which a crash of the controller may reduce."""
     host: str = ""
     start: str = ""
-    """Which start of the job: no other has the same."""
+    """A unique id of this start of the job."""
 
     @property
     def is_void(self) -> bool:
@@ -88,28 +88,28 @@ VOID: Final = Owner(0)
 
 
 class StopOrder(msgspec.Struct, frozen=True):
-    """That the shim is to stop the job."""
+    """An order to the shim to stop the job."""
 
     cause: StopCause
     reason: str
 
 
 class NodeGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """The nodes of one run of an attempt, and what they run."""
+    """The nodes of one run of an attempt, and their command."""
 
     start: str
-    """That of the owner: a shim of an earlier start runs nothing."""
+    """The owner's start; a shim of an earlier start runs nothing."""
     run: int
-    """Which run of this start it is: one that ran out of memory is followed by another."""
+    """The number of the run within this start; after running out of memory another run follows."""
     names: tuple[str, ...]
-    """As Slurm calls them, that of the leader first; the index is the rank of the node."""
+    """Slurm's node names, leader first; the index is the node's rank."""
     master_addr: str
     master_port: int
     command: tuple[str, ...]
     environment: dict[str, str]
-    """Variables of the job that its attempt spec does not have."""
+    """Variables of the job that are not in its attempt spec."""
     slurm: dict[str, str]
-    """Slurm's variables about the whole job, which differ in a step."""
+    """Slurm's variables about the whole job, since they differ in a step."""
     directory: str | None
 
     def rendezvous(self, rank: int) -> Rendezvous:
@@ -117,11 +117,11 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaderOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What the leader wants of the other nodes."""
+    """The leader's orders to the other nodes."""
 
     run: int
     explain: int = 0
-    """How often it has asked for their parts of a report."""
+    """The number of requests for their parts of a report."""
     stop: bool = False
     ending: Ending = ""
     reason: str = ""
@@ -133,7 +133,7 @@ class SlurmAttemptRecord(AttemptRecord):
     _snooze: tuple[float, Snooze] | None = None
 
     def attempt_spec(self) -> SlurmAttemptSpec | None:
-        """None when its outcome was delivered, or the file is damaged. Raises OSError when it cannot be read."""
+        """The spec; None if the outcome is delivered or the file is damaged. Raises OSError if it cannot be read."""
         try:
             return msgspec.json.decode((self.directory / UNDELIVERED).read_bytes(), type=SlurmAttemptSpec)
         except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -151,15 +151,15 @@ class SlurmAttemptRecord(AttemptRecord):
             return None
 
     def take(self, owner: Owner) -> Owner:
-        """The owner: this one, or the one that came first. Raises OSError."""
+        """Takes the attempt for this owner, unless another was first. Returns the owner. Raises OSError."""
         own = self.directory / f".owner-{owner.slurm_job}-{os.getpid()}-{time.monotonic_ns()}"
         write_atomically(own, msgspec.json.encode(owner), sync=True)
         try:
-            # A link is created once, also on network file systems, and never half written.
+            # Creating a hard link is atomic and exclusive, even on network file systems.
             os.link(own, self.directory / _OWNER)
         except FileExistsError:
             if (first := self.owner()) is None:
-                # A network file system may show late what is there: nobody may take it for his own meanwhile.
+                # A network file system may show the file late, and no one may take the attempt until then.
                 raise OSError(errno.EAGAIN, "its owner cannot be read yet") from None
             return first
         finally:
@@ -167,7 +167,7 @@ class SlurmAttemptRecord(AttemptRecord):
         return owner
 
     def owner(self) -> Owner | None:
-        """Raises OSError when it is there and cannot be read."""
+        """The owner, if any. Raises OSError if the file exists and cannot be read."""
         try:
             return msgspec.json.decode((self.directory / _OWNER).read_bytes(), type=Owner)
         except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -181,11 +181,11 @@ class SlurmAttemptRecord(AttemptRecord):
             return None
 
     def replace_owner(self, owner: Owner) -> None:
-        """For a later start of the same Slurm job. Raises OSError."""
+        """Sets the owner to a later start of the same Slurm job. Raises OSError."""
         write_atomically(self.directory / _OWNER, msgspec.json.encode(owner), sync=True)
 
     def touch_owner(self) -> None:
-        """The sign of life of a start that waits for the end of an earlier one. Raises OSError."""
+        """Sends the heartbeat of a start that waits for an earlier one to end. Raises OSError."""
         os.utime(self.directory / _OWNER)
 
     def write_result(self, result: AttemptResult) -> None:
@@ -193,7 +193,7 @@ class SlurmAttemptRecord(AttemptRecord):
         self._replace(_RESULT, result)
 
     def result(self) -> AttemptResult | None:
-        """None until the shim has written it."""
+        """The shim's result, if any."""
         try:
             return msgspec.json.decode((self.directory / _RESULT).read_bytes(), type=AttemptResult)
         except (OSError, ValueError):
@@ -210,7 +210,7 @@ class SlurmAttemptRecord(AttemptRecord):
             return None
 
     def touch_alive(self) -> None:
-        """Needs no space on the disk after the first time. Raises OSError."""
+        """Sends a heartbeat, which needs disk space only the first time. Raises OSError."""
         path = self.directory / _ALIVE
         try:
             os.utime(path)
@@ -218,24 +218,24 @@ class SlurmAttemptRecord(AttemptRecord):
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def alive_version(self) -> int:
-        """Another number after each touch; 0 before the first. Raises OSError when it cannot be looked at."""
+        """A number that changes with each heartbeat; 0 before the first. Raises OSError."""
         try:
             return os.stat(self.directory / _ALIVE).st_mtime_ns  # noqa: PTH116 - one call
         except FileNotFoundError:
             return 0
 
     def life_version(self) -> tuple[int, float | None]:
-        """Another one after each sign of life of any start. Raises OSError when it cannot be looked at."""
+        """A value that changes with each heartbeat of any start. Raises OSError."""
         return self.alive_version(), self.begun_at()
 
-    # The nodes of a job over several
+    # The nodes of a multi-node job
 
     def write_nodes(self, group: NodeGroup) -> None:
         """Raises OSError."""
         self._replace(_NODES, group)
 
     def nodes(self) -> NodeGroup | None:
-        """None until the leader has written it."""
+        """The nodes; None until the leader has written them."""
         try:
             return msgspec.json.decode((self.directory / _NODES).read_bytes(), type=NodeGroup)
         except (OSError, ValueError):
@@ -252,7 +252,7 @@ class SlurmAttemptRecord(AttemptRecord):
             return None
 
     def other_nodes(self) -> "Iterator[NodeRecord]":
-        """The records of those other nodes that have begun. Raises OSError."""
+        """The records of the other nodes that have started. Raises OSError."""
         with os.scandir(self.directory) as entries:
             names = sorted(entry.name for entry in entries if entry.name.startswith("node") and entry.is_dir())
         for name in names:
@@ -260,7 +260,7 @@ class SlurmAttemptRecord(AttemptRecord):
                 yield NodeRecord(self.directory, int(rank))
 
     def snooze(self) -> Snooze | None:
-        """By the time of day: the monotonic clock of the machine that wrote it is another one."""
+        """The current snooze, by wall clock: the writer's monotonic clock belongs to another machine."""
         written: Snooze | None = None
         with contextlib.suppress(OSError, ValueError):
             written = msgspec.json.decode((self.directory / "snooze.json").read_bytes(), type=Snooze)
@@ -272,7 +272,7 @@ class SlurmAttemptRecord(AttemptRecord):
         return self._snooze[1]
 
     def begin_again(self, restart: int) -> None:
-        """Puts the status of an earlier start aside, and removes its code. Raises OSError."""
+        """Renames the status of an earlier start, and removes its code. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
             (self.directory / "status.json").replace(self.directory / f"status.{restart}.json")
         (self.directory / _RESULT).unlink(missing_ok=True)
@@ -281,7 +281,7 @@ class SlurmAttemptRecord(AttemptRecord):
 
 
 class NodeRecord(SlurmAttemptRecord):
-    """The directory of one of the other nodes of an attempt."""
+    """The directory of one of the other nodes."""
 
     def __init__(self, attempt: Path, rank: int) -> None:
         super().__init__(attempt / f"node{rank}")
@@ -302,5 +302,5 @@ class NodeRecord(SlurmAttemptRecord):
             path.unlink(missing_ok=True)
 
     def facts(self, explain: int) -> Path:
-        """The file with its part of the report, as the answer to this question."""
+        """The file with its part of the report, for this request."""
         return self.directory / f"facts.{explain}"

@@ -1,7 +1,7 @@
-"""The shim of an attempt on Slurm: the batch script's process, or that of another node of a job over several.
+"""The shim of an attempt on Slurm: the batch script's process, or the process on another node of a multi-node job.
 
-The first supervises the attempt inside its allocation, see `execution.py`. If the job has several nodes, it leads
-(`leader.py`): it starts a shim on each of the others (`follower.py`) and speaks for all.
+The first supervises the attempt inside its allocation, see `execution.py`. In a multi-node job it leads (`leader.py`):
+it starts a shim on each other node (`follower.py`) and reports for all.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ _MOST_NAMES: Final = 8
 
 
 def run(directory: Path) -> int:
-    """Runs the attempt of this directory, if this Slurm job may. The exit code of the Slurm job."""
+    """Runs the attempt of this directory if this Slurm job may. Returns the exit code of the Slurm job."""
     record = SlurmAttemptRecord(directory)
     attempt_spec = _read_spec(record)
     if attempt_spec is None:
@@ -76,7 +76,7 @@ def run(directory: Path) -> int:
 
 
 def follow(directory: Path, start: str) -> int:
-    """Runs this node's part of the attempt of this directory, as the leader wants it. `start`: the leader's."""
+    """Runs this node's part of the attempt on the leader's orders. `start`: the leader's."""
     from stoker.engines.slurm.follower import FollowerExecution, as_follower
 
     shared = SlurmAttemptRecord(directory)
@@ -110,7 +110,7 @@ def follow(directory: Path, start: str) -> int:
 
 
 class _Parts:
-    """The processes and descriptors around an execution."""
+    """The resources of an execution."""
 
     def __init__(self, attempt_spec: SlurmAttemptSpec, directory: Path) -> None:
         source = os.environ.get("STOKER_GPUS") or attempt_spec.plan.source
@@ -140,7 +140,7 @@ class _Parts:
 
 
 def _read_spec(record: SlurmAttemptRecord) -> SlurmAttemptSpec | None:
-    """A network file system may show it late."""
+    """Reads the attempt spec, which may appear late on a network file system."""
     ends = time.monotonic() + (0.0 if record.directory.exists() else PATIENCE)
     while True:
         try:
@@ -153,7 +153,7 @@ def _read_spec(record: SlurmAttemptRecord) -> SlurmAttemptSpec | None:
 
 
 def _read_nodes(record: SlurmAttemptRecord, start: str) -> NodeGroup | None:
-    """Those of this start of the Slurm job. A network file system may show them late."""
+    """Reads the nodes of this start, which may appear late on a network file system."""
     ends = time.monotonic() + PATIENCE
     while True:
         group = record.nodes()
@@ -165,9 +165,9 @@ def _read_nodes(record: SlurmAttemptRecord, start: str) -> NodeGroup | None:
 
 
 def _own(record: SlurmAttemptRecord, attempt_spec: SlurmAttemptSpec, names: tuple[str, ...]) -> Owner | None:
-    """Makes this start of this Slurm job the owner of the attempt; None when it may not be. Raises OSError.
+    """Makes this start of this Slurm job the owner of the attempt; None if it may not be. Raises OSError.
 
-    The later start has the attempt, whatever Slurm counts.
+    The latest start wins, whatever Slurm's count of restarts says.
     """
     slurm_job, restart = slurm_identity()
     shown = names if len(names) <= _MOST_NAMES else (*names[: _MOST_NAMES - 1], f"{len(names) - _MOST_NAMES + 1} more")
@@ -180,7 +180,7 @@ def _own(record: SlurmAttemptRecord, attempt_spec: SlurmAttemptSpec, names: tupl
     if found.slurm_job != slurm_job:
         return None
     result, status = record.result(), record.status()
-    # A status without a result may be that of a batch size that was too large.
+    # A status without a result may come from a batch size that was too large.
     has_ended = result is not None or (status.state == "ended" and attempt_spec.fitting is None)
     if has_ended and status.ending not in INTERRUPTED:
         return None
@@ -195,7 +195,7 @@ def _own(record: SlurmAttemptRecord, attempt_spec: SlurmAttemptSpec, names: tupl
 
 
 def _retried(change: Callable[[], T]) -> T:
-    """Makes a change, waiting for a disk that is full or away. Raises OSError when that takes too long."""
+    """Retries a change while the disk is full or away. Raises OSError after a while."""
     ends = lease_clock() + PATIENCE
     while True:
         try:
@@ -207,9 +207,9 @@ def _retried(change: Callable[[], T]) -> T:
 
 
 def _wait_for_earlier(record: SlurmAttemptRecord, attempt_spec: SlurmAttemptSpec) -> bool:
-    """Waits until an earlier start is over on all its nodes: by their status, or by their silence.
+    """Waits until an earlier start has ended on all its nodes, by status or by silence. Sends heartbeats.
 
-    False when the job is to be stopped. Shows the worker meanwhile that this one is there.
+    False if the job must stop.
     """
     versions: dict[Path, int] = {}
     silent_since = lease_clock()
@@ -231,7 +231,7 @@ def _wait_for_earlier(record: SlurmAttemptRecord, attempt_spec: SlurmAttemptSpec
 
 
 def node_name() -> str:
-    """What Slurm calls this node."""
+    """Slurm's name of this node."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
@@ -258,14 +258,14 @@ def _refuse(why: str) -> int:
 
 
 def main() -> None:
-    """The batch script's command, or that of another node."""
-    # What was loaded stays for as long as the job runs.
+    """Runs the shim of the batch script, or of another node."""
+    # Loaded modules stay for the whole run.
     gc.freeze()
     gc.enable()
     set_name(SHIM_NAME)
     directory = Path(sys.argv[1])
     code = follow(directory, sys.argv[3]) if sys.argv[2:3] == [FOLLOWER] else run(directory)
-    # Nothing is left to write. To take the interpreter apart takes a tenth of the whole.
+    # Everything is written, and interpreter shutdown would take a tenth of the total time.
     os._exit(code)
 
 

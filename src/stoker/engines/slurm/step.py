@@ -1,6 +1,6 @@
-"""A step of a Slurm job, as its `srun` here: one task on each of some nodes, and the messages that the tasks print.
+"""A step of a Slurm job: a local `srun` with one task per node, and the messages that the tasks print.
 
-A message is cut into lines that `srun` keeps apart from those of other nodes.
+Messages are split into lines short enough that `srun` does not mix those of different nodes.
 """
 
 import contextlib
@@ -11,19 +11,19 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, Final, cast
 
-# Of one line, below the size up to which srun keeps the lines of different nodes apart.
+# The limit of a line, below the size up to which srun keeps lines intact.
 CHUNK: Final = 900
 MARK: Final = b"stoker-look"
 _MOST_COMPLAINTS: Final = 2000
-# Printed on clusters that bind no tasks to CPUs, which is what is asked for.
+# A harmless message of clusters without CPU binding, which the step does not want anyway.
 _NOTHING_WRONG: Final = "lacks support for cpu binding"
 _READ: Final = 65536
 
 
 def frames(node: str, content: bytes) -> Iterator[bytes]:
-    """The lines of a message: mark, `+` or, at the last, `.`, the node, and a part of the content.
+    """The lines of a message: mark, `+` (`.` in the last line), node, and a part of the content.
 
-    `content`: without line ends, as JSON is.
+    `content` must not contain line breaks.
     """
     for at in range(0, len(content), CHUNK):
         more = b"+" if at + CHUNK < len(content) else b"."
@@ -31,13 +31,13 @@ def frames(node: str, content: bytes) -> Iterator[bytes]:
 
 
 class Reassembly:
-    """Makes messages of the lines of all nodes. Other lines, such as those of a prolog, are passed over."""
+    """Assembles messages from the lines of all nodes. Other lines, such as a prolog's, are ignored."""
 
     def __init__(self) -> None:
         self._parts: dict[bytes, list[bytes]] = {}
 
     def add(self, line: bytes) -> tuple[str, bytes] | None:
-        """The node and the content of a message, with its last line. One that lost a line is damaged."""
+        """Node and content of a message, when its last line arrives. A lost line damages the message."""
         mark, _space, rest = line.rstrip(b"\n").partition(b" ")
         more, _space, rest = rest.partition(b" ")
         node, _space, content = rest.partition(b" ")
@@ -52,12 +52,12 @@ class Reassembly:
 
 
 def srun_command(job: int, nodes: Sequence[str], *options: str) -> list[str]:
-    """One task on each of these nodes of a running job. `options`: with the command."""
+    """The command for one task on each of these nodes of a running job. `options` end with the task's command."""
     return [
         "srun",
         "--quiet",
         f"--jobid={job}",
-        # It shares CPUs, memory and GPUs with the job's other steps, and takes none away.
+        # Shares CPUs, memory and GPUs with the job's other steps.
         "--overlap",
         f"--nodes={len(nodes)}",
         f"--ntasks={len(nodes)}",
@@ -65,7 +65,7 @@ def srun_command(job: int, nodes: Sequence[str], *options: str) -> list[str]:
         "--mem=0",
         "--cpu-bind=none",
         "--mpi=none",
-        # The end of one task says nothing about the others.
+        # The end of one task must not end the others.
         "--kill-on-bad-exit=0",
         "--wait=0",
         "--chdir=/",
@@ -74,10 +74,10 @@ def srun_command(job: int, nodes: Sequence[str], *options: str) -> list[str]:
 
 
 class SrunStep:
-    """One `srun` under way."""
+    """A running `srun`."""
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str], **how: Any) -> None:
-        """`how`: further arguments of Popen. Raises OSError when it cannot be started."""
+        """`how`: further arguments of Popen. Raises OSError."""
         self._lines = Reassembly()
         self._rest = b""
         self._complaints = b""
@@ -87,7 +87,7 @@ class SrunStep:
             cwd="/",
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # Its signals are those that it is sent. What watches it ends it.
+            # The terminal's signals must not reach it; its owner ends it.
             start_new_session=True,
             **how,
         )
@@ -95,7 +95,7 @@ class SrunStep:
         self._stderr = cast("IO[bytes]", self._process.stderr)
         for stream in (self._stdout, self._stderr):
             os.set_blocking(stream.fileno(), False)
-        # A reader that is busy for a moment does not hold up the tasks of many nodes.
+        # A large pipe, so that a busy reader does not block the tasks of many nodes.
         with contextlib.suppress(OSError):
             fcntl.fcntl(self._stdout.fileno(), fcntl.F_SETPIPE_SZ, 2**20)
 
@@ -107,7 +107,7 @@ class SrunStep:
         return self._stdout.fileno()
 
     def messages(self) -> list[tuple[str, bytes]]:
-        """What has arrived since the last call, with the node of each."""
+        """New messages, each with its node."""
         self._complaints = (self._complaints + _read(self._stderr))[-_MOST_COMPLAINTS:]
         *lines, self._rest = (self._rest + _read(self._stdout)).split(b"\n")
         return [message for line in lines if (message := self._lines.add(line)) is not None]
@@ -116,7 +116,7 @@ class SrunStep:
         return self._process.poll() is not None
 
     def cause(self) -> str:
-        """Why it has ended, by what srun has printed: the first error, those after it follow from it."""
+        """Why it ended, from srun's messages: the first error, since later ones follow from it."""
         self._complaints += _read(self._stderr)
         lines = [line.strip() for line in self._complaints.decode(errors="replace").splitlines()]
         lines = [line for line in lines if line and _NOTHING_WRONG not in line]
@@ -129,7 +129,7 @@ class SrunStep:
         self._process.send_signal(signal.SIGTERM)
 
     def close(self, patience: float) -> None:
-        """Ends it if it does not end by itself, and waits for it."""
+        """Waits for its end, and terminates it after a while."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
         if not self.has_ended():

@@ -1,4 +1,4 @@
-"""From a queued job to the arguments of `sbatch`. Pure."""
+"""Turns a queued job into arguments of `sbatch`. Pure."""
 
 import math
 import re
@@ -17,15 +17,15 @@ from stoker.queue.model import Job, is_host
 from stoker.queue.slurm_options import FURTHER, NAMED
 from stoker.units import format_memory
 
-# Sent this long before Slurm's own time limit, so that the job has its grace. No other Slurm mechanism sends it.
+# Slurm sends it before its own time limit, so that the job has its grace. Slurm uses it for nothing else.
 TIME_LIMIT_SIGNAL: Final = "USR2"
-# Slurm counts in minutes, and its clock starts before ours.
+# Slurm counts in minutes, and its clock starts before the job's.
 _SPARE: Final = 60.0
 _MINUTE: Final = 60.0
-# How much one step of priority lowers a job in Slurm; users cannot raise one.
+# The niceness per step of negative priority; users cannot raise a job.
 _NICE_STEP: Final = 100
 _MOST_NICE: Final = 2_000_000_000
-# In a job name, for people.
+# The limit of a job's name in Slurm.
 _LONGEST_NAME: Final = 60
 _NOT_IN_NAME: Final = re.compile(r"[^A-Za-z0-9_.=+-]+")
 _PREFIX: Final = "stoker"
@@ -35,7 +35,7 @@ Destination = tuple[str | None, str | None]
 
 
 class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What all jobs of a worker ask Slurm for, unless a job says otherwise."""
+    """The worker's defaults for submissions, which a job can override."""
 
     partition: str | None = None
     account: str | None = None
@@ -50,19 +50,19 @@ class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhereItRuns(msgspec.Struct, frozen=True):
-    """What a worker knows of the places that jobs choose."""
+    """The nodes and labels that jobs can select."""
 
     nodes: tuple[str, ...] = ()
-    """The names of the cluster's nodes; none when they are not known."""
+    """The names of the cluster's nodes; empty if unknown."""
     labels: tuple[str, ...] = ()
-    """Of the worker itself: all of its nodes have them."""
+    """The worker's labels, which apply to all its nodes."""
 
     def node(self, name: str) -> str | None:
         return next((node for node in self.nodes if is_host(node, name)), None)
 
 
 def constraint_of(job: JobSpec, constraint: str | None, labels: Sequence[str] = ()) -> str | None:
-    """The features that its nodes must have: what it asks of Slurm, and its labels that the worker does not have."""
+    """The features required of the nodes: the job's constraint, and its labels that the worker lacks."""
     wanted = [label for label in job.labels if label not in labels]
     if not wanted:
         return constraint
@@ -71,12 +71,12 @@ def constraint_of(job: JobSpec, constraint: str | None, labels: Sequence[str] = 
 
 
 def comment_of(key: str, attempt: str) -> str:
-    """By this comment a Slurm job is found again. `key`: of the worker."""
+    """The comment that identifies the attempt's Slurm job. `key`: the worker's."""
     return f"{_PREFIX}:{key}:{attempt}"
 
 
 def attempt_of(comment: str, key: str) -> str | None:
-    """The attempt that a Slurm job with this comment runs, if this worker submitted it."""
+    """The attempt of a Slurm job with this comment, if this worker submitted it."""
     before = comment_of(key, "")
     return comment.removeprefix(before) if comment.startswith(before) else None
 
@@ -90,9 +90,9 @@ def arguments(
     gpu_type: str = "",
     where: "WhereItRuns | None" = None,
 ) -> list[str]:
-    """The arguments of `sbatch` for an attempt at this job. `directory`: of the attempt.
+    """The arguments of `sbatch` for an attempt at this job. `directory`: the attempt's.
 
-    `gpu_type`: what the cluster calls the GPU model that the job asks for.
+    `gpu_type`: the cluster's name of the requested GPU model.
     """
     where = where or WhereItRuns()
     asked = _asked(job, options)
@@ -107,7 +107,7 @@ def arguments(
         f"--nodes={job.nodes}",
         "--ntasks-per-node=1",
         f"--nice={min(_MOST_NICE, max(0, -job.priority) * _NICE_STEP)}",
-        # Only a job that may be preempted may also be started again without being asked about.
+        # Only a preemptible job may be restarted by Slurm itself.
         "--requeue" if job.preemptible else "--no-requeue",
         f"--signal=B:{TIME_LIMIT_SIGNAL}@{math.ceil(grace + _SPARE / 2)}",
     ]
@@ -115,7 +115,7 @@ def arguments(
     given += [f"--{name}={asked[name]}" for name in NAMED if asked.get(name)]
     if job.machine is not None:
         given.append(f"--nodelist={where.node(job.machine) or job.machine}")
-    # Slurm refuses names that it does not know; they are other machines of the queue.
+    # Slurm refuses unknown names, which belong to other machines of the queue.
     if excluded := [node for name in job.exclude_machines if (node := where.node(name))]:
         given.append(f"--exclude={','.join(excluded)}")
     if job.gpus:
@@ -127,7 +127,7 @@ def arguments(
         given.append(f"--mem={math.ceil(job.ram / 2**20)}M")
     if job.time_limit is not None:
         given.append(f"--time={math.ceil((job.time_limit + grace + _SPARE) / _MINUTE)}")
-    # Last: what a person asks for by hand overrides what is computed here.
+    # Last, so that explicit options override computed ones.
     return [*given, *options.sbatch, *asked.get(FURTHER, ())]
 
 
@@ -142,25 +142,25 @@ def _asked(job: JobSpec, options: SubmissionOptions) -> dict[str, Any]:
 
 
 def partition_of(job: JobSpec, options: SubmissionOptions) -> str | None:
-    """The partition that it is submitted to; None for the cluster's default."""
+    """The partition of the submission; None for the cluster's default."""
     found = _asked(job, options)["partition"]
     return None if found is None else str(found)
 
 
 def destination_of(job: JobSpec, options: SubmissionOptions) -> Destination:
-    """What may be closed to it, and open to others."""
+    """The partition and reservation, each of which may be closed while others are open."""
     asked = _asked(job, options)
     return asked["partition"], asked["reservation"]
 
 
 def script(python: str, directory: str) -> str:
-    """The batch script: it becomes the shim, which then gets all signals itself."""
+    """The batch script, which becomes the shim by `exec` so that the shim gets all signals."""
     return f"#!/bin/sh\nexec {shlex.join(shim_command(python, directory))}\n"
 
 
 def shim_command(python: str, *arguments: str) -> list[str]:
-    """Each node pays for the start of each job: modules make no garbage to look for, `site` reads the files of all
-    packages in the environment, and msgspec needs nothing that `typing_extensions` has beyond `typing`."""
+    """The shim's command, with a fast start of Python on every node: imports run without garbage collection and without
+    `site`, which reads files of all packages. Instead of `typing_extensions`, msgspec uses `typing`."""
     start = (
         f"import gc, sys; gc.disable(); sys.path += {_package_places()}; sys.modules['typing_extensions'] = None; "
         "from stoker.engines.slurm.shim import main; del sys.modules['typing_extensions']; main()"
@@ -169,16 +169,16 @@ def shim_command(python: str, *arguments: str) -> list[str]:
 
 
 def _package_places() -> list[str]:
-    """Where this process finds packages, after the standard library."""
+    """This process's package directories, without the standard library."""
     own = [str(Path(__file__).parents[3]), str(Path(msgspec.__file__).parents[1])]
     library, scripts = sysconfig.get_path("stdlib"), sysconfig.get_path("scripts")
-    found = [place for place in sys.path if place.startswith("/") and Path(place).is_dir() and place != scripts]
-    packages = [place for place in found if place.endswith("-packages") or not place.startswith(library)]
+    paths = [path for path in sys.path if path.startswith("/") and Path(path).is_dir() and path != scripts]
+    packages = [path for path in paths if path.endswith("-packages") or not path.startswith(library)]
     return list(dict.fromkeys([*own, *packages]))
 
 
 class NodeCapacity(Protocol):
-    """What a node has."""
+    """The resources of a node."""
 
     @property
     def name(self) -> str: ...
@@ -199,9 +199,9 @@ class NodeCapacity(Protocol):
 def lacking(
     job: JobSpec, nodes: Iterable[NodeCapacity], partition: str | None, labels: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Why no node of this partition, or of the cluster, could ever run the job, by field; empty when one could.
+    """Why no node of this partition (or of the cluster) can ever run the job, by field; empty if one can.
 
-    `labels`: of the worker, which all of its nodes have.
+    `labels`: the worker's, which apply to all its nodes.
     """
     names = set((partition or "").split(",")) - {""}
     members = [node for node in nodes if not names or names & set(node.partitions)]
@@ -221,7 +221,7 @@ def lacking(
 
 
 def _too_little(job: JobSpec, members: Sequence[NodeCapacity], where: str) -> dict[str, str]:
-    """What the job asks for that none of these nodes has, by field."""
+    """Requests that none of these nodes can satisfy, by field."""
     wanted = (job.gpu_model or "").lower()
     gpus, cpus, memory = (max(getattr(node, what) for node in members) for what in ("gpus", "cpus", "memory"))
     if job.gpus > gpus:
@@ -239,7 +239,7 @@ def _too_little(job: JobSpec, members: Sequence[NodeCapacity], where: str) -> di
 def _not_among(
     job: JobSpec, members: Sequence[NodeCapacity], partition: str | None, labels: Sequence[str]
 ) -> dict[str, str]:
-    """Why the job's own choice of machines leaves none of these nodes."""
+    """Why the job's selection of machines excludes all these nodes."""
     where = f"of partition {partition}" if partition else "of the cluster"
     if job.machine is not None and not any(is_host(node.name, job.machine) for node in members):
         return {"machine": f"no node {where} is called {job.machine}"}
@@ -266,7 +266,7 @@ def _has_all(node: NodeCapacity, job: JobSpec) -> bool:
 
 
 def check_partition(name: str | None, known: Iterable[str]) -> None:
-    """Raises BadInputError when the partitions are known and this one is not among them."""
+    """Raises BadInputError if the partitions are known and this one is not among them."""
     names = sorted(known)
     for one in (name or "").split(","):
         if one and names and one not in names:
@@ -276,7 +276,7 @@ def check_partition(name: str | None, known: Iterable[str]) -> None:
 def check(job: JobSpec, nodes: Sequence[NodeCapacity] = (), labels: Sequence[str] = ()) -> None:
     """Raises BadInputError for a job that this engine can never run.
 
-    `nodes`: all of the cluster, if they are known; `labels`: of the worker.
+    `nodes`: all nodes of the cluster, if known; `labels`: the worker's.
     """
     if job.share:
         raise InvalidFieldsError({"share": "Slurm gives whole GPUs to jobs, so a job there cannot share one"})

@@ -1,1 +1,1 @@
-"""`stoker watch --slurm`: the jobs of a cluster, judged by the rules, no matter who submitted them."""
+"""`stoker watch --slurm`: judges all jobs of a cluster by the rules, no matter who submitted them."""

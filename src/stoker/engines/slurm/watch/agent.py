@@ -1,7 +1,7 @@
-"""What runs in a step beside a job, once per node: looks at the job's GPUs and prints what it sees.
+"""The agent in a step beside a job, one per node: looks at the job's GPUs and prints reports.
 
-`srun … python -m stoker.engines.slurm.watch.agent EVERY`. It ends when its input ends, when nobody reads what it
-prints, or when nothing was written to it for minutes: a watcher that is gone leaves nothing behind in people's jobs.
+`srun … python -m stoker.engines.slurm.watch.agent EVERY`. It exits when its input closes, when nobody reads its output,
+or when it gets no input for minutes, so that a dead watcher leaves nothing behind in users' jobs.
 """
 
 import os
@@ -30,27 +30,27 @@ _LOWEST_PRIORITY: Final = 19
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True):
-    """What one node sees of the job."""
+    """One node's view of the job."""
 
     node: str
     look: Look
     supervised: bool = False
-    """Whether a `stoker run` watches the job already."""
+    """A `stoker run` already watches the job."""
 
 
 class JobProcesses:
-    """The processes of a Slurm job on this node, other than those of this step, by their environment."""
+    """Finds the processes of a Slurm job on this node, outside this step, by their environment."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        # Two clusters may share a machine, and then have jobs of the same number.
+        # Two clusters may share a machine and use the same job ids.
         names = ("SLURM_JOB_ID", "SLURM_CLUSTER_NAME")
         self._job = {f"{name}={environment[name]}".encode() for name in names if name in environment}
         self._step = f"SLURM_STEP_ID={environment.get('SLURM_STEP_ID', '')}".encode()
         self._known: dict[Identity, tuple[bool, bool]] = {}
-        """Whether each process belongs to the job, and whether a `stoker run` watches it."""
+        """For each process, whether it belongs to the job, and whether a `stoker run` watches it."""
 
     def scan(self) -> tuple[set[Identity], bool]:
-        """Those that live, and whether a `stoker run` watches one of them."""
+        """The live processes of the job, and whether a `stoker run` watches one of them."""
         user = os.geteuid()
         seen: dict[Identity, tuple[bool, bool]] = {}
         for entry in os.scandir("/proc"):
@@ -75,7 +75,7 @@ class JobProcesses:
 
 
 class Agent:
-    """Sends a report per look, until nobody wants one any more."""
+    """Sends a report per look, until the watcher is gone."""
 
     def __init__(self, every: float, environment: Mapping[str, str]) -> None:
         self._environment = environment
@@ -97,7 +97,7 @@ class Agent:
             self._prober.leave()
 
     def _wait(self) -> bool:
-        """False when it is to end."""
+        """Waits for the next look; False if the agent must exit."""
         poll = select.poll()
         poll.register(0, select.POLLIN)
         if self._sampler.fileno() >= 0:
@@ -144,7 +144,7 @@ def main() -> None:
     try:
         Agent(float(sys.argv[1]), os.environ).run()
     except BrokenPipeError:
-        os._exit(0)  # what is left in the buffer has nowhere to go
+        os._exit(0)  # nobody reads the rest of the buffer
 
 
 if __name__ == "__main__":

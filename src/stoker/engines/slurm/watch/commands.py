@@ -1,4 +1,4 @@
-"""Slurm's commands as a watcher runs them, and the step that it starts beside each job."""
+"""The watcher's Slurm commands, and the step that it starts beside each job."""
 
 import contextlib
 import os
@@ -19,9 +19,9 @@ from stoker.engines.slurm.watch.agent import Report
 from stoker.engines.slurm.watch.jobs import ClusterJob, squeue_command
 from stoker.errors import BadInputError, StokerError
 
-# What the agent may need beside what Slurm's commands do.
+# Variables for the agent, in addition to those for Slurm's commands.
 _CARRIED: Final = ("PYTHONPATH", "STOKER_GPUS", "STOKER_DEADLINE")
-# How long a step may take to end by itself when its input has ended.
+# A step must exit this soon after its input closes.
 _LEAVE_TIME: Final = 10.0
 
 
@@ -37,9 +37,9 @@ def running_jobs(user: str | None) -> Running:
 
 
 def cancel(job: int, reason: str) -> str | None:
-    """Cancels a job with the reason in its comment. Returns why the comment could not be set, if it could not.
+    """Cancels a job, with the reason in its comment. Returns the error of setting the comment, if any.
 
-    Takes its time. Raises StokerError.
+    Blocks. Raises StokerError.
     """
     complaint = None
     try:
@@ -54,11 +54,11 @@ class AgentStep(SrunStep):
     """One `srun --overlap` beside a job: an agent on each of its nodes."""
 
     def __init__(self, job: ClusterJob, every: float) -> None:
-        """Raises OSError or KeyError when it cannot be started."""
+        """Raises OSError, or KeyError for an unknown user."""
         self._decoder = msgspec.json.Decoder(Report)
         self._leave_by: float | None = None
         self.damaged = 0
-        """Reports that could not be understood."""
+        """The number of reports that could not be decoded."""
         agents = (sys.executable, "-m", agent.__name__, f"{every:g}")
         super().__init__(
             srun_command(job.id, job.nodes, "--job-name=stoker-watch", "--cpus-per-task=1", "--input=all", *agents),
@@ -70,7 +70,7 @@ class AgentStep(SrunStep):
         os.set_blocking(self._stdin.fileno(), False)
 
     def reports(self) -> list[Report]:
-        """What has arrived since the last call."""
+        """New reports."""
         found = []
         for _node, content in self.messages():
             try:
@@ -80,19 +80,19 @@ class AgentStep(SrunStep):
         return found
 
     def keep(self) -> None:
-        """Shows the agents that somebody reads their reports."""
+        """Tells the agents that the watcher is alive."""
         with contextlib.suppress(OSError):
             os.write(self._stdin.fileno(), b"\n")
 
     def leave(self) -> None:
-        """Asks the agents to end; `over` says when they have."""
+        """Asks the agents to exit; `over` reports their end."""
         if self._leave_by is None:
             self._leave_by = time.monotonic() + _LEAVE_TIME
             with contextlib.suppress(OSError):
                 self._stdin.close()
 
     def over(self) -> str | None:
-        """Why it has ended, in words; None while it runs."""
+        """Why it has ended; None while it runs."""
         if not self.has_ended():
             if self._leave_by is not None and time.monotonic() >= self._leave_by:
                 self.terminate()
@@ -101,7 +101,7 @@ class AgentStep(SrunStep):
         return f"the step beside the job has ended: {self.cause() or 'it gave no reason'}"
 
     def close(self, patience: float = _LEAVE_TIME) -> None:
-        """Ends srun, which ends the step, and waits for it."""
+        """Terminates srun, and so the step, and waits for it."""
         self.leave()
         super().close(patience)
 

@@ -1,6 +1,6 @@
-"""The running jobs of a cluster, from one `squeue` for all of them, and which of them are left alone.
+"""The running jobs of a cluster, from a single `squeue`, and exemptions from watching.
 
-Fields have fixed widths, so that no name or comment that a user chooses can be taken for another field.
+Fields have fixed widths, so that user-chosen names and comments cannot imitate other fields.
 """
 
 import datetime
@@ -17,7 +17,7 @@ from stoker.errors import BadInputError
 from stoker.fill.config import EVERY_DAY, DailyHours, parse_days, parse_hours
 from stoker.settings import Exemption, SlurmWatch
 
-# Name and width in bytes, what users choose at the end.
+# Names and widths in bytes. User-chosen fields come last.
 _FIELDS: Final = (
     ("JobID", 12),
     ("UserName", 64),
@@ -45,7 +45,7 @@ _SUPERVISED: Final = re.compile(r"stoker:[^\s:]+")
 
 
 class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A running job that has GPUs."""
+    """A running job with GPUs."""
 
     id: int
     user: str
@@ -62,7 +62,7 @@ class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Of this run of the job: one that is requeued starts again."""
+        """The id of this run of the job; a requeued job gets another."""
         return f"{self.id}@{self.started:.0f}"
 
     @property
@@ -72,7 +72,7 @@ class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def squeue_command(user: str | None) -> list[str]:
-    """Lists the running jobs of one user or of all; it needs `SLURM_TIME_FORMAT=%s`."""
+    """The command that lists the running jobs of one user or of all. It needs `SLURM_TIME_FORMAT=%s`."""
     form = ",".join(f"{name}:{width}" for name, width in _FIELDS)
     whose = [f"--user={user}"] if user is not None else []
     return ["squeue", "--noheader", "--array", "--all", "--states=RUNNING", *whose, f"--Format={form}"]
@@ -112,11 +112,11 @@ def parse_jobs(answer: str) -> list[ClusterJob]:
 
 
 def _gpus(values: dict[str, str]) -> int:
-    """All GPUs of the job: as allocated where Slurm accounts for them, else as requested."""
+    """The number of the job's GPUs: allocated ones if Slurm accounts for them, requested ones otherwise."""
     nodes, tasks = int(values["NumNodes"] or 1), int(values["NumTasks"] or 1)
     for field, times in (("tres-alloc", 1), ("tres-per-job", 1), ("tres-per-node", nodes), ("tres-per-task", tasks)):
         found = [(each["type"], int(each["count"] or 1)) for each in _GPUS.finditer(values[field])]
-        # An allocation counts GPUs once in all and once by their type.
+        # An allocation lists the total and the count per type.
         untyped = [count for kind, count in found if kind is None]
         if count := sum(untyped or [count for _kind, count in found]):
             return count * times
@@ -124,15 +124,15 @@ def _gpus(values: dict[str, str]) -> int:
 
 
 class Exemptions:
-    """Which jobs are left alone, by the settings and by their owners."""
+    """Decides which jobs are left alone, by settings and by owners."""
 
     def __init__(self, settings: SlurmWatch) -> None:
-        """Raises BadInputError for hours or days that cannot be read, and for an exemption of everything."""
+        """Raises BadInputError for invalid hours or days, and for an exemption of all jobs."""
         self._may_keep = settings.owners_may_keep
         self._exempt = [(one, _hours(one, number)) for number, one in enumerate(settings.exempt, 1)]
 
     def why(self, job: ClusterJob, wall: float) -> str | None:
-        """Why this job is left alone at this time, in words; None: it is watched."""
+        """Why this job is left alone now; None if it is watched."""
         if _SUPERVISED.match(job.comment):
             return "Stoker's queue supervises it"
         if self._may_keep and (until := kept_until(job.comment)) is not None and wall < until:
@@ -144,7 +144,7 @@ class Exemptions:
 
 
 def kept_until(comment: str) -> float | None:
-    """The end of what `stoker: keep until 2026-11-20 18:00` in a comment says; of a day without a time, its end."""
+    """The time in a comment `stoker: keep until 2026-11-20 18:00`. A date alone means the end of the day."""
     found = _KEEP.match(comment)
     if found is None:
         return None
@@ -175,7 +175,7 @@ def _criteria(exemption: Exemption, job: ClusterJob) -> Sequence[tuple[tuple[str
 
 
 def _hours(exemption: Exemption, number: int) -> DailyHours | None:
-    """None: at all times."""
+    """The hours of an exemption; None for all times."""
     where = f"[[slurm-watch.exempt]] number {number}"
     has_time = bool(exemption.hours or exemption.days)
     names = (exemption.users, exemption.partitions, exemption.names, exemption.accounts, exemption.qos)

@@ -1,7 +1,7 @@
-"""When the owner of a job is warned, and when the job may be cancelled. Pure.
+"""Decides when to warn the owner of a job and when to cancel the job. Pure.
 
-An owner is warned twice before anything is done: when a rule first warns, and halfway to the stop. Only warnings that
-were delivered count.
+An owner gets two warnings before a cancellation: when a rule first warns, and halfway to the stop. Only delivered
+warnings count.
 """
 
 import math
@@ -15,19 +15,19 @@ from stoker.engines.slurm.watch.jobs import ClusterJob
 from stoker.rules.judge import Judgement
 from stoker.units import format_duration
 
-# After a restart of the watcher a warning this old says nothing about the job any more.
+# After a restart of the watcher, older warnings are obsolete.
 REMEMBERED_FOR: Final = 86400.0
-# A mail server that is restarted is back by then.
+# Long enough for a mail server to restart.
 TRY_AGAIN_AFTER: Final = 300.0
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """What the owner of a job knows. Times are seconds since the epoch."""
+    """The warnings that a job's owner got. Times are seconds since the epoch."""
 
     first: float
     second: float | None = None
     stop_at: float | None
-    """When the job is cancelled if nothing changes, as the last warning said; None: it is only warned of."""
+    """The time of cancellation in the last warning; None if it announced none."""
 
     @property
     def last(self) -> float:
@@ -35,33 +35,33 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoticeStep(NamedTuple):
-    """What is to be done now."""
+    """The next thing to do."""
 
     kind: Literal["warn", "stop"]
     number: int = 0
-    """Of the warning: 1 or 2."""
+    """The number of the warning: 1 or 2."""
     stop_at: float | None = None
-    """What the warning says about the stop."""
+    """The time of cancellation in the warning."""
 
 
 class OwnerNotices:
-    """The notices of all jobs, by the keys of the jobs."""
+    """The notices of all jobs, by key."""
 
     def __init__(self, notice: float, found: dict[str, Notice], now: float) -> None:
-        """`notice`: how long before its stop the owner has been warned at the least. `found`: those of an earlier
+        """`notice`: the minimum time from the first warning to the cancellation. `found`: notices of an earlier
         process."""
         self._notice = notice
         self._notices = {key: one for key, one in found.items() if now - one.last < REMEMBERED_FOR}
         self._not_before: dict[str, float] = {}
-        """When something that failed or is under way may be tried again."""
+        """The earliest time of the next try after a failed or running step."""
 
     def all(self) -> dict[str, Notice]:
         return dict(self._notices)
 
     def decide(self, key: str, judgement: Judgement, now: float) -> NoticeStep | None:
-        """`judgement` is of the newest observation of the job."""
+        """The next step, from the judgement of the job's newest observation."""
         if judgement.verdict.kind == "busy":
-            # What the owner was warned of is over; the next time begins with a first warning.
+            # The job works again, so the next time starts with a first warning.
             self._notices.pop(key, None)
             return None
         is_late = judgement.warned is not None or judgement.fired
@@ -82,11 +82,11 @@ class OwnerNotices:
         return NoticeStep("stop") if fired and may_stop else None
 
     def begin(self, key: str, now: float) -> None:
-        """A step is under way: no other one is due before it has ended or failed."""
+        """Notes that a step is running, so that no other starts before it ends or fails."""
         self._not_before[key] = now + TRY_AGAIN_AFTER
 
     def warned(self, key: str, step: NoticeStep, now: float) -> None:
-        """The warning was delivered."""
+        """Notes a delivered warning."""
         self._not_before.pop(key, None)
         notice = self._notices.get(key)
         if notice is None:
@@ -95,7 +95,7 @@ class OwnerNotices:
             self._notices[key] = msgspec.structs.replace(notice, second=now, stop_at=step.stop_at)
 
     def keep_only(self, keys: Collection[str]) -> None:
-        """Forgets the jobs that run no more."""
+        """Forgets jobs that have ended."""
         self._notices = {key: one for key, one in self._notices.items() if key in keys}
         self._not_before = {key: at for key, at in self._not_before.items() if key in keys}
 

@@ -1,4 +1,4 @@
-"""GPU-hours per user: what jobs had, and what of it was idle. One small file per day in the state directory."""
+"""GPU-hours per user, allocated and idle. One small file per day in the state directory."""
 
 import contextlib
 import datetime
@@ -21,7 +21,7 @@ class DayOfUser(msgspec.Struct):
     jobs: set[int] = msgspec.field(default_factory=set)
     allocated: float = 0.0
     watched: float = 0.0
-    """Of these, the ones of which it is known what the GPUs did."""
+    """The part of these with known utilization."""
     idle: float = 0.0
     warnings: int = 0
     stops: int = 0
@@ -36,13 +36,13 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     watched_gpu_hours: float
     idle_gpu_hours: float
     wasted: float | None
-    """The idle share of the hours that were watched; None: none were."""
+    """The idle share of the watched hours; None without watched hours."""
     warnings: int
     stops: int
 
 
 class DailyUsage:
-    """Adds up what happens on the current day, and keeps it in a file."""
+    """Sums up the usage of the current day in a file."""
 
     def __init__(self, directory: Path, wall: float) -> None:
         self._directory = directory
@@ -82,7 +82,7 @@ class DailyUsage:
 
 
 def usage_rows(directory: Path, since: float, until: float) -> list[UsageRow]:
-    """The users who had GPUs on the days between these times, those who wasted most first."""
+    """The users of GPUs on the days between these times, most idle hours first."""
     first, last = _name_of(since), _name_of(until)
     days = [_read(path) for path in sorted(directory.glob("usage-*.json")) if first <= path.name <= last]
     users = sorted({user for day in days for user in day})
@@ -109,7 +109,7 @@ def _hours(seconds: Iterable[float]) -> float:
 
 
 def table_cells(rows: Sequence[UsageRow]) -> list[tuple[str, ...]]:
-    """The rows as text, with a heading."""
+    """The cells of the table, with a heading."""
     heading = ("user", "jobs", "GPU-hours", "watched", "idle", "wasted", "warnings", "cancelled")
     return [
         heading,
@@ -130,14 +130,14 @@ def table_cells(rows: Sequence[UsageRow]) -> list[tuple[str, ...]]:
 
 
 def table_text(rows: Sequence[UsageRow]) -> str:
-    """For a mail."""
+    """The table as plain text, for a mail."""
     cells = table_cells(rows)
-    widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
 
 
 def last_monday(wall: float) -> float:
-    """The last time that it was Monday, 08:00."""
+    """The most recent Monday at 08:00."""
     now = datetime.datetime.fromtimestamp(wall)  # noqa: DTZ006 - local time
     monday = (now - datetime.timedelta(days=now.weekday())).replace(hour=8, minute=0, second=0, microsecond=0)
     return (monday if monday <= now else monday - datetime.timedelta(days=7)).timestamp()
@@ -148,7 +148,7 @@ def _name_of(wall: float) -> str:
 
 
 def _read(path: Path) -> dict[str, DayOfUser]:
-    """A file that is missing or damaged counts nothing."""
+    """A day's users; none if the file is missing or damaged."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, DayOfUser])
     except (OSError, msgspec.DecodeError):

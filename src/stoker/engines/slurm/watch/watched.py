@@ -1,4 +1,4 @@
-"""One job of the cluster as it is watched: its step, what its nodes report, and the judge."""
+"""One watched job of the cluster: its step, the reports of its nodes, and the judge."""
 
 import time
 from collections.abc import Sequence
@@ -14,22 +14,22 @@ from stoker.rules.nodes import ClockShift, NodeObservations, on_clock_here
 from stoker.rules.rule import Observation, Policy
 from stoker.rules.scope import MachineScope
 
-# A node that reports nothing for this long, and for this many looks, gets a new step.
+# The step is restarted if a node is silent for this long and for this many looks.
 _SILENT_FOR: Final = 60.0
 _SILENT_LOOKS: Final = 6
-# Between two tries to start a step: the longer it fails, the less it is tried.
+# Growing delays between failed starts of a step.
 _PAUSES: Final = (5.0, 60.0, 300.0, 1800.0)
 
 
 class Used(NamedTuple):
-    """GPU-seconds since the observation before."""
+    """GPU-seconds since the previous observation."""
 
     watched: float
     idle: float
 
 
 class WatchedJob:
-    """Everything unknown about the job stays unknown to its judge: a step that cannot run, a node that is silent."""
+    """A job under watch. A failed step or a silent node makes its observations unknown."""
 
     def __init__(self, job: ClusterJob, policies: Sequence[Policy], *, dry_run: bool) -> None:
         self.job = job
@@ -44,11 +44,11 @@ class WatchedJob:
         self._last: float | None = None
         self.step: AgentStep | None = None
         self.problem = ""
-        """Why nothing is known of it; empty while its step runs."""
+        """Why its state is unknown; empty while its step works."""
         self.reported = ""
-        """The problem that people have read of."""
+        """The problem as last logged."""
         self.supervised = False
-        """Whether a `stoker run` in the job watches it."""
+        """A `stoker run` in the job watches it."""
         self._failures = 0
         self._start_at = now
         self._heard: dict[str, float] = {}
@@ -58,7 +58,7 @@ class WatchedJob:
         return self._nodes.due() if self.step is not None else self._start_at
 
     def begin_step(self, now: float) -> None:
-        """Starts the step if it is time to."""
+        """Starts the step if that is due."""
         if self.step is not None or now < self._start_at:
             return
         try:
@@ -70,7 +70,7 @@ class WatchedJob:
             self._fail(now, f"srun cannot be started: {error.strerror}")
 
     def read(self, now: float) -> None:
-        """Takes what its nodes have reported."""
+        """Reads the reports of its nodes."""
         step = self.step
         if step is None:
             return
@@ -103,7 +103,7 @@ class WatchedJob:
         self._failures += 1
 
     def judge(self, now: float) -> tuple[Judgement, Used] | None:
-        """What the next observation of all its nodes means; None while there is none."""
+        """Judges the next observation of all nodes; None if there is none."""
         observation = self._nodes.take(now)
         if observation is None:
             return None
@@ -114,7 +114,7 @@ class WatchedJob:
         self._judge.snooze(now)
 
     def _with_all_gpus(self, observation: Observation) -> Observation:
-        """Unknown, if the GPUs that its nodes see are not as many as the job has."""
+        """The observation, made unknown if the nodes do not see all GPUs of the job."""
         seen = len(observation.activities)
         if observation.unknown or seen == self.job.gpus:
             return observation

@@ -1,4 +1,4 @@
-"""The loop of `stoker watch --slurm`: one squeue for all jobs, one step beside each, warn owners, cancel."""
+"""The loop of `stoker watch --slurm`: lists jobs, runs a step beside each, warns owners, cancels jobs."""
 
 import functools
 import os
@@ -32,9 +32,9 @@ from stoker.units import parse_duration
 
 _SIGNALLED: Final = 128
 ASK_EVERY: Final = 30.0
-# A list of jobs that is older than this decides nothing: the controller is away.
+# A list of jobs older than this many intervals decides nothing: the controller is away.
 _FRESH: Final = 3.0
-# Steps that are started in one round: the controller has other things to do.
+# The limit of steps started per round, to spare the controller.
 _STARTS: Final = 10
 _SAVE_EVERY: Final = 300.0
 _PATIENCE: Final = 90.0
@@ -42,17 +42,17 @@ _COMMENT: Final = 250
 
 
 class SlurmWatchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What `stoker watch --slurm` was asked for."""
+    """The options of `stoker watch --slurm`."""
 
     user: str | None
-    """Whose jobs; None: everybody's."""
+    """The owner of the jobs; None for all users."""
     warn: bool = False
     stop: bool = False
     policies: tuple[Policy, ...]
     interactive: tuple[Policy, ...]
-    """The same with the window of interactive jobs."""
+    """The same policies with the window of interactive jobs."""
     home: Path
-    """Where notices and usage are kept."""
+    """The directory of notices and usage."""
     ask_every: float = ASK_EVERY
 
     @property
@@ -68,14 +68,14 @@ class _Kept(msgspec.Struct):
 
 
 class _Work(NamedTuple):
-    """Something that runs in a thread, and what follows."""
+    """An action in a thread, with its callback."""
 
     running: RunningAction
     done: Callable[[str | None], None]
 
 
 class SlurmWatcher:
-    """One `poll` for everything; what may take long runs in threads."""
+    """A single-threaded loop around `poll`; slow actions run in threads."""
 
     def __init__(
         self, options: SlurmWatchOptions, settings: Settings, *, log: Callable[[str], None] = log_to_stderr
@@ -87,7 +87,7 @@ class SlurmWatcher:
         self._exemptions = Exemptions(settings.slurm_watch)
         wall = time.time()
         self._kept = _read_kept(options.home / "watch.json")
-        # A dry run neither believes in warnings nor leaves any behind.
+        # A dry run neither loads nor saves notices.
         found = {} if options.dry_run else self._kept.notices
         self._notices = OwnerNotices(parse_duration(settings.slurm_watch.notice), found, wall)
         self._kept.table_sent = self._kept.table_sent or wall
@@ -133,7 +133,7 @@ class SlurmWatcher:
             due.append(time.monotonic() + 1.0)
         if (ping := self._service.keep_alive(time.monotonic())) is not None:
             due.append(ping)
-        # Many steps write at different moments: they are read together.
+        # A short sleep batches the output of many steps.
         wait = max(min(due) - time.monotonic(), 0.0)
         if poll.poll(wait * 1000 + 1) and self._wakeup.signal is None:
             time.sleep(0.02)
@@ -221,7 +221,7 @@ class SlurmWatcher:
         self._service.status(f"{len(self._jobs)} jobs are watched, {len(self._left_alone)} are left alone")
 
     def _report_problem(self, watched: WatchedJob) -> None:
-        """Once, and not when a step ends because its job does."""
+        """Logs a problem once it persists: a step also ends when its job does."""
         if watched.problem and watched.problem != watched.reported:
             self._log(f"{watched.job.label} is unknown: {watched.problem}")
         watched.reported = watched.problem
@@ -238,7 +238,7 @@ class SlurmWatcher:
         job = watched.job
         for message in judgement.messages:
             self._log(f"{job.label}: {message.text}")
-        # Without a list of the last minute it is not known whether the job still runs, or was exempted.
+        # Without a recent list the job may have ended or been exempted.
         if self._listed_at is None or now - self._listed_at > self._options.ask_every * _FRESH or watched.supervised:
             return
         step = self._notices.decide(job.key, judgement, wall)
@@ -273,7 +273,7 @@ class SlurmWatcher:
     def _send_to_owner(self, user: str, title: str, text: str) -> None:
         urls = [self._settings.slurm_watch.owner.replace("{user}", urllib.parse.quote(user, safe=""))]
         if not urls[0]:
-            # Only oneself is watched: what is printed is read by the owner.
+            # A user who watches only their own jobs gets the usual notifications.
             urls = list(self._settings.notify.urls)
         for url in urls:
             _send(url, "[slurm-watch] owner", title, text)
