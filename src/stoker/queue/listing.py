@@ -15,7 +15,7 @@ from stoker.queue.table import Table, clean_text, job_of, json_text, literal
 GROUP_PREFIX: Final = "group:"
 """Before a name that means a group, whatever jobs are called."""
 
-MOST_QUEUED: Final = 5000
+MOST_QUEUED: Final = 1000
 """As in the statement `unfinished counts`."""
 
 

@@ -608,7 +608,7 @@ SELECT state, count(*) FROM stoker_jobs GROUP BY state
 -- unfinished counts --
 SELECT state, count(*) FROM stoker_jobs WHERE state IN ('held', 'running') GROUP BY state
 UNION ALL
-SELECT 'queued', count(*) FROM (SELECT 1 AS one FROM stoker_jobs j {by_queued} WHERE {queued} {in_order} LIMIT 5000) AS counted
+SELECT 'queued', count(*) FROM (SELECT 1 AS one FROM stoker_jobs j {by_queued} WHERE {queued} {in_order} LIMIT 1000) AS counted
 
 -- in line --
 SELECT {job} FROM stoker_jobs j {by_queued} WHERE {queued} {in_order}
