@@ -94,7 +94,9 @@ def test_log_is_searched_and_scrolled_back_on_a_phone(
 def test_curves_of_a_job_and_of_a_group_on_a_phone(browser: Browser, site: PageSite, home: Path, store: Store) -> None:
     jobs = store.jobs.submit(
         [
-            JobSpec(command="train", name=f"lr {rate}", group="rates", metrics=("loss",) if rate == "1e-3" else ())
+            JobSpec(
+                command="train", name=f"night lr={rate}", group="rates", metrics=("loss",) if rate == "1e-3" else ()
+            )
             for rate in ("1e-3", "1e-4")
         ]
     )
@@ -117,11 +119,15 @@ def test_curves_of_a_job_and_of_a_group_on_a_phone(browser: Browser, site: PageS
         shown.look_over("23-curves")
 
         page.get_by_role("link", name="Compare the group").click()
-        expect(page.get_by_role("img", name="lr 1e-3: 0.005 at step 199 · lr 1e-4: 0.01 at step 199")).to_be_visible()
-        expect(page.get_by_role("link", name="lr 1e-4")).to_be_visible()
+        expect(page.get_by_role("img", name="lr=1e-3: 0.005 at step 199 · lr=1e-4: 0.01 at step 199")).to_be_visible()
+        expect(page.get_by_role("link", name="lr=1e-4")).to_be_visible()
+        values = page.locator("[data-figure=loss] .curve-value")
+        expect(values).to_have_text(["lr=1e-3: 0.005 at step 199", "lr=1e-4: 0.01 at step 199"])
+        page.locator("[data-figure=loss] .u-over").tap()
+        expect(values.nth(1)).to_have_text(re.compile(r"^lr=1e-4: 0\.0\d+ at step (?!199)\d+$"))
         shown.look_over("24-compare")
         page.emulate_media(color_scheme="dark")
-        page.get_by_label("Jobs to compare").fill("lr 1e-3, nobody")
+        page.get_by_label("Jobs to compare").fill("night lr=1e-3, nobody")
         page.get_by_role("button", name="Compare").click()
         expect(page.locator(".note.bad")).to_contain_text("nobody")
         shown.look_over("25-compare-unknown")

@@ -98,7 +98,7 @@ def test_a_sweep_is_one_card_and_is_cancelled_in_two_taps(browser: Browser, site
         card = shown.page.locator("#section-groups .group")
         expect(card).to_contain_text("0 of 15 done, 1 running · at most 1 at once")
         expect(shown.page.locator("#section-waiting")).to_contain_text("All that waits is in the groups above.")
-        card.get_by_text("Jobs", exact=False).first.click()
+        card.get_by_text("Running and waiting").first.click()
         expect(card.get_by_role("link", name="night seed=15")).to_be_visible()
         shown.look_over("12-group")
         card.get_by_label("More for night").click()
@@ -112,6 +112,14 @@ def test_a_sweep_is_one_card_and_is_cancelled_in_two_taps(browser: Browser, site
         wait_for(lambda: api.get("/api/v1/groups/night").json()["counts"] == {"cancelled": 15}, named="the end of all")
         assert taps <= 3
         expect(card).not_to_be_visible()
+        row = shown.page.locator("#section-ended .ended-group")
+        row.locator("summary").first.click()
+        expect(row).to_contain_text("its last 15 jobs: 15 cancelled")
+        expect(row.get_by_role("link", name="night seed=15")).to_be_visible()
+        shown.look_over("13-group-ended")
+        row.get_by_role("link", name="All jobs of night").click()
+        expect(shown.page.locator("tbody tr")).to_have_count(15)
+        shown.page.go_back()
         undo = api.post("/api/v1/groups/night/retry").json()["undo"]
         assert len(undo["body"]["jobs"]) == 15
         api.request(undo["method"], undo["path"], json=undo["body"]).raise_for_status()

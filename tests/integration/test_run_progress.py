@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.gpus.model import JobProgress
+from stoker.logs.writer import LogWriter
 from stoker.procfs import KeptFiles, Stat, stat
 from stoker.runs import progress
 from stoker.runs.processes.tree import scan_processes
@@ -246,6 +247,21 @@ def test_log_of_a_queued_job_is_read_across_rotation(tmp_path: Path) -> None:
     # The unfinished line is rewritten in place, with the same size.
     log.write_text("step 5")
     assert next(seen).steps == 4
+
+
+def test_bar_that_keeps_fewer_of_its_states_has_made_no_step(tmp_path: Path) -> None:
+    path = tmp_path / "output"
+    tracker = ProgressTracker(TreeOf(), log=lambda: str(path))
+    seen, clock = looks(tracker), itertools.count()
+    log, found, shrunk = LogWriter(path, 2**20, lambda: float(next(clock))), [], 0
+    for step in [*range(300), *[299] * 300]:
+        before = path.stat().st_size
+        log.write(f"\rtrain: {step // 10}%|##| {step}/1000 [00:10<01:00, 5.0it/s, loss=1.5]".encode())
+        shrunk += path.stat().st_size < before
+        found.append(next(seen).steps or 0)
+    log.close()
+    assert shrunk >= 2
+    assert found[299] == found[-1] > 250
 
 
 def test_processor_time_of_the_tree_is_measured_with_children_that_ended(start: Callable[..., Program]) -> None:

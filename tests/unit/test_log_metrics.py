@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.logs.metrics import CurveReader, LogCurve, curves_of, figures_in, last_figures
-from stoker.logs.search import LogIndex
+from stoker.logs.search import LineFinder, LogIndex
+from stoker.logs.writer import LogWriter
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,38 @@ def test_last_figures_are_the_newest_of_each_name() -> None:
 def test_steps_that_begin_anew_in_each_epoch_go_on() -> None:
     text = "".join(f"step {step}/100: step={step} loss=1.0\n" for _epoch in range(3) for step in (50, 100))
     assert curves(text)["loss"].at == [50, 100, 150, 200, 250, 300]
+
+
+BAR = "Epoch {epoch}: {share}%|###| {step}/100 [00:09<00:01, 9.7it/s, loss={loss:.4f}]"
+
+
+def bar(epoch: int, *steps: int) -> str:
+    return "\r".join(
+        BAR.format(epoch=epoch, share=step, step=step, loss=1 / (100 * epoch + step + 1)) for step in steps
+    )
+
+
+def test_bar_of_each_epoch_goes_on_after_the_last_one() -> None:
+    text = "\n".join([bar(0, 100), "val loss 3", bar(1, 40, 100, 100), bar(2, 100), bar(3, 61)])
+    assert curves(text)["loss"].at == [100, 140, 200, 200, 300, 361]
+    both_ranks = "".join(f"step 50/100 loss={loss}\n" for loss in (1, 2))
+    assert curves(both_ranks)["loss"].at == [50, 50]
+
+
+def test_one_bar_is_a_curve(tmp_path: Path) -> None:
+    clock = iter(range(1000))
+    log = LogWriter(tmp_path / "output", 2**20, lambda: next(clock))
+    for step in range(100):
+        log.write(f"\r{bar(0, step)}".encode())
+    log.close()
+    with LogIndex(tmp_path).open() as view:
+        (curve,) = curves_of(view)
+        assert view.lines(0, 10) == [bar(0, 99).encode()]
+        assert [match.text for match in view.after(LineFinder("epoch"))[0]] == [bar(0, 99)]
+        assert view.after(LineFinder(" 41/100"))[0] == []
+    assert len(curve.at) >= 20
+    assert curve.at == sorted(curve.at)
+    assert (curve.at[-1], curve.last) == (99, 0.01)
 
 
 def test_many_points_are_merged_and_few_names_are_kept() -> None:

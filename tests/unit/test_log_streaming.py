@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from stoker.engines.identity import WorkerIdentity
 from stoker.errors import QueueAwayError, StokerError
+from stoker.logs.metrics import curves_of
 from stoker.logs.reader import LogChunk, LogFileReader
+from stoker.logs.search import LogIndex
 from stoker.logs.writer import LogWriter
 from stoker.queue import Store, init_queue
 from stoker.status.log_follower import RemoteLog, queries_on
@@ -231,6 +233,23 @@ def test_long_log_is_streamed_in_steps(harness: Harness, monkeypatch: pytest.Mon
     chunk = harness.read(run)
     assert (chunk.finished, chunk.unfinished, chunk.is_behind) == (lines, b"last", False)
     assert harness.streaming.due() == harness.now + MOMENT
+
+
+def test_states_of_a_bar_are_in_the_copy_and_only_the_last_one_is_shown(harness: Harness) -> None:
+    states = b"1/9 loss=3\r5/9 loss=2\r9/9 loss=1"
+    run = harness.requested(states + b"\n" + states)
+    harness.step_all()
+    copy = RemoteLog(run.attempt)
+    copy.update(queries_on(harness.store))
+    assert copy.directory is not None
+    with LogIndex(copy.directory).open() as view:
+        (curve,) = curves_of(view)
+        assert curve.values == [3, 2, 1, 3, 2, 1]
+        assert view.lines(0, 9) == [b"9/9 loss=1", b"9/9 loss=1"]
+    reader = LogFileReader(copy.directory)
+    assert reader.read() == (b"9/9 loss=1\n", b"9/9 loss=1")
+    reader.close()
+    copy.close()
 
 
 def test_new_text_is_sent_twice_a_second_and_nothing_otherwise(harness: Harness) -> None:

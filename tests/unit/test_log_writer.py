@@ -1,6 +1,7 @@
 """The log of a job on disk: line by line, within a limit, despite a full disk."""
 
 import errno
+import itertools
 import os
 import subprocess
 import sys
@@ -147,6 +148,49 @@ def test_long_line_is_cut_instead_of_carried(path: Path) -> None:
 def test_progress_bar_never_fills_the_file(path: Path) -> None:
     assert kept(path, b"begin\n", *(b"\r%3d%%" % number for number in range(100)), limit=24) == b"begin\n 99%"
     assert not Path(f"{path}.1").exists()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def bar(path: Path, clock: Clock, states: int, log: LogWriter | None = None) -> LogWriter:
+    """One state a second."""
+    log = log or LogWriter(path, PLENTY, clock)
+    for number in range(states):
+        clock.now += 1.0
+        log.write(b"\rstep %d/%d loss=%d" % (number, states, states - number))
+    return log
+
+
+def test_some_states_of_a_bar_stay_before_the_last_one_for_curves(path: Path) -> None:
+    clock = Clock()
+    log = bar(path, clock, 10)
+    first = [int(state.split(b"/")[0][5:]) for state in path.read_bytes().split(b"\r")]
+    assert first == [1, 3, 5, 7, 9]
+    log.write(b"\nnext\n")
+    bar(path, clock, 5000, log).close()
+    *lines, last = path.read_bytes().split(b"\n")
+    assert (len(lines), last.rpartition(b"\r")[2]) == (2, b"step 4999/5000 loss=1")
+    kept = [int(state.split(b"/")[0][5:]) for state in last.split(b"\r")]
+    assert len(last) <= 5000
+    assert len(kept) >= 50
+    apart = [after - before for before, after in itertools.pairwise(kept)]
+    assert max(apart[:-1]) <= 4 * min(apart[:-1]), "a long bar has them in even intervals"
+    assert read_tail(path, PLENTY) == "step 9/10 loss=1\nnext\nstep 4999/5000 loss=1"
+
+
+def test_another_writer_continues_the_states_of_a_bar(path: Path) -> None:
+    clock = Clock()
+    bar(path, clock, 6).close()
+    log = LogWriter(path, PLENTY, clock)
+    log.write(b"\rstep 7")
+    log.close()
+    assert path.read_bytes().split(b"\r")[1:] == [b"step 3/6 loss=3", b"step 7"]
 
 
 class FullDisk:

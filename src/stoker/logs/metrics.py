@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from stoker.logs.search import LogView
-from stoker.logs.steps import sign_in
+from stoker.logs.steps import MARK, sign_in
 
 Axis = Literal["step", "epoch", "line"]
 
@@ -32,7 +32,7 @@ _VALUE: Final = re.compile(
     r"(?![\w%]|[.:/-]\d|:\w| ?(?:s|ms|min|h|[kMGT]?i?B|it/s)\b)",
     re.IGNORECASE | re.ASCII,
 )
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;:]{0,40}m")
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;:]{0,40}[mK]")
 _STEP: Final = re.compile(r"(?:global_?|train_?|current_?)?(?:step|iter|iteration)s?", re.IGNORECASE)
 _EPOCH: Final = re.compile(r"(?:current_?)?epochs?", re.IGNORECASE)
 # Numbers that are no result, unless somebody asks for them.
@@ -62,6 +62,8 @@ class LineFigures(NamedTuple):
     step: float | None
     epoch: float | None
     values: dict[str, float]
+    is_bar: bool = False
+    """Whether the step is that of a progress bar."""
 
 
 def figures_in(line: str) -> LineFigures:
@@ -81,7 +83,7 @@ def figures_in(line: str) -> LineFigures:
         else:
             values[name] = value
     if values and step is None and (sign := sign_in(line)) is not None and sign.done is not None:
-        step = sign.done
+        return LineFigures(sign.done, epoch, values, is_bar=sign.elapsed is not None or MARK in sign.line)
     return LineFigures(step, epoch, values)
 
 
@@ -100,12 +102,13 @@ class _Points:
         self._before = -math.inf
         self._open: list[float] = []
 
-    def add(self, at: float | None, value: float) -> None:
+    def add(self, at: float | None, value: float, begins_at: float) -> None:
+        """`begins_at`: steps start over when they are not above this share of the last one."""
         self._count += 1
         if at is None:
             at = float(self._count)
-        elif at <= self._before / 2:
-            self._base += self._before  # steps start over in the next epoch
+        elif at <= self._before * begins_at:
+            self._base += self._before
         self._before = at
         self.last = value if math.isfinite(value) else None
         self._open.append(value)
@@ -141,13 +144,16 @@ class CurveReader:
         self._points: dict[str, _Points] = {}
 
     def feed(self, text: str) -> None:
-        for line in text.splitlines():
-            figures = figures_in(line)
-            for name, value in figures.values.items():
-                if (name in self._names) if self._names else not _NO_RESULT.fullmatch(name):
-                    self._add(name, figures, value)
+        for line in text.split("\n"):
+            for number, state in enumerate(line.splitlines()):
+                figures = figures_in(state)
+                # The next bar is of another epoch, even at the same step; other lines may be of two ranks.
+                begins_at = 0.5 if number or not figures.is_bar else 1.0
+                for name, value in figures.values.items():
+                    if (name in self._names) if self._names else not _NO_RESULT.fullmatch(name):
+                        self._add(name, figures, value, begins_at)
 
-    def _add(self, name: str, figures: LineFigures, value: float) -> None:
+    def _add(self, name: str, figures: LineFigures, value: float, begins_at: float) -> None:
         points = self._points.get(name)
         if points is None:
             if len(self._points) >= _MOST_NAMES:
@@ -156,7 +162,7 @@ class CurveReader:
             points = self._points[name] = _Points(axis)
         at = {"step": figures.step, "epoch": figures.epoch, "line": None}[points.axis]
         if points.axis == "line" or at is not None:
-            points.add(at, value)
+            points.add(at, value, begins_at)
 
     def curves(self) -> list[LogCurve]:
         """Those that were asked for, in that order, or those with two points at least, what people look at first before

@@ -1,12 +1,14 @@
 """Readers of one log: the files on this machine, and the tail that the queue keeps.
 
 The writer moves `output` to `output.1` when it is full, and may carry the unfinished line over to the new file. That
-line may also be rewritten in place: only finished lines are final.
+line may also be rewritten in place: only finished lines are final. The writer keeps some earlier states of a line
+before the last one, which is all that readers show.
 """
 
 import contextlib
 import math
 import os
+import re
 import stat
 from collections import deque
 from collections.abc import Callable
@@ -28,7 +30,13 @@ _MAX_CARRIED: Final = 64 * 1024
 MAX_TAIL: Final = 4 * 2**20
 # The first search for an overlap: longer than most lines, so that few wrong places match.
 _PROBE: Final = 256
+_EARLIER_STATES: Final = re.compile(rb"[^\n]*\r(?=[^\r\n])")
 _MISSING: Final = b"[stoker: lines are missing here: they came faster than the queue gets them]\n"
+
+
+def settled(data: bytes) -> bytes:
+    """Only the last state of each line."""
+    return _EARLIER_STATES.sub(b"", data) if b"\r" in data else data
 
 
 class LogUpdate(NamedTuple):
@@ -161,7 +169,9 @@ def _mode(path: Path) -> int:
 class LogFileReader:
     """Reads both files from their beginning while they are written: no line is lost or doubled by rotation."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, with_states: bool = False) -> None:
+        """`with_states`: lines with the earlier states that are in the file."""
+        self._with_states = with_states
         self._newer = directory / "output"
         self._older = directory / "output.1"
         self._file = -1
@@ -187,7 +197,8 @@ class LogFileReader:
                 if not moved:
                     break
                 finished.append(self._advance(limit))
-        return LogUpdate(b"".join(finished), b"" if self.is_behind else self._cut + self._rest)
+        update = LogUpdate(b"".join(finished), b"" if self.is_behind else self._cut + self._rest)
+        return update if self._with_states else LogUpdate(*map(settled, update))
 
     def close(self) -> None:
         if self._file >= 0:
@@ -342,7 +353,7 @@ def read_tail(path: str | os.PathLike[str], size: int) -> str:
             tail = _end_of(older, size + 1 - len(tail)) + tail
             if len(tail) > size:
                 tail = tail.partition(b"\n")[2] or tail[1:]
-            return tail.decode(errors="replace")
+            return settled(tail).decode(errors="replace")
 
 
 def _open_end(files: contextlib.ExitStack, path: str) -> int | None:

@@ -16,7 +16,7 @@ from typing import Final, Self
 import msgspec
 
 from stoker.errors import BadInputError
-from stoker.logs.reader import open_log_files
+from stoker.logs.reader import open_log_files, settled
 
 _BLOCK: Final = 1 << 20
 # Of a line that is longer: a page shows less, and a search need not go further.
@@ -77,6 +77,7 @@ class LineFinder:
 
     def matches(self, block: bytes, first: int = 0) -> Iterator[LogMatch]:
         """Those in a block of whole lines; `first`: the number of its first line, from 0."""
+        block = settled(block)
         if b"\x1b" in block:
             block = _ESCAPE.sub(b"", block)
         number, counted = first + 1, 0
@@ -221,7 +222,7 @@ class LogView:
         found: list[bytes] = []
         size = 0
         for block, line in self._blocks(first):
-            for piece in block.split(b"\n")[max(0, first - line) :]:
+            for piece in settled(block).split(b"\n")[max(0, first - line) :]:
                 if len(found) >= count or size >= _LONGEST_PAGE:
                     return found
                 found.append(piece[:LONGEST_LINE])

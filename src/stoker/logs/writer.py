@@ -1,6 +1,7 @@
 """Writes a job's log to disk, within a size limit.
 
-A carriage return overwrites the unfinished line in the file, so that a progress bar takes the space of its last state.
+A carriage return overwrites the unfinished line in the file, so that a progress bar does not fill it. Some earlier
+states stay before the last one, in even intervals, for curves of the figures in a bar; other readers pass over them.
 Everything else is left to the terminal emulation of the readers.
 
 The file is complete at every moment, with its unfinished line: the writer may be killed at any time. When it is full it
@@ -9,6 +10,8 @@ becomes `output.1`.
 
 import contextlib
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -17,19 +20,28 @@ from stoker.paths import open_privately
 # A longer line is cut where the file is full; a shorter one is carried over to the next file.
 _MAX_CARRIED: Final = 64 * 1024
 _BLOCK: Final = 64 * 1024
+# The first states of a line are kept this many seconds apart, later ones of a long bar further: all within some KiB.
+_KEEP_EVERY: Final = 2.0
+_MAX_STATES: Final = 4096
 
 
 class LogWriter:
     """Takes output in chunks. A disk that is full or gone costs output, but raises no error."""
 
-    def __init__(self, path: str | os.PathLike[str], limit: int) -> None:
+    def __init__(self, path: str | os.PathLike[str], limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Continues an existing file. `limit`: bytes in both files together."""
         self._path = Path(path)
+        self._clock = clock
         self._max_size = max(1, limit // 2)
+        self._max_states = min(_MAX_STATES, self._max_size // 64)
         self._descriptor = -1
         self._size = 0
         # The offset of the unfinished line; the end of the file if there is none.
         self._line = 0
+        # The offset of its last state, which the next one overwrites.
+        self._state = 0
+        # The line whose states are kept, how far apart, and when the next one is.
+        self._kept_line, self._keep_every, self._keep_at = -1, _KEEP_EVERY, 0.0
         # A carriage return came last: what follows overwrites the line, unless it is a line end.
         self._returned = False
         # Bytes that could not be written.
@@ -78,7 +90,29 @@ class LogWriter:
         self._returned = lines[-1].endswith(b"\r")
         overwrites = b"\r" in lines[0].rstrip(b"\r")
         settled = [line.rstrip(b"\r").rpartition(b"\r")[2] if b"\r" in line else line for line in lines]
-        return self._line if overwrites else self._size, b"\n".join(settled)
+        data = b"\n".join(settled)
+        return self._overwrite(data) if overwrites else (self._size, data)
+
+    # Earlier states of a line
+
+    def _overwrite(self, data: bytes) -> tuple[int, bytes]:
+        """Puts data in place of the last state of the unfinished line, or after it from time to time."""
+        now = self._clock()
+        if self._kept_line != self._line:
+            self._kept_line, self._keep_every, self._keep_at = self._line, _KEEP_EVERY, now + _KEEP_EVERY
+        if now < self._keep_at or self._state == self._size:
+            return self._state, data
+        if self._size - self._line < self._max_states:
+            self._keep_at = now + self._keep_every
+            return self._size, b"\r" + data
+        # Every second one is enough.
+        self._keep_every *= 2
+        self._keep_at = now + self._keep_every
+        line = b""
+        with contextlib.suppress(OSError):
+            line = os.pread(self._descriptor, min(self._size - self._line, 2 * _MAX_STATES), self._line)
+        kept = line.split(b"\r")[:-1][1::2]
+        return self._line, b"\r".join([*kept, data])
 
     # The file
 
@@ -87,10 +121,11 @@ class LogWriter:
         try:
             size = os.fstat(descriptor).st_size
             line = _last_line_offset(descriptor, size)
+            state = line + os.pread(descriptor, 2 * _MAX_STATES, line).rfind(b"\r") + 1
         except OSError:
             os.close(descriptor)
             raise
-        self._descriptor, self._size, self._line = descriptor, size, line
+        self._descriptor, self._size, self._line, self._state = descriptor, size, line, state
 
     def _write_at(self, data: bytes | memoryview, begin: int) -> None:
         """Writes at the end of the file, or over its last line, and ends the file there."""
@@ -103,9 +138,14 @@ class LogWriter:
         finally:
             # What reached the disk counts, even if it was full halfway.
             self._missing -= end - begin
-            last = bytes(data).rfind(b"\n", 0, end - begin)
+            written_data = bytes(data[: end - begin])
+            last = written_data.rfind(b"\n")
             if last >= 0:
-                self._line = begin + last + 1
+                self._line = self._state = begin + last + 1
+            elif begin == self._line:
+                self._state = begin
+            if (state := written_data.rfind(b"\r")) > last:
+                self._state = begin + state + 1
             self._end_at(end)
 
     def _end_at(self, end: int) -> None:
@@ -170,12 +210,12 @@ class LogWriter:
         return True
 
     def _note_missing(self) -> None:
-        missing, begin, line = self._missing, self._size, self._line
+        missing, begin, line, state = self._missing, self._size, self._line, self._state
         note = f"[{missing} bytes of output are missing here: {self.failure}]\n".encode()
         try:
             self._write_at(note if begin == line else b"\n" + note, begin)
         except OSError:
-            self._missing, self._line = missing, line
+            self._missing, self._line, self._state = missing, line, state
             self._end_at(begin)
             raise
         self._missing = 0

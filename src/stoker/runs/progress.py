@@ -243,14 +243,20 @@ class _Tail:
             if not stat.S_ISREG(found.st_mode) or (file, stamp) == (self._file, self._stamp):
                 return 0
             self.has_grown = self._stamp != (-1, -1)
-            if file != self._file or found.st_size < self._done:
+            if file != self._file:
                 self._done = 0
+            elif found.st_size < self._done:
+                self._shorten(found.st_size)
             self._file, self._stamp = file, stamp
             return self._count(descriptor, found.st_size)
         except OSError:
             return 0
         finally:
             os.close(descriptor)
+
+    def _shorten(self, size: int) -> None:  # noqa: ARG002 - of another kind of file
+        """The file is shorter than it was."""
+        self._done = 0
 
     def _count(self, descriptor: int, size: int) -> int:
         raise NotImplementedError
@@ -268,10 +274,23 @@ class _LogTail(_Tail):
     def __init__(self) -> None:
         super().__init__()
         self._counter: StepCounter | None = None
+        self._line = 0
+        """Where the last line begins."""
+        self._has_fewer_states = False
+
+    def _shorten(self, size: int) -> None:
+        # Of a long bar, Stoker's own log drops some of the states before the last one.
+        self._has_fewer_states = size >= self._line
+        self._done = self._line if self._has_fewer_states else 0
 
     def _count(self, descriptor: int, size: int) -> int:
         begin = max(self._done, size - _MOST_BYTES)
         data = os.pread(descriptor, _MOST_BYTES, begin)
+        if self._has_fewer_states:
+            last = data[data.rfind(b"\r") + 1 :]
+            begin, data, self._has_fewer_states = begin + len(data) - len(last), last, False
+        if b"\n" in data:
+            self._line = begin + data.rfind(b"\n") + 1
         # The last line may be rewritten in place: it is read again.
         self._done = begin + max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if self._counter is None:

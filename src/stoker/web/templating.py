@@ -6,6 +6,7 @@ long ago it was. So the HTML of a section changes only when the data does.
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ from stoker.queue.model import ClusterNode, GpuUse, Job, WorkerGpu
 from stoker.rules.registry import conditions, in_words, policies_of
 from stoker.status.job_text import command_text, job_label, one_line, slurm_text, when_text, where_text
 from stoker.status.machines import cluster_gpus, partitions_of
-from stoker.status.model import Machine
+from stoker.status.model import EndedJob, Machine
 from stoker.units import format_memory, format_percent
 from stoker.web.reports import fit_of, report_html
 from stoker.web.statics import static_url
@@ -68,6 +69,7 @@ def environment() -> Environment:
         "command": command_text,
         "duration": duration,
         "fit": fit_of,
+        "how_they_ended": how_they_ended,
         "line": one_line,
         "notified": lambda entries, for_viewer=False: masked_notify(entries, for_viewer=for_viewer),
         "number": number,
@@ -111,6 +113,12 @@ def page(request: Request, template: str, *, status: int = 200, **context: Any) 
 
 
 # Filters
+
+
+def how_they_ended(jobs: Sequence[EndedJob]) -> str:
+    """`its last 15 jobs: 12 succeeded, 3 failed`."""
+    counts = Counter("stopped" if one.stopped else one.job.state for one in jobs)
+    return f"its last {len(jobs)} jobs: {', '.join(f'{number} {state}' for state, number in counts.items())}"
 
 
 def memory(amount: int | None) -> str:

@@ -132,7 +132,7 @@ class _LogStream:
     def __init__(self, request: LogRequest, directory: Path) -> None:
         self._attempt = request.attempt
         self._record = AttemptRecord(directory)
-        self._reader = LogFileReader(directory)
+        self._reader = LogFileReader(directory, with_states=True)
         self._edition = os.urandom(8).hex()
         self._sent: LogChunk | None = None
         self.due = 0.0

@@ -1,6 +1,6 @@
 """The sections of the pages as HTML for a role: the same for the first load and for later changes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from markupsafe import Markup
@@ -8,7 +8,7 @@ from markupsafe import Markup
 from stoker.status.detail import JobDetail
 from stoker.status.job_columns import JobRow, columns_of
 from stoker.status.job_text import job_label
-from stoker.status.model import Machine, Snapshot
+from stoker.status.model import EndedJob, Machine, Snapshot
 from stoker.web.answers import Page
 from stoker.web.auth.key_file import Role
 from stoker.web.templating import rendered, slug
@@ -50,12 +50,23 @@ def _context(snapshot: Snapshot, role: Role) -> dict[str, Any]:
         "acts": role == "operator",
         "names": {job.id: job_label(job) for job in jobs},
         "groups": [(slug(group.name), group) for group in snapshot.groups],
+        "ended": _by_group(snapshot.ended),
         "folded": {group.name for group in snapshot.groups},
         "machines": [name_of(machine) for machine in snapshot.machines],
         "gpu_count": gpus,
         "crowded": own > _MOST_CARDS,
         "most_points": _MOST_POINTS,
     }
+
+
+def _by_group(jobs: Sequence[EndedJob]) -> list[tuple[str, list[EndedJob]]]:
+    """Jobs of a group are one row, in the place of the newest; each other job is by itself."""
+    rows: dict[str, tuple[str, list[EndedJob]]] = {}
+    for one in jobs:
+        # Ids of jobs are no names of groups: those have a prefix here.
+        key = f"group:{one.job.group}" if one.job.group else one.job.id
+        rows.setdefault(key, (one.job.group or "", []))[1].append(one)
+    return list(rows.values())
 
 
 def render_job(detail: JobDetail, role: Role) -> dict[str, str]:

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast, get_args
 from urllib.parse import urlencode
 
@@ -90,7 +90,7 @@ async def job_page(request: Request, job: str) -> Response:
         request,
         "job.html",
         detail=found,
-        curve_jobs=[_for_curves(found.job)],
+        curve_jobs=[{"id": found.job.id, "name": found.job.name or found.job.id}],
         usage=_usage_of_job(found),
         sections=trusted(render_job(found, user_of(request).role)),
         here="job",
@@ -157,14 +157,22 @@ async def compare(request: Request, jobs: str = "") -> Response:
         "compare.html",
         asked=jobs[:2000],
         problem=problem,
-        curve_jobs=[_for_curves(job) for job in shown],
+        curve_jobs=[
+            {"id": job.id, "name": name}
+            for job, name in zip(shown, _told_apart([job.name or job.id for job in shown]), strict=True)
+        ],
         left_out=len(found) - len(shown),
+        others=",".join(job.id for job in found if job not in shown),
         here="compare",
     )
 
 
-def _for_curves(job: Job) -> dict[str, str]:
-    return {"id": job.id, "name": job.name or job.id}
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """Names without the words that all of them begin with, as those of a sweep do."""
+    words = [name.split(" ") for name in names]
+    while len(words) > 1 and all(len(rest) > 1 and rest[0] == words[0][0] for rest in words):
+        words = [rest[1:] for rest in words]
+    return [" ".join(rest) for rest in words]
 
 
 # As a person reads them.

@@ -222,13 +222,32 @@
       drawn.set(plot, chart);
       plot.setAttribute("aria-label", `${chart.name} by ${chart.axis}: ${lastOf(chart)}`);
       curves.drop(plot);
-      card.querySelector(".curve-values").textContent = lastOf(chart);
+      tell(card.querySelector(".curve-values"), chart);
     }
     curves.update();
   }
 
   const lastOf = ({ axis, lines }) => lines.map(({ label, at, values }) =>
     `${lines.length > 1 ? `${label}: ` : ""}${number(values.at(-1))} at ${axis} ${number(at.at(-1))}`).join(" · ");
+
+  // The values at the place of a finger, or the last ones; of several jobs one in each row, in its colour.
+  function tell(words, { axis, lines }, place) {
+    const found = lines.map(({ label, index, at, values }) => {
+      const here = place === undefined ? at.length - 1 : at.findLastIndex((one) => one <= place);
+      return { label, index, at: at[here], value: values[here] };
+    }).filter(({ at }) => at !== undefined);
+    if (lines.length === 1) {
+      const [{ at, value } = {}] = found;
+      words.textContent = place === undefined ? `${number(value)} at ${axis} ${number(at)}` : `${axis} ${number(at)}: ${number(value)}`;
+      return;
+    }
+    words.replaceChildren(...found.map(({ label, index, at, value }) => {
+      const row = document.createElement("span");
+      row.className = `curve-value curve-${index % 8 + 1}`;
+      row.textContent = `${label}: ${number(value)} at ${axis} ${number(at)}`;
+      return row;
+    }));
+  }
 
   // Axes whose letters follow the font size of the browser.
   function axes(element, label) {
@@ -243,13 +262,7 @@
   function curvePlot(element, chart) {
     const data = uPlot.join(chart.lines.map(({ at, values }) => [at, values]));
     const words = element.parentElement.querySelector(".curve-values");
-    const show = (plot) => {
-      const { idx } = plot.cursor;
-      if (idx === null || idx === undefined) { words.textContent = lastOf(chart); return; }
-      const at = data[0][idx];
-      const shown = chart.lines.map(({ label }, line) => [label, data[line + 1][idx]]).filter(([, value]) => value !== undefined);
-      words.textContent = `${chart.axis} ${number(at)}: ${shown.map(([label, value]) => (chart.lines.length > 1 ? `${label} ${number(value)}` : number(value))).join(" · ")}`;
-    };
+    const show = ({ cursor: { idx } }) => tell(words, chart, idx === null || idx === undefined ? undefined : data[0][idx]);
     return new uPlot({
       width: element.clientWidth,
       height: Math.max(180, element.clientHeight),
