@@ -82,7 +82,7 @@ class TestTheProgram:
     def test_program_runs_with_the_configured_priority(self, filling: FillSite) -> None:
         filling.fill("--config", filling.config(on_both("nice = 7")))
         (miner,) = filling.wait_for_start()
-        assert os.getpriority(os.PRIO_PROCESS, miner) == 7
+        assert os.getpriority(os.PRIO_PROCESS, miner) == os.getpriority(os.PRIO_PROCESS, 0) + 7
 
     def test_each_starts_one_program_per_gpu(self, filling: FillSite) -> None:
         filling.fill("--config", filling.config(on_both("each = yes")))
