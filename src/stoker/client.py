@@ -7,9 +7,9 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypedDict, Unpack, overload
+from typing import Any, Final, Literal, Self, TypedDict, Unpack, get_args, overload
 
-from stoker.engines.admission import check_jobs
+from stoker.engines.admission import check_edits, check_jobs
 from stoker.errors import BadInputError, QueueAwayError
 from stoker.logs.metrics import CurveReader, LogCurve, curves_of
 from stoker.logs.reader import log_directory
@@ -21,11 +21,11 @@ from stoker.queue.code.packing import PackedCode, pack
 from stoker.queue.explanation import Why
 from stoker.queue.fields import FIELDS, State, editable, spec_of
 from stoker.queue.groups import Group
-from stoker.queue.jobs import Cancellation, cloned
-from stoker.queue.model import ENDED, Job, Order
+from stoker.queue.jobs import Cancellation, check_changes, cloned
+from stoker.queue.model import ENDED, Job, Order, Place
 from stoker.queue.provenance import login_name, submitted_from, working_directory
 from stoker.queue.search import parse_query, parse_sort
-from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb, tagging
+from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, tagging
 from stoker.queue.store import Store
 from stoker.queue.sweep import job_specs
 from stoker.settings import load_settings
@@ -172,15 +172,41 @@ class Queue:
 
     def clone(self, which: Which, **changes: Any) -> Job:
         """Submits a job again as a new one, with its environment and these changes of the fields of `stoker.Job`."""
-        if unknown := changes.keys() - set(editable()):
-            raise BadInputError(f"a job cannot be cloned with {min(unknown)!r}: there is no such option")
-        for name in changes.keys() & {"after", "after_any"}:
-            changes[name] = self._ids(_each(changes[name]))
-        values = {name: FIELDS[name].read(value) for name, value in changes.items()}
-        spec = cloned(self.job(which), values, login_name())
+        spec = cloned(self.job(which), self._changed("cloned", changes), login_name())
         check_jobs(self._store, [spec])
         (name,) = self._store.jobs.submit([spec])
         return self._store.jobs.get(name)
+
+    def edit(self, which: Which | Iterable[Which], **changes: Any) -> list[Job]:
+        """Changes options of waiting or ended jobs, of a group those that wait: all of them, or none."""
+        values = self._changed("edited", changes)
+        jobs = [self._store.jobs.get(name) for name in self._several_ids(which, ("queued", "held"))]
+        allowed = set(editable("running"))
+        if running := [job.id for job in jobs if job.state == "running" and not values.keys() <= allowed]:
+            raise BadInputError(f"job {running[0]} is running: it can be edited when it has ended, or cancelled")
+        check_edits(self._store, [(job, check_changes(job, values)) for job in jobs])
+        done = self._store.jobs.edit_many({job.id: values for job in jobs})
+        return [self._store.jobs.get(name) for name in done]
+
+    def move(
+        self,
+        which: Which | Iterable[Which],
+        place: Place | None = None,
+        *,
+        before: Which | None = None,
+        after: Which | None = None,
+    ) -> list[str]:
+        """Moves waiting jobs among those of their priority, or next to another one; the ids of those that moved."""
+        if sum(one is not None for one in (place, before, after)) != 1:
+            raise BadInputError("give exactly one of place, before and after")
+        ids = self._several_ids(which, ("queued", "held"))
+        if before is not None:
+            return self._store.jobs.move_beside(ids, self.job(before).id, "before")
+        if after is not None:
+            return self._store.jobs.move_beside(ids, self.job(after).id, "after")
+        if place is None or place not in get_args(Place):
+            raise BadInputError(f"the place must be {', '.join(get_args(Place))}, not {place!r}")
+        return self._store.jobs.move(ids, place)
 
     def job(self, which: Which) -> Job:
         """The job as it is now, by its id, the beginning of its id, or its name."""
@@ -245,24 +271,24 @@ class Queue:
 
     def cancel(self, which: Which | Iterable[Which]) -> Cancellation:
         """Cancels jobs and stops running ones. The name of a group means all of its jobs."""
-        return self._store.jobs.cancel(self._several_ids(which, CANCEL))
+        return self._store.jobs.cancel(self._several_ids(which, CANCEL.among))
 
     def retry(self, which: Which | Iterable[Which]) -> list[str]:
         """Runs ended jobs again, of a group those that did not succeed; their ids."""
-        return self._store.jobs.retry(self._several_ids(which, RETRY))
+        return self._store.jobs.retry(self._several_ids(which, RETRY.among))
 
     def hold(self, which: Which | Iterable[Which]) -> list[str]:
         """Keeps waiting jobs from starting; the ids of those that are now held."""
-        return self._store.jobs.hold(self._several_ids(which, HOLD))
+        return self._store.jobs.hold(self._several_ids(which, HOLD.among))
 
     def release(self, which: Which | Iterable[Which]) -> list[str]:
         """Lets held jobs start; their ids."""
-        return self._store.jobs.release(self._several_ids(which, RELEASE))
+        return self._store.jobs.release(self._several_ids(which, RELEASE.among))
 
     def tag(self, which: Which | Iterable[Which], tag: str, *, remove: bool = False) -> list[str]:
         """Gives jobs in any state a tag, or removes it; the ids of those that changed."""
         verb = tagging(tag, remove=remove)
-        return list(verb.apply(self._store, self._several_ids(which, verb)))
+        return list(verb.apply(self._store, self._several_ids(which, verb.among)))
 
     def why(self, which: Which) -> Why:
         """Why the job is in its state: a `reason` in words and, while it is queued, a `forecast` of its start."""
@@ -338,12 +364,20 @@ class Queue:
         several = [[one] if isinstance(one, Job) else self._store.jobs.named(one) for one in which]
         return [job.id for jobs in several for job in jobs]
 
-    def _several_ids(self, which: Which | Iterable[Which], verb: Verb) -> list[str]:
-        """The same, where the name of a group means those of its jobs that the verb is for."""
+    def _changed(self, done: str, changes: dict[str, Any]) -> dict[str, Any]:
+        """Values of fields, as people write them in Python."""
+        if unknown := changes.keys() - set(editable()):
+            raise BadInputError(f"a job cannot be {done} with {min(unknown)!r}: there is no such option")
+        for name in changes.keys() & {"after", "after_any"}:
+            changes[name] = self._ids(_each(changes[name]))
+        return {name: FIELDS[name].read(value) for name, value in changes.items()}
+
+    def _several_ids(self, which: Which | Iterable[Which], among: Sequence[State]) -> list[str]:
+        """The same, where the name of a group means those of its jobs in these states."""
         found: list[str] = []
         for one in _each(which):
             jobs = self._store.jobs.named(one) if isinstance(one, str) else [one]
-            found += [job.id for job in jobs if len(jobs) == 1 or job.state in verb.among]
+            found += [job.id for job in jobs if len(jobs) == 1 or job.state in among]
         return found
 
     def _values(self, options: dict[str, Any], packed: PackedCode | None) -> dict[str, Any]:

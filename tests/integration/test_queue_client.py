@@ -141,6 +141,43 @@ def test_jobs_are_held_released_cancelled_and_retried(queue: stoker.Queue, store
     assert queue.counts() == {"succeeded": 1, "queued": 1}
 
 
+def test_jobs_are_edited_all_or_none(queue: stoker.Queue, store: Store) -> None:
+    first, second = queue.submit_many(["train --lr 1e-3"] * 2, group="night")
+    later = queue.submit("true")
+    edited = queue.edit("night", command="train --lr 3e-4", after=later, time_limit="2h")
+    assert {job.command for job in edited} == {"train --lr 3e-4"}
+    assert [queue.job(job).time_limit for job in (first, second)] == [7200.0, 7200.0]
+    assert queue.job(second).after == (later.id,)
+    with pytest.raises(BadInputError, match="'colour': there is no such option"):
+        queue.edit(first, colour="red")
+    with pytest.raises(BadInputError, match="gpus"):
+        queue.edit([first, second], gpus=-1)
+    assert store.attempts.claim([later.id], "w", [], LONG) is not None
+    with pytest.raises(BadInputError, match=f"job {later.id} is running"):
+        queue.edit([first, later], name="new")
+    assert queue.job(first).name == first.name
+    assert queue.edit(later, notify=["end"])[0].notify == ("end",)
+    group = queue.edit("night", at_most=1)
+    assert (len(group), queue.group("night").at_most) == (2, 1)
+
+
+def test_jobs_are_moved(queue: stoker.Queue) -> None:
+    a, b, c, d = (job.id for job in queue.submit_many(["true"] * 4))
+
+    def order() -> list[str]:
+        return [job.id for job in queue.jobs(order="queue")]
+
+    assert queue.move([c, d], "first") == [c, d]
+    assert order() == [c, d, a, b]
+    assert queue.move(b, before=d) == [b]
+    assert queue.move(c, after=a) == [c]
+    assert order() == [b, d, a, c]
+    mistakes: list[dict[str, Any]] = [{}, {"place": "first", "before": a}, {"place": "middle"}]
+    for mistake in mistakes:
+        with pytest.raises(BadInputError, match="place"):
+            queue.move(a, **mistake)
+
+
 def test_logs_are_complete_after_wait(queue: stoker.Queue, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the last of its output comes after the outcome, which is brought first."""
     store.workers.heartbeat("w", "host", View())
