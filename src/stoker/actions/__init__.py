@@ -1,1 +1,1 @@
-"""What can be done about a verdict: stop, exit, shut down, end a task, run a command, notify someone."""
+"""Responses to a verdict: stop, exit, shut down, end a task, run a command, notify someone."""

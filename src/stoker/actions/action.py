@@ -26,12 +26,12 @@ class ActionError(StokerError):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known at the moment of acting."""
+    """The facts at the time of the action."""
 
     kind: str
     """The kind of the verdict."""
     cause: str
-    """What is wrong, for a title: `its GPUs stayed idle`."""
+    """The problem, for a title: `its GPUs stayed idle`."""
     reason: str
     """`GPU 0 and GPU 1 stayed below 1% for 30m`."""
     rule: str
@@ -39,7 +39,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[str, ...]
     """The uuids of the GPUs that the verdict is about."""
     seconds: float
-    """How long the GPUs have been like that."""
+    """How long the condition has lasted."""
     host: str
 
     def environment(self) -> dict[str, str]:
@@ -55,7 +55,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def facts_of(verdict: Verdict, policies: Sequence[Policy], at: float, host: str) -> Facts:
-    """What a verdict says, and of which of the rules it is."""
+    """The data of a verdict and its rule."""
     return Facts(
         kind=verdict.kind,
         cause=verdict.cause,
@@ -68,12 +68,12 @@ def facts_of(verdict: Verdict, policies: Sequence[Policy], at: float, host: str)
 
 
 class Action(ABC):
-    """One thing to do when a rule acts."""
+    """One response to a verdict."""
 
     patience: float
     """Seconds after which `act` counts as failed and the next action begins."""
     affects: Literal["nothing", "processes", "machine", "unknown"] = "unknown"
-    """What it ends; `processes`: its targets."""
+    """Describes what it ends; `processes`: its targets."""
     sends_messages = False
     """Whether it can also send warnings and reports of readings that stay unknown."""
 
@@ -82,25 +82,25 @@ class Action(ABC):
         """What it does: `stop process 4242`."""
 
     def prepare(self) -> tuple[str, ...]:
-        """Called once, at the start. Raises `ActionError` for what would not work later, and returns warnings."""
+        """Called once at the start. Raises `ActionError` if the action could not work later; returns warnings."""
         return ()
 
     @abstractmethod
     def act(self, facts: Facts) -> None:
-        """Acts, and waits until that is done. Runs outside the main thread. Raises `ActionError` if it failed."""
+        """Acts and waits for the end of the action. Runs outside the main thread. Raises `ActionError` on failure."""
 
     def track(self) -> None:  # noqa: B027 - most actions have nothing to track
         """Called at every look. Takes milliseconds and never raises."""
 
     def targets(self) -> Set[Identity]:
-        """The processes that it would end, as far as `track` has found them."""
+        """The processes that it would end, as found by `track`."""
         return frozenset()
 
     def cancel(self) -> None:  # noqa: B027 - most actions start nothing that could outlive the watcher
         """Called when the watcher ends while `act` runs in another thread."""
 
     def send_message(self, host: str, text: str) -> None:
-        """Raises `ActionError` if it was not sent."""
+        """Raises `ActionError` if the message was not sent."""
         raise NotImplementedError
 
 
@@ -109,7 +109,7 @@ def log_to_stderr(message: str) -> None:
 
 
 class RunningAction:
-    """Runs `work` once, in a thread. After `patience` it is left behind: its thread ends with the process."""
+    """Runs `work` once in a thread. After `patience` the thread is abandoned and ends with the process."""
 
     def __init__(self, work: Callable[[], None], patience: float, done: Callable[[], None]) -> None:
         """`done` is called from the thread when the work has ended."""
@@ -127,7 +127,7 @@ class RunningAction:
 
     @property
     def failure(self) -> str | None:
-        """Why it failed, once it has ended."""
+        """The reason of the failure, after the end."""
         if not self._finished.is_set():
             return f"it did not end within {format_duration(self._patience)}"
         return self._failure

@@ -9,14 +9,14 @@ import msgspec
 from stoker.actions.action import Action, Facts
 from stoker.errors import BadInputError
 
-# As long as Slurm and torchrun give a job: most programs write a checkpoint in that time.
+# The default of Slurm and torchrun: most programs write a checkpoint in this time.
 DEFAULT_GRACE: Final = 30.0
-# A command that sends a message or calls a cloud's API takes seconds; one that hangs must not delay a shutdown.
+# Sending a message or calling a cloud API takes seconds; a hung command must not delay a shutdown.
 DEFAULT_EXEC_TIMEOUT: Final = 60.0
 
 
 class ActionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What actions need beside their argument."""
+    """Settings of actions besides their argument."""
 
     grace: float = DEFAULT_GRACE
     exec_timeout: float = DEFAULT_EXEC_TIMEOUT
@@ -28,7 +28,7 @@ def parse_action(text: str, settings: ActionSettings) -> Action:
     name, _, argument = text.strip().partition(" ")
     found = _ACTIONS.get(name.lower())
     if found is None:
-        # Only the first word is repeated: what follows may be a URL with a secret in it.
+        # Quote only the first word: the rest may be a URL that contains a secret.
         shown = name.split(":")[0]
         raise BadInputError(f"--then: {shown!r} is not an action: use {ACTION_FORMS}")
     if not found.argument and argument.strip():
@@ -43,7 +43,7 @@ def check_actions(texts: Iterable[str]) -> None:
 
 
 class Exit(Action):
-    """Nothing: the watcher ends after its last action."""
+    """Does nothing: the watcher ends after its last action."""
 
     patience = 1.0
     affects = "nothing"
@@ -92,7 +92,7 @@ def _notify(argument: str, _settings: ActionSettings) -> Action:
 
 
 def _unquoted(line: str) -> str:
-    """A line that is quoted as a whole, without the quotes: it is not the name of one program."""
+    """The line without quotes around the whole of it, which would make it the name of one program."""
     try:
         words = shlex.split(line)
     except ValueError:
@@ -103,7 +103,7 @@ def _unquoted(line: str) -> str:
 class _ActionType(NamedTuple):
     create: Callable[[str, ActionSettings], Action]
     argument: str = ""
-    """What follows the name, for help; empty: nothing does."""
+    """The argument after the name, for help; empty if there is none."""
 
 
 _ACTIONS: Final = {

@@ -18,12 +18,12 @@ from stoker.units import format_duration
 
 # systemd's variables are for the watcher, not for its commands.
 _WATCHER_ONLY: Final = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
-# Between asking a late command to end and killing it: enough to remove a temporary file.
+# Between SIGTERM and SIGKILL for a late command: enough to remove a temporary file.
 LATE_GRACE: Final = 2.0
 _CHECK_TIMEOUT: Final = 10.0
-# After SIGKILL it is gone as soon as it is scheduled, unless it hangs in a driver.
+# After SIGKILL a process ends as soon as it is scheduled, unless it hangs in a driver.
 _REAP_PATIENCE: Final = 5.0
-# A first word that can only be the name of a program: no assignment, no expansion, no grouping.
+# A first word that must be a program name: no assignment, expansion or grouping.
 _NAME: Final = re.compile(r"[A-Za-z0-9_./+-]+")
 
 
@@ -33,7 +33,7 @@ class Exec(Action):
     def __init__(
         self, line: str, *, timeout: float, environment: Mapping[str, str], late_grace: float = LATE_GRACE
     ) -> None:
-        """A command that takes longer than `timeout` is asked to end, and killed after `late_grace`."""
+        """A command that exceeds `timeout` gets SIGTERM, and SIGKILL after `late_grace`."""
         self.patience = timeout + late_grace + STOP_PATIENCE
         self._late_grace = late_grace
         self._line = line
@@ -94,7 +94,7 @@ class Exec(Action):
             return child
 
     def cancel(self) -> None:
-        # Not between the start of the command and the moment its identity is known.
+        # Do not interrupt between the start of the command and reading its identity.
         with self._starting:
             self._cancelled = True
             running = self._running
@@ -103,11 +103,11 @@ class Exec(Action):
 
 
 def _end(child: "subprocess.Popen[bytes]", grace: float) -> None:
-    """Ends the command and everything it started. As our child it keeps its pid until we wait for it."""
+    """Ends the command and its descendants. Our child keeps its pid until we wait for it."""
     process = identify(child.pid)
     if process is not None:
         stop_tree(ForeignTree(process), grace)
-    # Processes that lost their parents before the first scan are still in its process group.
+    # Orphans from before the first scan are still in its process group.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -17,9 +17,9 @@ from stoker.program import find_program, run_program
 
 _REQUEST_TIMEOUT: Final = 15.0
 _DET_TIMEOUT: Final = 60.0
-# A master that restarts answers again within seconds; after that the `det` command is tried.
+# A restarting master answers again within seconds; after that the `det` command is tried.
 _PAUSES: Final = (2.0, 5.0)
-# The kinds of task that end by task id: the word of the API's path, and that of the command line.
+# Kinds of task that end by task id: the word in the API's path, and in the command line.
 _KINDS: Final = {
     "NOTEBOOK": ("notebooks", "notebook"),
     "SHELL": ("shells", "shell"),
@@ -32,9 +32,9 @@ _REFUSED: Final = frozenset({401, 403})
 
 class _Task(NamedTuple):
     path: str
-    """Where the API ends it."""
+    """The API path that ends the task."""
     words: tuple[str, ...]
-    """The arguments with which `det` ends it."""
+    """The arguments of `det` that end the task."""
     title: str
 
 
@@ -86,7 +86,7 @@ class Determined(Action):
         raise ActionError(f"{task.title} was not ended: {'; '.join(complaints)}")
 
     def _try_out(self, master: "_Master") -> tuple[str, ...]:
-        """A token that is refused now is refused later; a master that does not answer now may answer later."""
+        """A refused token stays refused; a master that does not answer now may answer later."""
         refusal = master.ask("GET", "/api/v1/me")
         if refusal is None or self._det() is not None:
             return ()
@@ -131,16 +131,16 @@ class Determined(Action):
 class _Refusal(NamedTuple):
     sentence: str
     code: int | None = None
-    """The status of the answer; None when there was none."""
+    """The status of the answer; None without an answer."""
 
     @property
     def final(self) -> bool:
-        """Whether asking again would get the same answer: a 5xx is the master's trouble, a 4xx is an answer."""
+        """Whether a retry would get the same answer: 5xx errors are temporary, 4xx errors are final."""
         return self.code is not None and self.code < 500
 
 
 class _Master:
-    """The master's HTTP API, asked with the tokens that it gave to this task."""
+    """The master's HTTP API, called with the tokens of this task."""
 
     def __init__(self, url: str, environment: Mapping[str, str]) -> None:
         self._url = _canonical(url)
@@ -148,7 +148,7 @@ class _Master:
         self._opener = urllib.request.build_opener(_NoRedirects, urllib.request.HTTPSHandler(context=_tls(environment)))
 
     def ask(self, method: str, path: str) -> _Refusal | None:
-        """What went wrong with the last token that was tried, or None when one was accepted."""
+        """The error of the last token that was tried, or None if one was accepted."""
         refusal: _Refusal | None = None
         for header, value in self._credentials:
             body = b"{}" if method == "POST" else None
@@ -174,14 +174,14 @@ class _Master:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirected POST would become a GET, whose success would look like the end of the task."""
+    """A redirected POST would become a GET, whose success would be mistaken for the end of the task."""
 
     def redirect_request(self, *_: object) -> None:
         """None makes it an error."""
 
 
 class _NamedContext(ssl.SSLContext):
-    """Checks the master's certificate against the name that Determined gave, not against the address."""
+    """Checks the master's certificate against the name from Determined, not against the address."""
 
     name: str | None = None
 
@@ -192,7 +192,7 @@ class _NamedContext(ssl.SSLContext):
 
 
 def _tls(environment: Mapping[str, str]) -> ssl.SSLContext:
-    """Trusts what the task's own libraries trust."""
+    """Trusts the same certificates as the task's libraries."""
     context = _NamedContext(ssl.PROTOCOL_TLS_CLIENT)
     context.name = environment.get("DET_MASTER_CERT_NAME") or None
     file = environment.get("DET_MASTER_CERT_FILE", "")
@@ -210,13 +210,13 @@ def _tls(environment: Mapping[str, str]) -> ssl.SSLContext:
 
 
 def _credentials(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The owner's token, then the task's own, each in the header in which the master looks for it."""
+    """The owner's token, then the task's own, each in the header that the master expects."""
     headers = (("DET_USER_TOKEN", "Authorization"), ("DET_SESSION_TOKEN", "Grpc-Metadata-x-allocation-token"))
     return tuple((header, f"Bearer {environment[name]}") for name, header in headers if environment.get(name))
 
 
 def _canonical(url: str) -> str:
-    """The master's address with scheme and port: `localhost:8080` and `https://master` are both usual."""
+    """The master's address with scheme and port; both `localhost:8080` and `https://master` are common."""
     whole = url if "://" in url else f"http://{url}"
     wrong = ActionError(f"DET_MASTER={url} is not the address of a Determined master")
     try:

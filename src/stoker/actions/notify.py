@@ -1,4 +1,4 @@
-"""The action `notify`, and messages by apprise in general. Of a URL, which is a secret, only the scheme is shown."""
+"""The action `notify`, and messages through apprise. URLs are secrets: only their scheme is shown."""
 
 import logging
 import re
@@ -11,12 +11,12 @@ from stoker.errors import BadInputError
 if TYPE_CHECKING:
     from apprise import Apprise
 
-# Apprise gives up a connection after seconds, but a name that does not resolve can take longer.
+# Apprise gives up a connection after seconds, but resolving a name can take longer.
 _PATIENCE: Final = 60.0
 
 
 class Notify(Action):
-    """Sends the verdict; also warnings, and reports of readings that stay unknown."""
+    """Sends verdicts, warnings, and reports of readings that stay unknown."""
 
     patience = _PATIENCE
     affects = "nothing"
@@ -44,7 +44,7 @@ class Notify(Action):
 _SHORTEST_SECRET: Final = 3
 
 
-# Apprise sends from its own threads, which inherit this: each channel keeps only its own warnings.
+# Apprise sends from its own threads, which inherit this context: each channel keeps only its own warnings.
 _SENDER: ContextVar[object] = ContextVar("sender", default=None)
 
 
@@ -68,11 +68,11 @@ class _Complaints(logging.Handler):
 
 
 Tone = Literal["info", "success", "warning", "failure"]
-"""Apprise's own words for what a message means."""
+"""Apprise's types of messages."""
 
 
 class AppriseChannel:
-    """One URL that messages go to; one thread at a time uses it."""
+    """One URL for messages; used by one thread at a time."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -87,14 +87,14 @@ class AppriseChannel:
         return f"<AppriseChannel {self.scheme}>"
 
     def prepare(self, where: str) -> None:
-        """Raises for a URL that cannot work. `where` is the setting it comes from, for the message."""
+        """Raises for an invalid URL. `where` is its setting, for the error message."""
         try:
             import apprise
         except ImportError:
             raise ActionError(
                 "notify needs the apprise package, which is not installed: pip install 'stoker[notify]'"
             ) from None
-        # What apprise logs may contain the URL: it is not passed on.
+        # Apprise's log messages may contain the URL, so they are not passed on.
         logger = logging.getLogger("apprise")
         logger.propagate = False
         logger.addHandler(self._complaints)
@@ -107,7 +107,7 @@ class AppriseChannel:
         self._apprise = target
 
     def send(self, title: str, body: str, tone: Tone = "info") -> None:
-        """Sends plain text; apprise escapes markup. Services show the tone as a colour or a sign."""
+        """Sends plain text; apprise escapes markup. Services show the tone as a colour or an icon."""
         if self._apprise is None:
             raise ActionError(f"the message by {self.scheme} was not sent: it was not prepared")
         self._complaints.begin()
@@ -118,6 +118,6 @@ class AppriseChannel:
         logging.getLogger("apprise").removeHandler(self._complaints)
 
     def _why(self) -> str:
-        """The last warning of apprise that contains no part of the URL."""
+        """Apprise's last warning without any part of the URL."""
         shown = [one for one in self._complaints.said() if one and not any(word in one for word in self._secrets)]
         return f": {shown[-1]}" if shown else ""

@@ -1,4 +1,4 @@
-"""Actions after a rule has stopped a run or a queued job: one after the other, each for a limited time."""
+"""Performs actions after a rule has stopped a run or a queued job: sequentially, each with a time limit."""
 
 import contextlib
 import functools
@@ -15,23 +15,23 @@ from stoker.actions.action import Action, Facts, RunningAction, log_to_stderr
 from stoker.actions.catalogue import ActionSettings, parse_action
 from stoker.errors import StokerError
 
-# The process only reads its request and forks before this is over.
+# In this time the process only reads its request and forks.
 _START_TIMEOUT: Final = 60.0
 _COMMAND: Final = (sys.executable, "-m", "stoker.actions.perform")
 
 
 class ActionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The request that a detached process carries out."""
+    """The request to a detached process."""
 
     then: tuple[str, ...]
     facts: Facts | None = None
     host: str = ""
     message: str = ""
-    """Without facts: what those that send messages send."""
+    """Text for actions that send messages, used without facts."""
 
 
 def prepared(then: Sequence[str], log: Callable[[str], None]) -> list[Action]:
-    """The actions that these texts ask for. Raises what their `prepare` raises."""
+    """Parses and prepares actions. Raises what their `prepare` raises."""
     settings = ActionSettings(environment=os.environ)
     actions = [parse_action(text, settings) for text in then]
     for action in actions:
@@ -41,7 +41,7 @@ def prepared(then: Sequence[str], log: Callable[[str], None]) -> list[Action]:
 
 
 def perform(actions: Sequence[Action], facts: Facts, log: Callable[[str], None]) -> bool:
-    """Whether all succeeded. One that fails or takes too long does not prevent the next."""
+    """Performs all actions; returns whether all succeeded. A failed or late action does not prevent the next."""
     succeeded = True
     for action in actions:
         log(f"now: {action.describe()}")
@@ -55,21 +55,21 @@ def perform(actions: Sequence[Action], facts: Facts, log: Callable[[str], None])
 
 
 def perform_detached(then: Sequence[str], facts: Facts) -> None:
-    """Performs them in a process that outlives this one. Returns when it has started."""
+    """Performs actions in a process that outlives this one. Returns after its start."""
     request = msgspec.json.encode(ActionRequest(then=tuple(then), facts=facts))
-    # By standard input: the URL of a notification is a secret, and command lines are not.
+    # Through standard input, because URLs of notifications are secrets and command lines are public.
     subprocess.run(_COMMAND, input=request, timeout=_START_TIMEOUT, check=False, start_new_session=True)
 
 
 def send_detached(then: Sequence[str], host: str, message: str) -> None:
-    """Sends a message by those that send messages, in a process of which nothing is awaited."""
+    """Sends a message in a detached process without waiting for it."""
     request = msgspec.json.encode(ActionRequest(then=tuple(then), host=host, message=message))
     with contextlib.suppress(OSError):
         process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, start_new_session=True)
         if process.stdin is not None:
             process.stdin.write(request)
             process.stdin.close()
-        # It forks at once; its exit is collected without waiting for it.
+        # It forks at once; its exit is reaped without blocking.
         threading.Thread(target=process.wait, daemon=True).start()
 
 

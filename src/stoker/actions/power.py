@@ -11,11 +11,11 @@ from stoker.program import find_program, run_program
 
 What = Literal["shutdown", "reboot"]
 
-# Asking logind or sudo takes milliseconds; a bus that does not answer must not hold up the start.
+# logind and sudo answer within milliseconds; a silent bus must not delay the start.
 _ASK_TIMEOUT: Final = 10.0
 # `systemctl poweroff` returns when the job is queued, `shutdown` when init has the request.
 _ACT_TIMEOUT: Final = 60.0
-# Names of process 1 on machines that can be shut down from inside. In a container it is an ordinary program.
+# Names of process 1 on machines that can shut themselves down. In a container, process 1 is an ordinary program.
 _INITS: Final = frozenset(
     {"systemd", "init", "openrc-init", "runit", "runit-init", "s6-svscan", "s6-linux-init", "dinit", "busybox"}
 )
@@ -27,13 +27,13 @@ _HAPPENING: Final = {"shutdown": "shutting down", "reboot": "rebooting"}
 
 
 class Power(Action):
-    """Shuts the machine down or reboots it. The permission is checked at the start."""
+    """Shuts down or reboots the machine. Permission is checked at the start."""
 
     patience = _ACT_TIMEOUT + 5.0
     affects = "machine"
 
     def __init__(self, what: What, environment: Mapping[str, str], *, user: int | None = None) -> None:
-        """`user` is the user id to judge permission by: the effective one of this process."""
+        """`user`: the user id whose permission is checked; the effective one of this process."""
         self._what = what
         self._environment = environment
         self._root = Path(environment.get("STOKER_ROOT", "/"))
@@ -76,11 +76,11 @@ class Power(Action):
         )
 
     def _has_systemd(self) -> bool:
-        """As sd_booted(3) finds out: the directory is made by systemd when it is process 1."""
+        """Like sd_booted(3): systemd creates this directory if it is process 1."""
         return (self._root / "run/systemd/system").is_dir()
 
     def _logind_allows(self) -> bool:
-        """Whether polkit allows this user to do it without a password ("challenge" would ask for one)."""
+        """Whether polkit allows this action without a password ("challenge" would ask for one)."""
         busctl = self._find("busctl")
         if not self._has_systemd() or busctl is None or self._find("systemctl") is None:
             return False
@@ -92,7 +92,7 @@ class Power(Action):
         sudo = self._find("sudo")
         why = "sudo is not installed"
         if sudo is not None:
-            # -k: a password that sudo remembers now is forgotten by then.
+            # -k ignores cached credentials, which will have expired by then.
             asked = run_program((sudo, "-n", "-k", "-l", *plain), self._environment, _ASK_TIMEOUT)
             if asked.code == 0:
                 return (sudo, "-n", *plain)
@@ -108,7 +108,7 @@ class Power(Action):
 
 
 def container_sign(root: Path) -> str | None:
-    """Evidence that this is a container, if there is any."""
+    """Evidence that this is a container; empty if there is none."""
     for file in (".dockerenv", "run/.containerenv"):
         if (root / file).exists():
             return f"there is a /{file}"

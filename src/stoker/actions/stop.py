@@ -1,4 +1,4 @@
-"""The action `stop PID`: ends one process and everything it started, never a later process with the same pid."""
+"""The action `stop PID`: ends a process and its descendants, never a later process with the same pid."""
 
 import os
 import signal
@@ -60,7 +60,7 @@ class Stop(Action):
 
     def act(self, facts: Facts) -> None:  # noqa: ARG002 - a signal has no reason
         if self._tree is None or not self._tree.scan_processes().processes:
-            return  # it ended by itself, and its pid may be another's by now
+            return  # it has ended, and its pid may be reused
         outcome = stop_tree(self._tree, self._grace)
         if outcome.survivors:
             raise ActionError(f"process {self._pid} was not stopped completely: {outcome.in_words()}")
@@ -73,15 +73,15 @@ def _owner(pid: int) -> str:
         return "another user"
 
 
-# There is no event when processes end that are not our children.
+# The kernel reports no event when processes end that are not our children.
 _LOOK_EVERY: Final = 0.05
-# The longest a stop takes beside its grace.
+# The maximum duration of a stop besides its grace period.
 STOP_PATIENCE: Final = PATIENCE + 5.0
-# In a tree that forks all the time no two scans agree: it counts as unsettled after this many.
+# In a tree that forks constantly, no two scans agree: after this many it counts as unsettled.
 _MOST_SCANS: Final = 20
 # Fields of /proc/PID/stat, counted as in `procfs`: the addresses of the stack, of the arguments and of the environment.
 _LAYOUT: Final = (25, 45, 47)
-# Without randomization stacks lie at the very top, and layouts say nothing.
+# Without randomization, stacks are at the top, and layouts identify nothing.
 _TOP_OF_STACKS: Final = 0x7FFFFF000000
 _INIT: Final = 1
 _STREAMS: Final = (0, 1, 2)
@@ -97,22 +97,20 @@ class SeenProcess(NamedTuple):
     group: int
     session: int
     layout: StackLayout | None
-    """None where it cannot be read or is not random."""
+    """None if it is unreadable or not random."""
 
 
 class ForeignTree:
-    """A process and its descendants. It never shrinks: a process that loses its parent still belongs to it.
-
-    This process and its own children do not belong to it, even if they descend from it: a script may ask for its own
-    end.
+    """A process and its descendants. Orphans stay members. This process and its children are never members, even as
+    descendants: a script may request its own end.
     """
 
     def __init__(self, root: Identity) -> None:
         self._root = root
         self.members = {root}
-        """All that were ever found."""
+        """All members ever found."""
         self._layouts: set[StackLayout] = set()
-        """Those that began with a member."""
+        """Memory layouts that began with a member."""
 
     def scan_processes(self) -> ProcessScan:
         before: list[Identity] = []
@@ -126,7 +124,7 @@ class ForeignTree:
         return ProcessScan(before, settled=False)
 
     def track(self) -> None:
-        """Adds the current descendants: some can be recognised only while their parents live."""
+        """Adds current descendants: some can be recognized only while their parents live."""
         self._grow(scan_machine())
 
     def kill(self) -> bool:
@@ -153,7 +151,7 @@ class ForeignTree:
     def _came(self, one: SeenProcess, living: set[int], seen: dict[int, SeenProcess]) -> bool:
         if one.parent in living or one.session in living:
             return True
-        # A shell puts the commands of a pipeline into one group: they are the shell's children.
+        # A shell puts the commands of a pipeline into one group; they are children of the shell.
         if one.group in living and one.parent != seen[one.group].parent:
             return True
         return one.layout is not None and one.layout in self._layouts
@@ -171,15 +169,14 @@ class ForeignTree:
         ]
 
     def _holds(self, streams: list[int], one: SeenProcess, seen: dict[int, SeenProcess]) -> bool:
-        """Whether a process that has lost its parent has such a stream."""
+        """Whether an orphan has such a stream."""
         if not streams or one.identity.started < self._root.started or one.parent == seen[self._root.pid].parent:
             return False
         return any(share_file(self._root.pid, one.identity.pid, stream, stream) for stream in streams)
 
     def _learn_layouts(self, seen: dict[int, SeenProcess], living: set[int]) -> None:
-        """A layout that differs from the parent's began with this process: it is not from a fork.
-
-        The parent of an orphan adopted it, so its layout is not compared.
+        """A layout that differs from the parent's belongs to this process and does not come from a fork. The layout of
+        an orphan's adoptive parent is not compared.
         """
         for pid in living:
             one = seen[pid]
@@ -190,7 +187,8 @@ class ForeignTree:
 
 
 def stop_tree(tree: ForeignTree, grace: float) -> TerminationOutcome:
-    """SIGTERM, the grace, SIGKILL; without a grace SIGKILL at once. Waits until that is done."""
+    """Sends SIGTERM, waits for the grace period, sends SIGKILL; without a grace period SIGKILL at once. Blocks until
+    done."""
     termination = Termination(tree, signum=signal.SIGTERM if grace > 0 else signal.SIGKILL, grace=grace)
     while not termination.step():
         time.sleep(min(termination.timeout(), _LOOK_EVERY))
@@ -222,7 +220,7 @@ def _layout(fields: list[bytes]) -> StackLayout | None:
 
 
 def _descriptors(pid: int) -> list[int]:
-    """Empty where they cannot be read."""
+    """Empty if unreadable."""
     try:
         return [int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()]
     except OSError:
@@ -230,7 +228,7 @@ def _descriptors(pid: int) -> list[int]:
 
 
 def own_processes(seen: Mapping[int, SeenProcess], members: Set[int] = frozenset()) -> set[int]:
-    """This process and its descendants, without members and theirs."""
+    """This process and its descendants, except members and their descendants."""
     found = {os.getpid()}
     while fresh := {pid for pid, one in seen.items() if one.parent in found and pid not in found | members}:
         found |= fresh

@@ -1,4 +1,4 @@
-"""Who wants a message about a job, as `--notify` writes it: when, and to which URL."""
+"""Requests for messages about a job, as written with `--notify`: when, and to which URL."""
 
 import functools
 import re
@@ -10,14 +10,14 @@ When = Literal["end", "failed", "succeeded", "stopped", "warned", "done"]
 WHENS: Final[tuple[When, ...]] = get_args(When)
 OF_GROUP: Final = "done"
 """The word for the end of all jobs of a group."""
-# Longer than the URL of any service.
+# Longer than any service's URL.
 LONGEST: Final = 2000
 _ENTRY: Final = re.compile(r"(?:([A-Za-z-]+):(?!//))?(.+)", re.DOTALL)
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
 
 class Subscription(NamedTuple):
-    """One entry. Without a URL the message goes to those of `[notify]` and of the page."""
+    """One request. Without a URL, the message goes to the URLs of `[notify]` and of the page."""
 
     when: When
     url: str = ""
@@ -28,7 +28,7 @@ class Subscription(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def parse_subscription(text: str) -> Subscription:
-    """From `failed`, `failed:ntfy://…` or `ntfy://…`, which is sent at the end. Errors show no part of a URL."""
+    """Parses `failed`, `failed:ntfy://…` or `ntfy://…`, which means the end. Errors contain no part of a URL."""
     if not (found := _ENTRY.fullmatch(text.strip())) or len(text) > LONGEST:
         raise BadInputError(f"must have 1 to {LONGEST} characters")
     before, rest = found.groups()
@@ -42,7 +42,7 @@ def parse_subscription(text: str) -> Subscription:
 
 @functools.lru_cache(maxsize=1024)
 def check_url(url: str) -> None:
-    """Raises for a URL that apprise does not know, if apprise is installed here; otherwise the sender finds out."""
+    """Raises for a URL that apprise does not accept, if apprise is installed here; otherwise the sender checks it."""
     from importlib.util import find_spec
 
     if find_spec("apprise") is None:

@@ -7,16 +7,16 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-# The share of the watchdog interval that sd_watchdog_enabled(3) recommends.
+# The share of the watchdog interval recommended by sd_watchdog_enabled(3).
 _PING_SHARE: Final = 0.5
 _PLAIN_WORD: Final = re.compile(r"[A-Za-z0-9_@:,./=+-]+")
-# Long enough for a look, its deadline and a busy machine; short enough that a stuck watcher is replaced soon.
+# Long enough for a look, its deadline and a busy machine; short enough to replace a stuck watcher soon.
 UNIT_WATCHDOG: Final = 60
 _ESCAPES: Final = {"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 class ServiceManager:
-    """The systemd that started this process, if one did. A message that cannot be sent is dropped."""
+    """The systemd that started this process, if any. Messages that cannot be sent are dropped."""
 
     def __init__(self, environment: Mapping[str, str], *, pid: int | None = None) -> None:
         self._address = _address(environment.get("NOTIFY_SOCKET", ""))
@@ -33,7 +33,7 @@ class ServiceManager:
         self._send(f"READY=1\nSTATUS={_one_line(status)}")
 
     def status(self, status: str) -> None:
-        """What `systemctl status` shows; sent when it changed."""
+        """The status line of `systemctl status`; sent when it changes."""
         if status != self._status:
             self._status = status
             self._send(f"STATUS={_one_line(status)}")
@@ -54,13 +54,13 @@ class ServiceManager:
         if self._address is None:
             return
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
-            # A manager that does not read must not block the watcher.
+            # A service manager that does not read must not block the watcher.
             there.setblocking(False)
             there.sendto(message.encode("utf-8", errors="replace"), self._address)
 
 
 def unit_text(description: str, command: Sequence[str], environment: Mapping[str, str], idle_code: int) -> str:
-    """A service that runs this command: put it into /etc/systemd/system and enable it."""
+    """A service that runs this command, for /etc/systemd/system."""
     variables = "".join(f"Environment={_literal(f'{name}={value}')}\n" for name, value in environment.items())
     codes = " ".join(dict.fromkeys(str(code) for code in (idle_code, 143) if code))
     return f"""[Unit]
@@ -84,7 +84,7 @@ WantedBy=multi-user.target
 
 
 def quoted(word: str) -> str:
-    """One word of a command line as systemd reads it: no specifiers, no variables, no splitting."""
+    """Quotes one word of a command line for systemd: no specifiers, no variables, no splitting."""
     return _literal(word).replace("$", "$$")
 
 

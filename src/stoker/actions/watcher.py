@@ -1,4 +1,4 @@
-"""The loop of `stoker watch`: look, judge, log what is new, act in order, then end or start over."""
+"""The loop of `stoker watch`: look, judge, log changes, act in order, then exit or start over."""
 
 import contextlib
 import functools
@@ -34,12 +34,12 @@ from stoker.rules.scope import MachineScope
 # GNU timeout's exit code for a command that was stopped.
 ACTED: Final = 124
 _SIGNALLED: Final = 128
-# How long sending a message that is not an action may take.
+# Time limit for a message that is not an action.
 _MESSAGE_TIMEOUT: Final = 60.0
 
 
 class WatchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What `stoker watch` was asked for, beside the rules and the GPUs."""
+    """The options of `stoker watch` besides rules and GPUs."""
 
     actions: tuple[Action, ...]
     host: str
@@ -52,7 +52,7 @@ class WatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watched:
-    """The GPUs that are watched, chosen and checked at the first look that could be read, and whose processes count."""
+    """The watched GPUs, chosen and checked at the first readable look, and whose processes count."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Watched:
         return self._judged.conditions()
 
     def observe(self, look: Look) -> Observation:
-        """Raises `BadInputError`, at the first look that could be read, for a choice that cannot work."""
+        """Raises `BadInputError` at the first readable look for an impossible choice."""
         progress = progress_of(self._judged, look, self._meter)
         observation = self._scope.observe(msgspec.structs.replace(look, job=progress))
         if not self._checked and look.problem is None:
@@ -90,20 +90,19 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Wakeup:
-    """A pipe that an event loop polls, written to by signals and by actions that are done.
-
-    Signals that were ignored at the start (nohup, a shell's `&`) stay ignored.
+    """A pipe for an event loop, written to by signals and by finished actions. Signals ignored at the start (nohup, a
+    shell's `&`) stay ignored.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        """The first signal that asked the watcher to end."""
+        """The first signal that requested the watcher's end."""
         self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._before: dict[signal.Signals, Any] = {}
         self._before_descriptor = -1
 
     def __enter__(self) -> "Wakeup":
-        # Without this a signal that comes just before the loop sleeps would be seen only when it wakes by itself.
+        # Otherwise a signal just before the loop sleeps would go unnoticed until its next wake-up.
         self._before_descriptor = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in _ENDING:
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -114,13 +113,13 @@ class Wakeup:
         signal.set_wakeup_fd(self._before_descriptor)
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        # The pipe stays open: an action that was left behind may still write to it.
+        # The pipe stays open: an abandoned action may still write to it.
 
     def fileno(self) -> int:
         return self._reader
 
     def wake(self) -> None:
-        """Safe from any thread. A pipe that is full wakes as well."""
+        """Safe from any thread. A full pipe wakes the loop as well."""
         with contextlib.suppress(OSError):
             os.write(self._writer, b"\0")
 
@@ -136,7 +135,7 @@ class Wakeup:
 
 
 class Watcher:
-    """One `poll` for everything: a driver, a command or a server that hangs delays nothing else."""
+    """One `poll` for everything: a hung driver, command or server delays nothing else."""
 
     def __init__(
         self,
@@ -166,7 +165,7 @@ class Watcher:
         self._failed = False
 
     def run(self, first: Look) -> int:
-        """Watches from this first look on; the exit code."""
+        """Watches from this first look on; returns the exit code."""
         with self._wakeup:
             self._log(self._in_words([activity.label for activity in self._watched.observe(first).activities]))
             self._service.ready(f"watching: {self._judge.in_words()}")
@@ -189,7 +188,7 @@ class Watcher:
             due.append(self._sampler.due())
             if self._sampler.fileno() >= 0:
                 poll.register(self._sampler.fileno(), select.POLLIN)
-        # Rounded up: a sleep that ends a fraction of a millisecond early would only be slept again.
+        # Rounded up: a sleep that ends a fraction of a millisecond early would be repeated.
         poll.poll(max(min(due) - time.monotonic(), 0.0) * 1000 + 1)
 
     def _round(self) -> None:
@@ -207,7 +206,7 @@ class Watcher:
         try:
             return self._sampler.step()
         except AbsentError as absent:
-            # It was there at the start: a driver that was unloaded meanwhile is unknown, not idle.
+            # It existed at the start: a driver unloaded meanwhile is unknown, not idle.
             return Look(self._prober.spec, time.monotonic(), time.time(), (), (), problem=Unknown(str(absent)))
 
     def _take(self, look: Look) -> None:

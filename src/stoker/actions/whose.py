@@ -1,4 +1,4 @@
-"""Whose processes a watch judges: those that its actions would end, a user's, or everyone's."""
+"""Selects the processes that a watch judges: those that its actions would end, a user's, or everyone's."""
 
 import pwd
 from collections.abc import Callable, Sequence, Set
@@ -19,24 +19,24 @@ _ROOT: Final = "root"
 _KTHREADD: Final = 2
 
 Meter = Callable[[float, Set[Identity]], ProcessUsage]
-"""Measures what counts on the CPU, given the moment and the processes that the driver lists on GPUs."""
+"""Measures CPU activity, given the time and the processes that the driver lists on GPUs."""
 
 
 class JudgedProcesses(Protocol):
     """The processes that count for a watch."""
 
     def counts(self, process: Process) -> bool:
-        """Whether what this process does on a GPU counts. One that is not identified does."""
+        """Whether this process counts on a GPU. Unidentified processes count."""
 
     def on_cpu(self, listed: Set[Identity]) -> Set[Identity]:
-        """Those whose CPU time and I/O count; `listed` are the ones that the driver lists on a GPU."""
+        """Processes whose CPU time and I/O count; `listed`: those that the driver lists on a GPU."""
 
     def conditions(self) -> list[str]:
-        """The same in words; empty for everyone's."""
+        """A description; empty for everyone's."""
 
 
 def judged_processes(whose: str | None, actions: Sequence[Action], user: str) -> JudgedProcesses:
-    """`whose`: `mine`, `all` or a user's name; None: what suits the actions. `user` is the one that watches."""
+    """`whose`: `mine`, `all` or a user's name; None: the default for the actions. `user`: the watching user."""
     if whose is None:
         affecting = [action for action in actions if action.affects != "nothing"]
         if affecting and all(action.affects == "processes" for action in affecting):
@@ -76,15 +76,14 @@ class _Targets(JudgedProcesses):
 
 
 class _Everyone(JudgedProcesses):
-    """All but display servers and monitors, which are on a GPU as long as the machine is on.
-
-    On the CPU, what was on a GPU counts, with its descendants and its sessions: the next process of a script prepares
-    data before it is on a GPU. While there is none of these, every process of these users does.
+    """All processes except display servers and monitors, which always use the GPU. On the CPU, processes that used a
+    GPU count, with their descendants and sessions: the next process of a script prepares data before it uses a GPU.
+    While there are none, all processes of these users count.
     """
 
     def __init__(self) -> None:
         self._members: Set[Identity] = frozenset()
-        """Those that were on a GPU or are related to one that was, and lived at the look before."""
+        """Processes that used a GPU, or are related to one that did, and lived at the previous look."""
         self._sessions: set[int] = set()
 
     def counts(self, process: Process) -> bool:
@@ -99,7 +98,7 @@ class _Everyone(JudgedProcesses):
         others = {pid: one for pid, one in seen.items() if pid not in own}
         members = {pid for pid, one in others.items() if one.identity in self._members or one.identity in listed}
         self._sessions |= {others[pid].session for pid in members if others[pid].session}
-        # A session number is not given away while a process has it.
+        # A session number is not reused while a process has it.
         self._sessions &= {one.session for one in others.values()}
         members |= {pid for pid, one in others.items() if one.session in self._sessions}
         while fresh := {pid for pid, one in others.items() if one.parent in members and pid not in members}:
@@ -116,10 +115,8 @@ class _Everyone(JudgedProcesses):
 
 
 class _OfUser(_Everyone):
-    """One user's.
-
-    Until one of them was seen on a GPU, root's and those of users without a name here count too: the user may work in a
-    container that a daemon has started.
+    """One user's processes. Until one of them has used a GPU, processes of root and of users without a name here count
+    too: the user may work in a container started by a daemon.
     """
 
     def __init__(self, user: str) -> None:
@@ -152,7 +149,7 @@ def _is_kernel_thread(one: SeenProcess) -> bool:
 
 
 def progress_of(judged: JudgedProcesses, look: Look, meter: Meter) -> JobProgress:
-    """What the processes that count do beside their use of GPUs: a watcher sees no steps."""
+    """The CPU activity of the counted processes: a watcher sees no steps."""
     listed = {
         Identity(process.pid, process.started)
         for reading in look.readings
@@ -165,7 +162,7 @@ def progress_of(judged: JudgedProcesses, look: Look, meter: Meter) -> JobProgres
 
 
 class ProcessMeter:
-    """What the processes that count do on the CPU, between two looks."""
+    """CPU activity of the counted processes between two looks."""
 
     def __init__(self, judged: JudgedProcesses) -> None:
         self._judged = judged
@@ -175,6 +172,6 @@ class ProcessMeter:
     def __call__(self, at: float, listed: Set[Identity]) -> ProcessUsage:
         before, self._measured = self._measured, self._judged.on_cpu(listed)
         if any(is_alive(who) for who in before - self._measured):
-            # The meter goes on with what it has measured once: here, processes that count no more.
+            # The meter would keep measuring processes that no longer count.
             self._meter = UsageMeter()
         return self._meter.measure(at, self._measured)

@@ -1,4 +1,4 @@
-"""What the drop-ins share: looks at a steady rate, and numbers on the command line."""
+"""Shared by the drop-ins: looks at a steady rate, and numbers on the command line."""
 
 import contextlib
 import select
@@ -16,13 +16,13 @@ from stoker.units import parse_duration
 
 
 def open_prober(start: Start = forked, sharing: Sharing = "start") -> Prober:
-    """The prober that environment and settings ask for. The drop-ins have one thread: a fork shares their memory."""
+    """The prober chosen by environment and settings. The drop-ins have one thread, so the helper may be forked."""
     settings = load_settings()
     return Prober(settings.gpus, deadline=parse_duration(settings.deadline), start=start, sharing=sharing)
 
 
 def steady_looks(every: float) -> Iterator[Look]:
-    """Looks for ever, for a program that waits for nothing else."""
+    """Looks for ever, for a program without other events."""
     with contextlib.closing(open_prober()) as prober:
         sampler = Sampler(prober, every)
         while True:
@@ -39,12 +39,12 @@ def steady_looks(every: float) -> Iterator[Look]:
 
 
 def look_without_gpus(absent: AbsentError) -> Look:
-    """A machine without GPUs counts as one that cannot be read: a driver may be loaded late."""
+    """A machine without GPUs counts as unreadable: the driver may be loaded later."""
     return Look("none", time.monotonic(), time.time(), (), (), problem=Unknown(str(absent)))
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    """A whole number from `least` on."""
+    """An integer of at least `least`."""
 
     def convert(text: str) -> int:
         try:
@@ -61,7 +61,7 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def fraction(*, zero: bool, one: bool) -> Callable[[str], float]:
-    """A number between 0 and 1, which themselves belong to it or not."""
+    """A number between 0 and 1, with or without the bounds."""
 
     def convert(text: str) -> float:
         try:

@@ -34,7 +34,7 @@ PROGRAM: Final = "gpu_idle_timeout"
 KILLED: Final = 1
 FAILED: Final = 1
 INTERRUPTED: Final = 130
-# As later versions of the original: Python with faulthandler, and Java, print their stacks.
+# Like later versions of the original: Python with faulthandler, and Java, print their stacks.
 CHILDREN_SIGNAL: Final = "SIGQUIT"
 
 
@@ -43,22 +43,22 @@ class TimeoutArguments(NamedTuple):
 
     policy: SamplesPolicy
     signal: signal.Signals | None
-    """Sent before the kill, if there is one."""
+    """Sent before the kill, if given."""
     signal_children: bool
     debug: bool
     command: tuple[str, ...]
 
 
 def look_distance(sample_freq: int) -> float:
-    """Seconds between looks: several per sample where these are far apart, as the driver remembers sixteen seconds."""
+    """Seconds between looks: several per long sample interval, because the driver buffers sixteen seconds."""
     return sample_freq / math.ceil(sample_freq / LONGEST_WAIT)
 
 
 class IdleWatch:
-    """Each look comes one `policy.every` after the previous one, the first at the start."""
+    """Takes one look per `policy.every`, the first at the start."""
 
     def __init__(self, policy: SamplesPolicy, log: logging.Logger, look_takes: float = LOOK_TAKES) -> None:
-        """`look_takes`: how long a look may take, the prober's deadline."""
+        """`look_takes`: the prober's deadline for a look."""
         self.policy = policy
         self._log = log
         self._scope = DeviceScope()
@@ -96,21 +96,21 @@ class IdleWatch:
             else:
                 unknown[f"{uuid} "] = percent.reason
         for prefix, reason in unknown.items():
-            # Logged when it begins and when its reason changes; with --debug every time.
+            # Logged at its beginning and on a change of reason; with --debug every time.
             level = logging.DEBUG if self._unknown.get(prefix) == reason else logging.WARNING
             self._log.log(level, "%susage unknown: %s", prefix, reason)
         self._unknown = unknown
 
 
 class _GuardedHandler(logging.Handler):
-    """Writes to stderr, where that is possible."""
+    """Writes to stderr, if possible."""
 
     def emit(self, record: logging.LogRecord) -> None:
         emit(ERROR, f"{self.format(record)}\n")
 
 
 def open_log(*, debug: bool) -> logging.Logger:
-    """The log on stderr, with lines as the original writes them."""
+    """The log on stderr, in the original's format."""
     handler = _GuardedHandler()
     handler.setFormatter(logging.Formatter(f"%(asctime)s: %(levelname)s: {PROGRAM}: %(message)s"))
     log = logging.Logger(PROGRAM, logging.DEBUG if debug else logging.INFO)
@@ -134,7 +134,7 @@ class WatchedCommand(CommandHandler[int]):
         *,
         children: bool,
     ) -> None:
-        """`signum` is sent before the kill if there is one, with `children` to all processes of the command."""
+        """`signum`, if given, is sent before the kill; with `children`, to all processes of the command."""
         self._command = command
         self._watch = watch
         self._log = log
@@ -143,7 +143,7 @@ class WatchedCommand(CommandHandler[int]):
         self._killed = False
 
     def run(self) -> int:
-        """The exit code that the whole program ends with."""
+        """The exit code of the program."""
         with contextlib.ExitStack() as cleanup:
             prober = open_prober()
             cleanup.callback(prober.leave)
@@ -165,7 +165,7 @@ class WatchedCommand(CommandHandler[int]):
 
     def on_started(self) -> None:
         self._watch.announce()
-        # Not before: a command that is slow to start has not been idle.
+        # Not earlier: a command that starts slowly has not been idle.
         self._sampler.postpone(0.0)
 
     def on_start_failed(self, failed: Failed) -> int:
@@ -217,7 +217,7 @@ class WatchedCommand(CommandHandler[int]):
 
 
 def _deepest_first(processes: Iterable[Identity]) -> list[Identity]:
-    """Children before their parents, which might otherwise start new ones."""
+    """Children before their parents, which might otherwise start new children."""
     parents = {process.pid: found.parent for process in processes if (found := stat(process.pid))}
 
     def depth(process: Identity) -> int:
@@ -252,7 +252,7 @@ def run(options: TimeoutArguments, log: logging.Logger) -> int:
 
 
 def end_task(watch: IdleWatch, log: logging.Logger) -> int:
-    """Ends the Determined task that this runs in, when its GPUs are idle."""
+    """Ends the surrounding Determined task when its GPUs are idle."""
     from stoker.actions.action import facts_of
     from stoker.actions.determined import Determined
 

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 class SentinelWatch:
-    """The sentinel rule with a look at the GPUs for every tick."""
+    """The sentinel rule with one look per tick."""
 
     def __init__(self, options: SentinelArguments) -> None:
         self._options = options
@@ -55,7 +55,7 @@ class SentinelWatch:
 
     def run(self) -> int:
         if self._action is not None:
-            # Warns now rather than when nobody is there to read it.
+            # Warn now, while somebody can read it.
             for warning in self._action.prepare():
                 _complain(warning)
         rule = SentinelRule(self._policy)
@@ -79,14 +79,14 @@ class SentinelWatch:
             if self._action is not None:
                 self._action.act(facts_of(verdict, (), at, platform.node()))
         except StokerError as error:
-            # The machine is still idle and still costs money: the rule stays armed and acts again after its window.
+            # The machine is still idle and costs money: the rule stays armed and acts again after its window.
             _complain(f"{self._options.kill_action} failed: {error}")
             return False
         _say(f"GPU usage was {self._idle_in_words()}: {self._options.kill_action}")
         return True
 
     def _observation(self, look: Look) -> Observation:
-        """The chosen devices; one that is gone is unknown."""
+        """The chosen devices; a missing device is unknown."""
         gone = Unknown("it is no longer there")
         activities = [
             Activity(uuid, uuid, reading.vouched, used.peak if known(used := reading.utilization) else used, reading)

@@ -1,4 +1,4 @@
-"""`get_gpu_usage`: how busy GPUs are, as one number, for a program that watches itself."""
+"""`get_gpu_usage`: the utilization of GPUs as one number, for programs that watch themselves."""
 
 import atexit
 import contextlib
@@ -14,30 +14,29 @@ from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
 from stoker.gpus.spawn import spawned
 
-# Longer than a look takes, shorter than a person waits for a program that is done.
+# Longer than a look, shorter than a person waits for a finished program.
 _CLOSING: Final = 0.5
 
 
 class Devices:
-    """The GPUs with these indices, or all when none is named, by their uuids from the first look on.
-
-    When a GPU falls off the bus, the driver renumbers the others. A chosen GPU stays chosen, and one that is gone is
-    unknown. An index without a GPU gets one when it appears.
+    """The GPUs with these indices, or all if none are given, identified by uuid from the first look on, because the
+    driver renumbers GPUs when one falls off the bus. A missing GPU is unknown. An index without a GPU gets one when it
+    appears.
     """
 
     def __init__(self, device_ids: Collection[int] | None = None) -> None:
         self._wanted = frozenset(device_ids or ())
         self._chosen: dict[str, int] = {}
-        """By uuid, the index that it was chosen by."""
+        """The chosen index by uuid."""
 
     def mean_usage(self, look: Look) -> float:
-        """A fraction of 1. NaN when it is not known of all of them."""
+        """A fraction of 1; NaN if any is unknown."""
         readings = self.readings(look)
         peaks = [used.utilization.peak if used and known(used.utilization) else math.nan for used in readings.values()]
         return math.fsum(peaks) / len(peaks) if peaks else math.nan
 
     def why_unknown(self, look: Look) -> str | None:
-        """Why `mean_usage` is NaN, as part of a sentence; None when it is not."""
+        """Why `mean_usage` is NaN, as part of a sentence; None if it is a number."""
         readings = self.readings(look)
         if look.problem is not None:
             return look.problem.reason
@@ -63,19 +62,19 @@ class Devices:
 
 
 class GpuUsageMeter:
-    """A prober for programs that only want the number. It may be shared by threads, and a fork starts its own."""
+    """A prober for programs that need only the number. Threads may share it; a fork starts its own."""
 
     def __init__(self, open_prober: Callable[[], Prober]) -> None:
-        """`open_prober` is called when the number is wanted for the first time, and again in a forked process."""
+        """`open_prober` is called on first use, and again in a forked process."""
         self._open_prober = open_prober
         self._prober: Prober | None = None
         self._devices: dict[frozenset[int], Devices] = {}
-        """By the indices that were asked for."""
+        """By requested indices."""
         self._one_at_a_time = threading.Lock()
         os.register_at_fork(after_in_child=self._forked)
 
     def usage(self, device_ids: Collection[int] | None = None) -> float:
-        """What `Devices.mean_usage` says now, and NaN where there is no GPU at all."""
+        """The current `Devices.mean_usage`; NaN without any GPU."""
         with self._one_at_a_time:
             if self._prober is None:
                 self._prober = self._open_prober()
@@ -87,7 +86,7 @@ class GpuUsageMeter:
             return devices.mean_usage(look)
 
     def close(self) -> None:
-        """Closes the helper, unless another thread is asking it: it then ends with this process."""
+        """Closes the helper, unless another thread uses it: it then ends with this process."""
         if self._one_at_a_time.acquire(timeout=_CLOSING):
             try:
                 if self._prober is not None:
@@ -96,29 +95,26 @@ class GpuUsageMeter:
                 self._one_at_a_time.release()
 
     def _forked(self) -> None:
-        """The helper belongs to the process that started it, and so do its answers."""
+        """Helper and answers belong to the process that started it."""
         inherited, self._prober = self._prober, None
         nobody_asks = self._one_at_a_time.acquire(blocking=False)
         self._one_at_a_time = threading.Lock()
         if inherited is None or not nobody_asks or inherited.remaining() < inherited.deadline:
-            # With a question outstanding, leaving would also signal the helper, which belongs to the parent. The pipes
-            # to it then stay open as long as this process lives.
+            # With an outstanding request, closing would also signal the helper, which belongs to the parent. The pipes
+            # then stay open for the lifetime of this process.
             return
         with contextlib.suppress(OSError):
             inherited.leave()
 
 
 def get_gpu_usage(device_ids: Collection[int] | None = None) -> float:
-    """The usage of the GPUs with these indices (None: of all), averaged over them, between 0 and 1.
-
-    Of each GPU it is the peak since the call before, so a burst between two calls is not missed. NaN when it is
-    not known of all of them: NaN is neither above nor below any threshold.
+    """The mean usage of the GPUs with these indices (None: all), between 0 and 1. For each GPU it uses the peak since
+    the previous call, so no burst is missed. NaN if any GPU is unknown: NaN is neither above nor below any threshold.
     """
     return _METER.usage(device_ids)
 
 
-# One helper process for as many calls as the program makes. The function has no object that a caller could keep it in,
-# so this one lives as long as the program, starts nothing before the first call, and is closed at the end.
-# Spawned, not forked: the program around this may have threads and open CUDA devices.
+# One helper process for all calls of the program. It starts with the first call and is closed at exit, because callers
+# of the function have no object to keep it in. Spawned, not forked: the program may have threads and open CUDA devices.
 _METER: Final = GpuUsageMeter(lambda: open_prober(spawned, sharing="join"))
 atexit.register(_METER.close)

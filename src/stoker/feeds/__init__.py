@@ -1,1 +1,1 @@
-"""Where jobs come from without being typed: the lines of a text file, the rows of a Google Sheet."""
+"""Sources of jobs: lines of a text file, rows of a Google Sheet."""

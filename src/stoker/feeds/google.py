@@ -19,9 +19,9 @@ from stoker.paths import may_be_read_by_others
 from stoker.streams import warn
 
 GOOGLE: Final = "https://sheets.googleapis.com"
-# Access to the Drive is not needed.
+# Access to Google Drive is not needed.
 SCOPES: Final = ("https://www.googleapis.com/auth/spreadsheets",)
-# Seconds to connect, and between two bytes of an answer.
+# Timeouts in seconds: to connect, and between two bytes of an answer.
 TIMEOUT: Final = (10.0, 30.0)
 # Temporary answers of a proxy or an overloaded Google.
 TEMPORARY: Final = frozenset({408, 429, 500, 502, 503, 504})
@@ -30,7 +30,7 @@ _KEY: Final = re.compile(r"[\w-]+")
 
 
 def key_in(text: str) -> str:
-    """The key of a sheet, also from the address that the browser shows."""
+    """The key of a sheet, also from its URL."""
     if found := _URL.search(text):
         return found[1]
     if not _KEY.fullmatch(text):
@@ -39,7 +39,7 @@ def key_in(text: str) -> str:
 
 
 class GoogleSheet:
-    """One worksheet. It is opened when it is first needed, and reopened after every error."""
+    """One worksheet, opened on first use and reopened after every error."""
 
     def __init__(self, credentials: Path, key: str, title: str | None, address: str = GOOGLE) -> None:
         self._key = key
@@ -50,7 +50,7 @@ class GoogleSheet:
 
     @property
     def identity(self) -> str:
-        """Identifies this worksheet, also after its title is changed."""
+        """Identifies this worksheet even after a change of its title."""
         with self._explained():
             return f"{self._key}:{self._worksheet().id}"
 
@@ -59,7 +59,7 @@ class GoogleSheet:
             return self._worksheet().batch_get(ranges)
 
     def write(self, cells: Sequence[Cell]) -> None:
-        """Writes all of them in one request, as text: an id like 12e45678 is not a number."""
+        """Writes all cells in one request, as text: an id like 12e45678 is not a number."""
         with self._explained():
             self._worksheet().batch_update([{"range": cell.address, "values": [[cell.value]]} for cell in cells])
 
@@ -97,7 +97,7 @@ class GoogleSheet:
                 "create a new key for it, and check this machine's clock"
             ) from None
         except (JSONDecodeError, TypeError, LookupError):
-            # The libraries raise these for a page that is not Google's.
+            # The libraries raise these if another server answers.
             raise self._away(
                 "Google cannot be reached: another server answers for it, as the login page of a hotel's network does"
             ) from None
@@ -131,7 +131,7 @@ class GoogleSheet:
 
 def _authorized(credentials: Path, address: str) -> tuple[str, gspread.Client]:
     class AtAddress(gspread.HTTPClient):
-        """Uses another server than Google's: a proxy, or the tests."""
+        """Replaces Google's server by a proxy, or in tests."""
 
         def request(self, method: str, endpoint: str, *args: Any, **options: Any) -> Response:
             return super().request(method, endpoint.replace(GOOGLE, address, 1), *args, **options)

@@ -1,4 +1,4 @@
-"""What both feeds share: making jobs of commands, printing, and retrying."""
+"""Shared by both feeds: creating jobs, printing, and retrying."""
 
 import contextlib
 import random
@@ -19,7 +19,7 @@ from stoker.queue.store import Store
 
 
 class SourceCommand(NamedTuple):
-    """A command, the place it was written in, and the id that its job gets."""
+    """A command, its origin, and the id of its job."""
 
     command: str
     origin: str
@@ -27,22 +27,22 @@ class SourceCommand(NamedTuple):
 
 
 class Intake:
-    """Makes jobs that are all like `pattern`, except for their commands."""
+    """Creates jobs like `pattern` with other commands."""
 
     def __init__(self, pattern: JobSpec, append: str = "") -> None:
-        """`append` is put behind every command."""
+        """`append` is appended to every command."""
         self._pattern = pattern
         self._append = append
         self._admitted = False
 
     def admit(self, store: Store) -> None:
-        """Raises BadInputError when no engine of this queue can run such jobs. Asked once: workers come and go."""
+        """Raises BadInputError if no engine of this queue can run such jobs. Checked once, because workers change."""
         if not self._admitted:
             check_jobs(store, [self._pattern])
             self._admitted = True
 
     def refusal(self, command: str) -> str | None:
-        """Why no job can be made of this command; None when one can."""
+        """Why this command is invalid; None if it is valid."""
         try:
             check_command(command)
             check(replace(self._pattern, command=command))
@@ -51,7 +51,7 @@ class Intake:
         return None
 
     def made(self, commands: Sequence[SourceCommand]) -> list[JobSpec]:
-        """The jobs that these become."""
+        """The jobs for these commands."""
         if not commands:
             return []
         code = checkout_of(self._pattern.directory)
@@ -63,7 +63,7 @@ class Intake:
 
 
 class FeedLog:
-    """Prints what a feed does. Every line is flushed at once, for readers of a pipe."""
+    """Prints the progress of a feed. Every line is flushed at once, for readers of a pipe."""
 
     def __init__(self) -> None:
         self._reported: set[str] = set()
@@ -115,7 +115,7 @@ class RetryForever:
         self._chance = chance
 
     def also(self, *away: type[StokerError]) -> None:
-        """Retries after these errors too, from now on."""
+        """From now on, also retries after these errors."""
         self._away = (*self._away, *away)
 
     def until_done(self, step: Callable[[], T]) -> T:
@@ -128,7 +128,7 @@ class RetryForever:
                 if not reported:
                     self._log.write(f"{error} (waiting, and trying again)")
                 reported = True
-                # With jitter, so that several feeds do not all come back at the same moment.
+                # With jitter, so several feeds do not retry at the same time.
                 self._sleep(backoff.next() * (1.0 + self._chance()) / 2)
                 continue
             if reported:

@@ -1,8 +1,8 @@
-"""The rows of a sheet: where things are on it, and which row is which after people have edited it. Pure.
+"""The rows of a sheet: their layout, and their identity after edits. Pure.
 
-A row is known by the id that the feed wrote beside it. Google knows no transactions: rows may move between a look and
-what is written because of it, and an id may then overwrite that of another row. So after ids were written, rows that
-miss theirs are recognized by their text.
+The id that the feed wrote beside a row identifies it. Google has no transactions: rows may move between a read and a
+write, and an id may overwrite that of another row. After ids were written, rows that lack theirs are therefore
+recognized by their text.
 """
 
 import re
@@ -19,7 +19,7 @@ RowField = Literal["state", "gpu", "id", "link"]
 Values = Sequence[Sequence[Sequence[str]]]
 """Rows of cells for each range; empty ends are missing."""
 
-# A claim that stands nowhere after this many seconds was never written, or its row was deleted.
+# A claim whose id does not appear after this many seconds was never written, or its row was deleted.
 SECONDS_TO_CLAIM: Final = 3600.0
 
 _COLUMN: Final = re.compile(r"[A-Z]{1,3}")
@@ -31,20 +31,20 @@ class CounterError(BadInputError):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Where things are on the sheet."""
+    """The layout of the sheet."""
 
     counter: str
     commands: str
     first_row: int
     columns: dict[RowField, str]
-    """Where each field is written back; `id` is always there."""
+    """The column of each written field; always contains `id`."""
 
     def ranges(self) -> list[str]:
         columns = [self.commands, *self.columns.values()]
         return [self.counter, *(f"{column}{self.first_row}:{column}" for column in columns)]
 
     def row_of(self, counter: int) -> int:
-        """The row that a counter points at: 1 is the first."""
+        """The row that a counter refers to; 1 is the first."""
         return counter + self.first_row - 1
 
 
@@ -52,7 +52,7 @@ class SheetRow(NamedTuple):
     number: int
     command: str
     cells: Mapping[RowField, str]
-    """What is written back beside it now."""
+    """The cells beside it now."""
 
     @property
     def id(self) -> str:
@@ -71,7 +71,7 @@ class Content(NamedTuple):
     counter: int
     rows: Sequence[SheetRow]
     is_counted: bool
-    """Whether the cell of the counter says anything."""
+    """Whether the counter's cell has a value."""
 
 
 class Cell(NamedTuple):
@@ -110,7 +110,7 @@ def parse_layout(counter: str, commands: str, first_row: int, columns: Mapping[R
 
 
 def content_of(layout: Layout, values: Values) -> Content:
-    """What was read of the ranges of the layout."""
+    """The contents of the layout's ranges."""
     (first, *columns) = values
     commands, *others = columns
     written = dict(zip(layout.columns, others, strict=True))
@@ -144,7 +144,7 @@ def _at(cells: Sequence[Sequence[str]], index: int) -> str:
 
 
 def changes(content: Content, layout: Layout, truth: Mapping[int, Mapping[RowField, str]]) -> list[Cell]:
-    """The cells that say something else than the truth of their row."""
+    """The cells that differ from the correct value for their row."""
     return [
         Cell(f"{layout.columns[field]}{row.number}", value)
         for row in content.rows
@@ -159,11 +159,11 @@ class TakenRow(msgspec.Struct, array_like=True):
     id: str
     """Its job."""
     digest: str
-    """Of its text when it was last seen."""
+    """Digest of its text when last seen."""
     taken: str
-    """Of its text when it was taken."""
+    """Digest of its text at submission."""
     again: bool = False
-    """Whether somebody set the counter back over it after its job had ended."""
+    """Whether somebody set the counter back past it after its job had ended."""
 
     @property
     def is_edited(self) -> bool:
@@ -171,44 +171,44 @@ class TakenRow(msgspec.Struct, array_like=True):
 
 
 class Claim(msgspec.Struct, array_like=True):
-    """A row that becomes a job when the id that was written for it is read beside it, or beside another new row."""
+    """A row that becomes a job when its id is read back beside it, or beside another new row."""
 
     digest: str
     at: float
 
 
 class Memory(msgspec.Struct):
-    """What a feed keeps in the queue about a sheet."""
+    """A feed's state of a sheet, stored in the queue."""
 
     counter: int = 1
-    """What the cell said at the last look."""
+    """The cell's value at the last read."""
     wanted: int = 1
-    """What the feed wants it to say."""
+    """The value that the feed wants."""
     floor: int = 1
-    """What a person, or the program before this one, has raised it to."""
+    """The value to which a person, or an earlier program, has raised it."""
     verified: str = ""
-    """The column in which all ids were read beside their rows; empty when ids were written since."""
+    """The column in which all ids were read beside their rows; empty if ids were written since."""
     taken: list[TakenRow] = []
     claims: dict[str, Claim] = {}
     """By their ids."""
     skipped: dict[str, int] = {}
-    """How many rows with a text of this digest the counter was past when they were first seen."""
+    """Number of rows with this text digest before the counter when they were first seen."""
     written: dict[str, list[str]] = {}
-    """What was written into each column since all was last found right: it may stand beside rows that moved."""
+    """Values written to each column since the last correct read: they may be beside rows that have moved."""
 
 
 class Recognized(NamedTuple):
     taken: dict[int, TakenRow]
-    """By the numbers that their rows have now."""
+    """By current row number."""
     missing: list[TakenRow]
-    """Rows that are not found, but may be at the next look."""
+    """Rows not found now, which may reappear."""
     skipped: dict[int, SheetRow]
     new: list[SheetRow]
-    """Rows with commands that were not dealt with yet."""
+    """Rows with unprocessed commands."""
 
 
 def recognize(memory: Memory | None, content: Content, layout: Layout, known: Collection[str]) -> Recognized:
-    """What each row is. `known` are ids in the sheet that are, or were, jobs of it; no memory means the first look."""
+    """Identifies each row. `known`: ids in the sheet that are, or were, its jobs; no memory means the first read."""
     last = memory or Memory()
     is_verified = last.verified == layout.columns["id"]
     left = {entry.id: entry for entry in last.taken}
@@ -223,20 +223,20 @@ def recognize(memory: Memory | None, content: Content, layout: Layout, known: Co
     for row in content.rows:
         if row.id in left and left[row.id].digest == row.digest:
             match(row, left[row.id])
-    # An id of ours beside another text was written by a feed for a row that has moved, or that another feed has taken.
+    # One of our ids beside another text was written for a row that has moved or that another feed has submitted.
     ours = {*known, *last.claims, *left, *(entry.id for entry in taken.values())}
-    # Rows that have no id come first: the others may have been edited into this text.
+    # Rows without an id come first: others may have been edited into this text.
     for row in sorted(free.values(), key=lambda row: bool(row.id)):
         if row.is_command and (row.id in ours or not is_verified):
             same = next((entry for entry in left.values() if entry.digest == row.digest), None)
             if same is not None:
                 match(row, same)
-    # None of the rows that were claimed is an older one that was edited.
+    # None of the claimed rows is an edited older one.
     claimed = set() if is_verified else {claim.digest for claim in last.claims.values()}
     for row in [*free.values()]:
         if row.id in left and row.digest not in claimed:
             match(row, left[row.id])
-    # A row comes back with its id when somebody undoes a deletion.
+    # Undoing a deletion brings a row back with its id.
     forgotten = set(known) - {entry.id for entry in last.taken}
     for row in [*free.values()]:
         if row.id in forgotten:
@@ -258,7 +258,7 @@ def _skipped(last: Memory, rows: Iterable[SheetRow]) -> dict[int, SheetRow]:
 
 
 def _counted(memory: Memory | None, content: Content, layout: Layout, rows: Recognized) -> Recognized:
-    """What the counter changes: it skips new rows when it is set forward, and brings rows back when it is set back."""
+    """Applies the counter: setting it forward skips new rows, setting it back restores rows."""
     at = layout.row_of(content.counter)
     before = layout.first_row if memory is None else layout.row_of(max(memory.counter, memory.wanted))
     taken, skipped, new = rows.taken, rows.skipped, {row.number: row for row in rows.new}
@@ -280,12 +280,12 @@ def _counted(memory: Memory | None, content: Content, layout: Layout, rows: Reco
 
 
 def was_moved(memory: Memory, content: Content) -> bool:
-    """Whether somebody else has written the counter. An empty cell says nothing: rows may have been inserted above."""
+    """Whether somebody else wrote the counter. An empty cell proves nothing: rows may have been inserted above."""
     return content.is_counted and content.counter not in (memory.counter, memory.wanted)
 
 
 def floor_of(memory: Memory | None, content: Content) -> int:
-    """The lowest that the counter may be: what somebody else has raised it to."""
+    """The lower bound of the counter: the value that somebody else has set."""
     if memory is None:
         return content.counter
     if was_moved(memory, content):
@@ -300,7 +300,7 @@ def counter_after(content: Content, layout: Layout, floor: int) -> int:
 
 
 def claimed(memory: Memory | None, rows: Sequence[SheetRow]) -> dict[int, str]:
-    """The rows that are claimed, each by its id; further rows with the same id are copies."""
+    """The claimed rows by id; further rows with the same id are copies."""
     claims: dict[str, int] = {}
     for row in rows:
         if memory is not None and row.id in memory.claims:
@@ -309,7 +309,7 @@ def claimed(memory: Memory | None, rows: Sequence[SheetRow]) -> dict[int, str]:
 
 
 def claims_kept(memory: Memory | None, content: Content, now: float) -> dict[str, Claim]:
-    """Those that stand beside a row, or that may still be written."""
+    """Claims whose ids are beside a row, or may still be written."""
     written = {row.id for row in content.rows}
     claims = memory.claims if memory is not None else {}
     return {name: claim for name, claim in claims.items() if name in written or now - claim.at < SECONDS_TO_CLAIM}

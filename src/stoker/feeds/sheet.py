@@ -1,8 +1,8 @@
-"""The feed from a sheet: rows become jobs, each once, and what becomes of those is written beside them.
+"""The feed from a sheet: each row becomes a job once, and the job's state is written beside it.
 
-People edit the sheet at any moment. A row becomes a job when the id that was written for it is read beside it. What the
-feed knows of the rows is kept in the queue and changes together with the jobs; and whatever was written is read again,
-until every cell stands beside its row.
+People may edit the sheet at any time. A row becomes a job when its id has been read back beside it. The feed's state is
+stored in the queue and changes in the transactions of the jobs. Written cells are read again until every one is beside
+its row.
 """
 
 import time
@@ -40,24 +40,24 @@ from stoker.queue.field_kinds import ID
 from stoker.queue.jobs import new_id
 from stoker.queue.model import ENDED
 
-# One request may take long when it changes many cells.
+# A request that changes many cells may take long.
 MOST_CELLS: Final = 2000
-# How often a turn looks again at what it has written. What people keep moving is put right in the next turn.
+# How often a turn verifies what it has written. If people keep moving rows, the next turn corrects them.
 MOST_ROUNDS: Final = 6
-# Beside a row that no job can be made of.
+# Beside a row with an invalid command.
 LEFT_OUT: Final = "left out: "
 
 
 class SheetAwayError(StokerError):
-    """The sheet cannot be reached now; later it can."""
+    """The sheet is temporarily unreachable."""
 
 
 class SheetRefusedError(StokerError):
-    """The sheet cannot be used as it was asked for."""
+    """The sheet cannot be used with these options."""
 
 
 class Sheet(Protocol):
-    """What the feed needs of a worksheet."""
+    """The operations of a worksheet."""
 
     @property
     def identity(self) -> str: ...
@@ -70,7 +70,7 @@ class Sheet(Protocol):
 
 
 class SheetFeed:
-    """One worksheet, and the queue that its rows go into."""
+    """One worksheet and its queue."""
 
     def __init__(
         self, sheet: Sheet, layout: Layout, intake: Intake, open_store: Callable[[], Store], log: FeedLog
@@ -85,7 +85,7 @@ class SheetFeed:
         """The GPUs of attempts in words: an attempt keeps its GPUs."""
 
     def run_once(self) -> None:
-        """Looks at the sheet until there is nothing to take, and all that was written is read beside its row."""
+        """Reads the sheet until there are no new rows and all written cells are beside their rows."""
         fruitless = 0
         while fruitless < MOST_ROUNDS:
             is_new, is_done = self._round()
@@ -94,10 +94,10 @@ class SheetFeed:
             fruitless = 0 if is_new else fruitless + 1
 
     def run(self, every: float) -> None:
-        """Takes what is there and what comes, for ever."""
+        """Submits existing and new rows for ever."""
         patience = RetryForever(self._log, QueueAwayError, SheetAwayError)
         patience.until_done(self._round)
-        # It has worked before, so later errors may be temporary.
+        # It worked before, so later errors may be temporary.
         patience.also(SheetRefusedError, CounterError)
         while True:
             patience.until_done(self.run_once)
@@ -109,13 +109,13 @@ class SheetFeed:
             self._store.close()
 
     def _round(self) -> tuple[bool, bool]:
-        """One look, and all that follows from it; whether there were new rows, and whether nothing is left to do."""
+        """One read and its consequences; returns whether there were new rows, and whether nothing is left to do."""
         if self._store is None:
             self._store = self._open_store()
         store, layout = self._store, self._layout
         self._intake.admit(store)
         feed = f"sheet:{self._sheet.identity}:{layout.commands}:"
-        # Before the sheet is read: when another feed changes it meanwhile, what was read is old.
+        # Before reading the sheet: if another feed changes it meanwhile, the read is outdated.
         version, text = store.feeds.memory(feed)
         memory = msgspec.json.decode(text, type=Memory) if text else None
         content = content_of(layout, self._sheet.read(layout.ranges()))
@@ -157,7 +157,7 @@ class SheetFeed:
         return bool(new), not cells
 
     def _put(self, store: Store, feed: str, version: int, memory: Memory, commands: Sequence[SourceCommand]) -> bool:
-        """False, and nothing is done, when another feed was faster or an id is another job's by chance."""
+        """Returns False and does nothing if another feed was faster or an id collides with another job's."""
         try:
             if not store.feeds.take(feed, version, _text(memory), self._intake.made(commands)):
                 return False
@@ -183,7 +183,7 @@ class SheetFeed:
         fresh: Mapping[int, str],
         refused: Mapping[int, str],
     ) -> dict[int, dict[RowField, str]]:
-        """What is to be read beside every row."""
+        """The correct cells beside every row."""
         columns = self._layout.columns
         ours = {entry.id for entry in taken.values()}
         gpus = self._gpus_of([jobs[name] for name in ours if name in jobs], store) if "gpu" in columns else {}
@@ -193,11 +193,11 @@ class SheetFeed:
             if row.number in fresh:
                 truth[row.number] = {"state": "queued", "gpu": "", "id": fresh[row.number], "link": ""}
             elif entry is not None:
-                # What stands beside a job that `stoker clean` has deleted stays.
+                # Cells beside a job deleted by `stoker clean` stay.
                 job = jobs.get(entry.id)
                 truth[row.number] = {"id": entry.id} if job is None else self._about(row, entry, job, gpus)
             else:
-                # What was written beside it belongs to a row that has moved.
+                # The cells beside it belong to a row that has moved.
                 stray: dict[RowField, str] = {
                     field: "" for field, column in columns.items() if row.cells[field] in last.written.get(column, ())
                 }
@@ -211,7 +211,7 @@ class SheetFeed:
         return truth
 
     def _about(self, row: SheetRow, entry: TakenRow, job: Job, gpus: Mapping[str, str]) -> dict[RowField, str]:
-        """What is to be read beside the row of this job."""
+        """The correct cells beside the row of this job."""
         state = job.shown_state
         if entry.again and job.state not in ENDED:
             entry.again = False
@@ -235,7 +235,7 @@ class SheetFeed:
         return problem
 
     def _gpus_of(self, jobs: Sequence[Job], store: Store) -> dict[str, str]:
-        """The GPUs of the last attempt at each of the jobs that has started, in words."""
+        """The GPUs of the last attempt of each started job, in words."""
         started = {
             job.id: job.attempt
             for job in jobs
@@ -254,14 +254,14 @@ def _text(memory: Memory) -> str:
 
 
 def _known(store: Store, feed: str, jobs: Mapping[str, Job], content: Content) -> set[str]:
-    """The ids on the sheet that are jobs of it, or were before they were cleaned away."""
+    """The ids on the sheet that are its jobs, or were before `stoker clean`."""
     ids = {row.id for row in content.rows if ID.fullmatch(row.id)}
     origins = store.feeds.known_origins([f"{feed}{name}" for name in sorted(ids - jobs.keys())])
     return {name for name in ids if name in jobs or f"{feed}{name}" in origins}
 
 
 def words(attempt: Attempt, workers: Sequence[Worker]) -> str:
-    """`GPU 0 and 1 on lab1`; only the machine for a job without GPUs, a part of the uuid where no worker knows it."""
+    """`GPU 0 and 1 on lab1`; only the machine for a job without GPUs; part of the uuid if no worker knows it."""
     if attempt.where:
         return attempt.where
     indices = {gpu.uuid: str(gpu.index) for worker in workers for gpu in worker.view.gpus}

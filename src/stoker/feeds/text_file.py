@@ -1,4 +1,4 @@
-"""The feed from a text file: every line that appears in it becomes a job."""
+"""The feed from a text file: every new line becomes a job."""
 
 import contextlib
 import fcntl
@@ -19,11 +19,11 @@ from stoker.inotify import Inotify
 from stoker.queue import QueueAwayError, Store, new_id
 from stoker.queue.model import Job
 
-# A last line without a newline is complete when it has not changed for this long.
+# A last line without a newline counts as complete when unchanged for this long.
 SECONDS_TO_FINISH_A_LINE: Final = 2.0
-# inotify reports nothing of what other machines write to a file server.
+# inotify does not report changes that other machines make on a file server.
 SECONDS_BETWEEN_LOOKS: Final = 5.0
-# A transaction of this many jobs takes a fraction of a second, which is how long other processes wait.
+# A transaction of this many jobs blocks other processes for a fraction of a second.
 MOST_AT_ONCE: Final = 500
 
 _OF_THE_FILE: Final = inotify.MODIFIED | inotify.CLOSED_AFTER_WRITING
@@ -32,7 +32,7 @@ _OF_THE_DIRECTORY: Final = inotify.CREATED | inotify.MOVED_HERE
 
 
 class FileFeed:
-    """One file, and the queue that its lines go into."""
+    """One file and its queue."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class FileFeed:
         self._log = log
         self._store: Store | None = None
         self._taken: set[str] = set()
-        """Origins that are known to be in the queue."""
+        """Origins known to be in the queue."""
         self._data = b""
         self._changed = time.monotonic()
         self._done: bytes | None = None
-        """What of the file was taken already."""
+        """The part of the file that was already submitted."""
 
     def run_once(self) -> None:
-        """Takes what is there; waits for a last line without a newline to be complete."""
+        """Submits existing lines; waits for a last line without a newline to be complete."""
         while (pause := self._look()) < SECONDS_BETWEEN_LOOKS:
             time.sleep(pause)
         self._write_finished()
@@ -69,7 +69,7 @@ class FileFeed:
         events = Inotify()
         try:
             while True:
-                # The watch comes before the look: what happens in between wakes at once.
+                # The watch precedes the read: changes in between wake at once.
                 events.drain()
                 events.watch(self._path.parent, _OF_THE_DIRECTORY)
                 events.watch(self._path, _OF_THE_FILE)
@@ -87,7 +87,7 @@ class FileFeed:
             self._store.close()
 
     def _look(self) -> float:
-        """Takes every complete new line; in how many seconds to look again at the latest."""
+        """Submits every complete new line; returns the seconds until the next read at the latest."""
         data = self._read()
         now = time.monotonic()
         if data != self._data:
@@ -133,12 +133,12 @@ class FileFeed:
         try:
             ids = store.jobs.submit(self._intake.made(wanted))
         except BadInputError:
-            # By chance another job has one of these ids: with others it works.
+            # One of these ids collides with another job's: draw others.
             wanted = [one._replace(id=new_id()) for one in wanted]
             ids = store.jobs.submit(self._intake.made(wanted))
         for one, name in zip(wanted, ids, strict=True):
             self._taken.add(one.origin)
-            # Another id is that of the job which this line became before.
+            # A different id belongs to the job that this line became before.
             if name == one.id:
                 self._log.job(name, one.command)
 
@@ -146,7 +146,7 @@ class FileFeed:
         try:
             self._write_finished()
         except FileAwayError as error:
-            # New lines must not wait for a disk that is full elsewhere.
+            # A full disk elsewhere must not delay new lines.
             self._log.write_once(f"{error} (trying again)")
 
     def _write_finished(self) -> None:
@@ -163,7 +163,7 @@ class FileFeed:
         try:
             yield self._store
         except QueueAwayError:
-            # The database that comes back may have lost its last jobs: submit every line again.
+            # A database that comes back may have lost its last jobs: submit every line again.
             self._taken.clear()
             self._done = None
             raise
@@ -183,7 +183,7 @@ class Line(NamedTuple):
 class Lines(NamedTuple):
     commands: list[Line]
     unreadable: list[int]
-    """The numbers of lines that are not text."""
+    """Numbers of lines that are not text."""
 
 
 def lines_in(data: bytes) -> Lines:
@@ -204,40 +204,40 @@ def lines_in(data: bytes) -> Lines:
 
 
 def finished_part(data: bytes) -> bytes:
-    """All but a last line that somebody may still be writing."""
+    """All lines except a last one that may still be incomplete."""
     if not data[data.rfind(b"\n") + 1 :].strip():
         return data
     return data[: data.rfind(b"\n") + 1]
 
 
 def feed_prefix(path: Path, name: str | None) -> str:
-    """What the origins of all lines of a file begin with: the name of the feed, or the real path of the file."""
+    """The common prefix of the origins of a file's lines: the feed's name, or the file's real path."""
     written = quote(os.fsencode(name if name is not None else os.path.realpath(path)), safe="/ .,-_~+=@")
     return f"file:{written if len(written) <= LONGEST_NAME else sha256(written.encode()).hexdigest()}:"
 
 
 def origin_of(prefix: str, line: Line) -> str:
-    """The number of the line and the lines around it are left out, because they change when the file is edited."""
+    """Line number and neighbouring lines are not part of it, because edits change them."""
     return f"{prefix}{sha256(line.text.encode()).hexdigest()[:32]}:{line.occurrence}"
 
 
 class FileAwayError(StokerError):
-    """A file cannot be read or written now."""
+    """A file is temporarily unreadable or unwritable."""
 
 
 class FinishedFile:
-    """The file of `--finished`, which people may edit or remove. A file beside it has the ids of its jobs."""
+    """The file of `--finished`, which people may edit or remove. A file beside it contains the ids of its jobs."""
 
     def __init__(self, path: Path, appended: str = "") -> None:
-        """`appended`: what the feed put behind each command; it is left out here."""
+        """`appended`: the text that the feed appended to each command, removed here."""
         self.path = path
         self._appended = appended
         self._ids = path.with_name(f".{path.name}.stoker")
         self._seen: set[str] = set()
-        """Jobs that are known to be in it."""
+        """Jobs known to be in it."""
 
     def append(self, jobs: Sequence[Job]) -> None:
-        """Appends the commands of those jobs that it does not have yet. After a crash some may be there twice."""
+        """Appends the commands of jobs that it does not contain yet. After a crash some may appear twice."""
         unseen = [job for job in jobs if job.id not in self._seen]
         if not unseen:
             return
@@ -257,7 +257,7 @@ class FinishedFile:
 
 
 def _append_lines(file: BinaryIO, lines: Sequence[str]) -> None:
-    """On lines of their own, also after a last line without a newline."""
+    """On separate lines, also after a last line without a newline."""
     separator = ""
     if file.seek(0, os.SEEK_END):
         file.seek(-1, os.SEEK_END)
@@ -268,7 +268,7 @@ def _append_lines(file: BinaryIO, lines: Sequence[str]) -> None:
 
 
 def _one_line(job: Job, appended: str) -> str:
-    """The command as it was written in the feed, on one line."""
+    """The command as written in the feed, on one line."""
     words = job.command if isinstance(job.command, str) else " ".join(job.command)
     words = words.removesuffix(f" {appended}") if appended else words
     return " ".join(words.splitlines())

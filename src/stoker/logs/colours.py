@@ -1,6 +1,5 @@
-"""Terminal colours and styles as the page shows them. Text has a contrast of at least 4.5.
-
-`static/log.css` is made of this by `scripts/log-palette`. A log is dark in both schemes of the page.
+"""Terminal colours and styles of logs on the page. Text has a contrast of at least 4.5. `scripts/log-palette` generates
+`static/log.css` from this module. Logs are dark in both colour schemes of the page.
 """
 
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ _THEME: Final = (
 )  # fmt: skip
 _FIRST_GREY: Final = 232
 _LEVELS: Final = (0, 95, 135, 175, 215, 255)
-# Programs write white and black on the six plain colours: as backgrounds they are dark enough for both.
+# Programs print white and black on the six plain colours: as backgrounds they suit both.
 _BOTH_READABLE: Final = range(1, 7)
 # Black on a coloured background stays black.
 _BLACKS: Final = frozenset({"0", "16", "232"})
@@ -55,9 +54,8 @@ def _luminance(colour: Colour) -> float:
 
 @lru_cache(maxsize=256)
 def foreground(number: int) -> Colour:
-    """The colour of text on the log's background, with enough white to be readable.
-
-    A program that prints navy on its author's white terminal is readable here too.
+    """The colour of text on the log's background, lightened until readable: some programs print navy for white
+    terminals.
     """
     colour, white = rgb(number), 0.0
     while contrast(_mixed(rgb(number), WHITE, white), LOG_BACKGROUND) < CONTRAST:
@@ -76,10 +74,9 @@ def background(number: int) -> Colour:
 
 @lru_cache(maxsize=4096)
 def readable(letters: str, behind: str) -> str:
-    """The foreground for text on this background: the requested one, or black or white.
-
-    A foreground is a number, `k` for the log's own, `p` for its background, `b` for black or `w` for white; a
-    background is a number or `k`.
+    """The foreground for text on this background: the requested one, or else black or white. A foreground is a number,
+    `k` for the log's foreground, `p` for its background, `b` for black or `w` for white; a background is a number or
+    `k`.
     """
     on = LOG_FOREGROUND if behind == "k" else background(int(behind))
     # One of the two is readable on every background.
@@ -164,7 +161,7 @@ def _switched(style: Style, code: int) -> Style:
 
 
 def _colour_from(codes: Iterator[str]) -> int | None:
-    """`5;n` or `2;r;g;b`, as most programs write it; consumes them."""
+    """Consumes `5;n` or `2;r;g;b`, the common form."""
     kind = next(codes, "")
     if kind == "5":
         return _from_table([next(codes, "")])
@@ -172,7 +169,7 @@ def _colour_from(codes: Iterator[str]) -> int | None:
 
 
 def _colour_within(inner: list[str]) -> int | None:
-    """`5:n`, `2:r:g:b` or `2:space:r:g:b`, as the standard has it."""
+    """`5:n`, `2:r:g:b` or `2:space:r:g:b`, the standard's form."""
     if inner[0] == "5":
         return _from_table(inner[1:])
     return nearest(*_three(inner[2:] if len(inner) > 4 else inner[1:])) if inner[0] == "2" else None

@@ -1,7 +1,7 @@
-"""Curves from what a job prints: `step=100 loss=1.23`, `{"loss": 1.23}`, the postfix of a tqdm bar.
+"""Curves from a job's output: `step=100 loss=1.23`, `{"loss": 1.23}`, the postfix of a tqdm bar.
 
-Pure; it never raises, whatever the text. A curve has a bounded number of points, and of a long log evenly spaced parts
-are read, so that neither time nor memory grow with it.
+Pure; never raises. A curve has a bounded number of points, and only evenly spaced parts of a long log are read, so time
+and memory are bounded.
 """
 
 import math
@@ -16,12 +16,12 @@ from stoker.logs.steps import MARK, sign_in
 
 Axis = Literal["step", "epoch", "line"]
 
-# More than a phone has pixels.
+# More than the pixels of a phone.
 _MOST_POINTS: Final = 500
 _MOST_NAMES: Final = 64
 _MOST_CURVES: Final = 12
 _LONGEST_LINE: Final = 2000
-# What is read of a log: a second of work.
+# The amount of a log to read: a second of work.
 _MOST_READ: Final = 4 << 20
 _PARTS: Final = 256
 
@@ -35,11 +35,11 @@ _VALUE: Final = re.compile(
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;:]{0,40}[mK]")
 _STEP: Final = re.compile(r"(?:global_?|train_?|current_?)?(?:step|iter|iteration)s?", re.IGNORECASE)
 _EPOCH: Final = re.compile(r"(?:current_?)?epochs?", re.IGNORECASE)
-# Numbers that are no result, unless somebody asks for them.
+# Numbers that are not results, unless requested.
 _NO_RESULT: Final = re.compile(
     r"(?:rank|seed|port|pid|gpu|device|line|id|version|node|worker|local_?rank|world_?size)s?", re.IGNORECASE
 )
-# What people look at first.
+# The figures that people look at first.
 _FIRST: Final = re.compile(r"loss|perplexity|ppl|nll|error|acc|f1|bleu|reward|map|auc", re.IGNORECASE)
 
 
@@ -48,10 +48,10 @@ class LogCurve(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     axis: Axis
-    """What `at` counts: steps, epochs, or the lines with this figure."""
+    """The unit of `at`: steps, epochs, or the lines with this figure."""
     at: list[float]
     values: list[float | None]
-    """Null for what is no number, such as a loss of NaN."""
+    """Null if not a number, such as a loss of NaN."""
     last: float | None
     """The newest value."""
 
@@ -67,7 +67,7 @@ class LineFigures(NamedTuple):
 
 
 def figures_in(line: str) -> LineFigures:
-    """The figures in a line, and the step or epoch that it names."""
+    """The figures in a line, and its step or epoch."""
     step = epoch = None
     values: dict[str, float] = {}
     if len(line) > _LONGEST_LINE or not ("=" in line or ":" in line):
@@ -88,7 +88,7 @@ def figures_in(line: str) -> LineFigures:
 
 
 class _Points:
-    """The points of one curve: neighbours are merged when there are too many."""
+    """The points of one curve; neighbours are merged if there are too many."""
 
     def __init__(self, axis: Axis) -> None:
         self.axis = axis
@@ -96,7 +96,7 @@ class _Points:
         self.values: list[float | None] = []
         self.last: float | None = None
         self._each = 1
-        """How many figures make one point."""
+        """The number of figures per point."""
         self._count = 0
         self._base = 0.0
         self._before = -math.inf
@@ -136,10 +136,10 @@ def _mean(values: list[float]) -> float | None:
 
 
 class CurveReader:
-    """Collects the curves of a log that is read in blocks of lines."""
+    """Collects curves from blocks of lines."""
 
     def __init__(self, names: Collection[str] = ()) -> None:
-        """`names`: only these; all that look like results when empty."""
+        """`names`: only these; if empty, all that look like results."""
         self._names = tuple(names)
         self._points: dict[str, _Points] = {}
 
@@ -165,8 +165,7 @@ class CurveReader:
             points.add(at, value, begins_at)
 
     def curves(self) -> list[LogCurve]:
-        """Those that were asked for, in that order, or those with two points at least, what people look at first before
-        the others."""
+        """The requested curves in order, or all with at least two points, the most interesting first."""
         if self._names:
             return [self._points[name].curve(name) for name in self._names if name in self._points]
         found = [points.curve(name) for name, points in self._points.items() if len(points.at) > 1]
@@ -174,7 +173,7 @@ class CurveReader:
 
 
 def last_figures(text: str, names: Collection[str]) -> dict[str, float | None]:
-    """The newest of these figures that the text has; None for what is no number, such as a loss of NaN."""
+    """The newest values of these figures in the text; None if not a number, such as a loss of NaN."""
     found: dict[str, float | None] = {}
     for line in reversed(text.splitlines()):
         values = figures_in(line).values
@@ -187,7 +186,7 @@ def last_figures(text: str, names: Collection[str]) -> dict[str, float | None]:
 
 
 def curves_of(view: LogView, names: Collection[str] = ()) -> list[LogCurve]:
-    """The curves in a log; of a long one, in evenly spaced parts of it and its end."""
+    """The curves in a log; for a long log, in evenly spaced parts and its end."""
     reader = CurveReader(names)
     for part in _parts(view):
         reader.feed(part.decode(errors="replace"))
@@ -199,12 +198,12 @@ def _parts(view: LogView) -> Iterator[bytes]:
         whole = b""
         while part := view.read(len(whole), view.size - len(whole)):
             whole += part
-        yield whole  # a line may go on in the second file
+        yield whole  # a line may continue in the second file
         return
     length = _MOST_READ // _PARTS
     for number in range(_PARTS):
         offset = number * (view.size - length) // (_PARTS - 1)
         part = view.read(offset, length)
         if offset:
-            part = part.partition(b"\n")[2]  # the first line is a piece of one
+            part = part.partition(b"\n")[2]  # the first line is incomplete
         yield part if number == _PARTS - 1 else part[: part.rfind(b"\n") + 1]

@@ -1,8 +1,8 @@
-"""Readers of one log: the files on this machine, and the tail that the queue keeps.
+"""Readers of one log: the files on this machine, and the tail in the queue.
 
-The writer moves `output` to `output.1` when it is full, and may carry the unfinished line over to the new file. That
-line may also be rewritten in place: only finished lines are final. The writer keeps some earlier states of a line
-before the last one, which is all that readers show.
+The writer moves a full `output` to `output.1` and may carry the unfinished line over to the new file. It may also
+rewrite that line in place: only finished lines are final. The writer keeps some earlier states of a line before the
+last one, which is all that readers show.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ STEP: Final = 256 * 1024
 
 _FILES: Final = ("output", "output.1")
 _BLOCK: Final = 1 << 20
-# The writer carries no longer line over to a new file: it cuts it.
+# The writer cuts longer lines instead of carrying them over.
 _MAX_CARRIED: Final = 64 * 1024
-# The last lines are looked for in this much of the end, even if they are very long.
+# The last lines are searched for in this much of the end, even if they are very long.
 MAX_TAIL: Final = 4 * 2**20
-# The first search for an overlap: longer than most lines, so that few wrong places match.
+# The first search for an overlap: longer than most lines, so few wrong places match.
 _PROBE: Final = 256
 _EARLIER_STATES: Final = re.compile(rb"[^\n]*\r(?=[^\r\n])")
 _MISSING: Final = b"[stoker: lines are missing here: they came faster than the queue gets them]\n"
@@ -40,22 +40,22 @@ def settled(data: bytes) -> bytes:
 
 
 class LogUpdate(NamedTuple):
-    """What is new: whole lines, and the unfinished line after them, which replaces the previous one."""
+    """New output: whole lines, and the unfinished line after them, which replaces the previous one."""
 
     finished: bytes
     unfinished: bytes
 
 
 class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a log that a worker streams through the queue."""
+    """A chunk of a log that a worker streams through the queue."""
 
     edition: str
-    """Identifies one stream. Another edition starts from the beginning and may have other lines."""
+    """Identifies one stream. Another edition starts from the beginning and may have different lines."""
     start: int
     """Offset among all finished lines, in bytes."""
     finished: bytes = b""
     unfinished: bytes = b""
-    """The line after them, as it is now."""
+    """The current unfinished line after them."""
     is_behind: bool = False
     """Whether more is available at once."""
     is_complete: bool = False
@@ -74,12 +74,12 @@ class LogReader(Protocol):
         """Whether the last call left something for the next."""
 
     def read(self, limit: int | None = None) -> LogUpdate:
-        """What is new since the last call: all of it, or about `limit` bytes but at least one line."""
+        """The new output since the last call: all of it, or about `limit` bytes but at least one line."""
 
     def close(self) -> None: ...
 
 
-# Where a log is
+# Location
 
 
 class LoggedAttempt(Protocol):
@@ -103,23 +103,21 @@ def has_log(directory: Path) -> bool:
 
 
 def node_directory(directory: Path, node: int) -> Path:
-    """Where the log of this node is in an attempt's directory. That of the first node is the attempt's own."""
+    """The log's directory for this node in an attempt's directory; for the first node, the attempt's directory."""
     return directory / f"node{node}" if node else directory
 
 
 def log_directory(home: Path, attempt: LoggedAttempt, node: int = 0) -> Path | None:
-    """The directory of the attempt's log, if it ran on this machine and the files are its own.
-
-    `node`: which one of a job over several.
+    """The directory of the attempt's log, if it ran on this machine and the files belong to it. `node`: rank in a job
+    over several nodes.
     """
     directory = attempt_directory(home, attempt)
     return node_directory(directory, node) if is_log_of(directory, attempt.id, node) else None
 
 
 def is_log_of(directory: Path, attempt: str, node: int = 0) -> bool:
-    """Whether it holds the log of this attempt. Links are not followed: they may lead to any file.
-
-    Ids of attempts are unique in one queue only, so the record must not name another attempt.
+    """Whether the directory contains the log of this attempt. Links are not followed: they may lead to any file. Ids of
+    attempts are unique only within a queue, so the record must not name another attempt.
     """
     place = node_directory(directory, node)
     if not stat.S_ISDIR(_mode(directory)) or not stat.S_ISDIR(_mode(place)):
@@ -135,7 +133,7 @@ class _Nodes(msgspec.Struct):
 
 
 def node_names(directory: Path) -> tuple[str, ...]:
-    """The nodes of a job over several, in the order of their ranks; empty if they are not known here."""
+    """The nodes of a job over several, by rank; empty if unknown here."""
     try:
         return msgspec.json.decode((directory / "nodes.json").read_bytes(), type=_Nodes).names
     except (OSError, msgspec.DecodeError):
@@ -167,7 +165,7 @@ def _mode(path: Path) -> int:
 
 
 class LogFileReader:
-    """Reads both files from their beginning while they are written: no line is lost or doubled by rotation."""
+    """Reads both files from their beginning while they are written: rotation neither loses nor duplicates lines."""
 
     def __init__(self, directory: Path, *, with_states: bool = False) -> None:
         """`with_states`: lines with the earlier states that are in the file."""
@@ -176,16 +174,16 @@ class LogFileReader:
         self._older = directory / "output.1"
         self._file = -1
         self._done = 0
-        """Bytes of finished lines of the open file that were read."""
+        """Bytes read of finished lines of the open file."""
         self._rest = b""
         """The unfinished line of the open file."""
         self._cut = b""
-        """The beginning of a line that was too long for the previous file."""
+        """The beginning of a line too long for the previous file."""
         self._stamp = (-1, -1)
         """Size and time of the open file when it was last read."""
         self.is_behind = False
         self.first_file = ""
-        """Identifies the file in which line numbers begin; empty until there is one."""
+        """Identifies the file in which line numbers begin; empty until it exists."""
 
     def read(self, limit: int | None = None) -> LogUpdate:
         finished = []
@@ -206,7 +204,7 @@ class LogFileReader:
             self._file = -1
 
     def open(self) -> bool:
-        """Whether there is a file; opens the first one unless one is open."""
+        """Whether a file exists; opens the first one unless one is open."""
         while self._file < 0:
             self._file = _open(self._older)
             if self._file < 0:
@@ -221,20 +219,20 @@ class LogFileReader:
         return True
 
     def _advance(self, limit: int | None = None) -> bytes:
-        """The finished lines after those that were read."""
+        """The unread finished lines."""
         self.is_behind = False
         found = os.fstat(self._file)
         before, self._stamp = self._stamp, (found.st_size, found.st_mtime_ns)
-        # Time stamps are too coarse to rely on: an unchanged file is skipped only where reading it again is expensive.
+        # Time stamps are coarse: an unchanged file is skipped only if reading it again is expensive.
         if before == self._stamp and len(self._rest) > _MAX_CARRIED:
             return b""
-        if found.st_size < self._done:  # It was emptied: its content is new.
+        if found.st_size < self._done:  # It was truncated: its content is new.
             self._done = 0
         data = _read_from(self._file, self._done, limit)
         end = data.rfind(b"\n") + 1
         self.is_behind = self._done + len(data) < found.st_size
         if self.is_behind and not end:
-            self._stamp = (-1, -1)  # It was not read to its end.
+            self._stamp = (-1, -1)  # It was not read completely.
             return self._advance(2 * len(data))
         self._done += end
         self._rest = b"" if self.is_behind else data[end:]
@@ -260,8 +258,8 @@ class LogFileReader:
             os.close(found)
 
     def _move_on(self, following: int) -> tuple[bytes, bool]:
-        """The last lines of the open file, and whether it was left: its unfinished line may still be moved."""
-        # In this order: the writer puts the carried line into the new file before it removes it from the old one.
+        """The last lines of the open file, and whether it was rotated away: its unfinished line may still be moved."""
+        # The order matters: the writer writes the carried line to the new file before removing it from the old one.
         head = os.pread(following, _BLOCK, 0)
         lines = self._advance()
         rest = self._rest
@@ -303,15 +301,14 @@ def _read_from(file: int, offset: int, limit: int | None) -> bytes:
 
 
 def open_log_files(directory: Path) -> tuple[list[tuple[int, int]], str]:
-    """Descriptors and lengths of both files, the older first, and what identifies the first; the caller closes them.
-
-    Together they are the log from its beginning, also while the writer rotates it. Raises StokerError.
+    """Descriptors and lengths of both files, the older first, and the identity of the first; the caller closes them.
+    Together they contain the whole log, even while the writer rotates it. Raises StokerError.
     """
     older_path, newer_path = directory / "output.1", directory / "output"
     while True:
         older, newer = _open(older_path), _open(newer_path)
         first = _identity(older) if older >= 0 else None
-        # The writer may have rotated in between: then a file is missing here, or is here twice.
+        # After a rotation in between, a file is missing or present twice.
         if _identity(older_path) == first and (first is None or newer < 0 or _identity(newer) != first):
             break
         for file in (older, newer):
@@ -329,7 +326,8 @@ def _name_of(file: int) -> str:
 
 
 def _without_carried(older: int, size: int, newer: int) -> int:
-    """The size of the older file without its unfinished line, if the newer one has it too: for a moment both do."""
+    """The size of the older file without its unfinished line, if the newer one has it too: for a moment both have
+    it."""
     begin = max(0, size - _MAX_CARRIED)
     end = os.pread(older, size - begin, begin)
     rest = end[end.rfind(b"\n") + 1 :]
@@ -348,7 +346,7 @@ def read_tail(path: str | os.PathLike[str], size: int) -> str:
             newer, older = _open_end(files, name), _open_end(files, f"{name}.1")
             if newer is not None and older is not None and os.path.sameopenfile(newer, older):
                 continue  # Rotated in between.
-            # One byte more shows whether a line begins exactly there.
+            # One more byte shows whether a line begins exactly there.
             tail = _end_of(newer, size + 1)
             tail = _end_of(older, size + 1 - len(tail)) + tail
             if len(tail) > size:
@@ -375,13 +373,13 @@ def _end_of(descriptor: int | None, size: int) -> bytes:
 
 
 def local_tail(home: Path, attempt: LoggedAttempt, size: int) -> str | None:
-    """The last bytes of the attempt's log; None when it is not on this machine."""
+    """The last bytes of the attempt's log; None if it is not on this machine."""
     directory = attempt_directory(home, attempt)
     return read_tail(directory / "output", size) if has_log(directory) else None
 
 
 class TailReader:
-    """Reads new lines from a tail that is replaced as a whole: lines of the previous tail are recognised."""
+    """Reads new lines from a tail that is replaced as a whole, by recognizing lines of the previous tail."""
 
     is_behind: Final = False
 
@@ -407,21 +405,21 @@ class TailReader:
 
 
 def new_lines(known: bytes, lines: bytes) -> bytes:
-    """What follows the known lines in `lines`; all of them, after a note, if nothing is in common."""
+    """The lines after the known ones; without an overlap, all of them after a note."""
     common = overlap(known, lines)
     fresh = lines[common:]
     return _MISSING + fresh if fresh and known and not common else fresh
 
 
 def overlap(before: bytes, after: bytes) -> int:
-    """The length of the longest beginning of `after` that is the end of `before`."""
+    """The length of the longest prefix of `after` that is a suffix of `before`."""
     probe = after[:_PROBE]
     at = before.find(probe[: len(before)]) if probe else -1
     while at >= 0:
         if after.startswith(before[at:]):
             return len(before) - at
         at = before.find(probe, at + 1)
-    # Less than the probe is in common.
+    # The overlap is shorter than the probe.
     longest = min(len(before), len(after), _PROBE)
     return next((size for size in range(longest, 0, -1) if before.endswith(after[:size])), 0)
 
@@ -440,7 +438,7 @@ def last_lines(update: LogUpdate, count: int | None) -> LogUpdate:
 
 
 class LastLines:
-    """Keeps the last `count` finished lines of a log that is read in steps, but about 4 MiB at most."""
+    """Keeps the last `count` finished lines of a log read in steps, up to about 4 MiB."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -471,8 +469,8 @@ class LastLines:
 
 
 def stored_lines(tail: str, count: int) -> LogUpdate | None:
-    """The last `count` lines from the tail in the queue, if it has that many: then nothing need be streamed."""
+    """The last `count` lines from the tail in the queue, if it has that many and nothing need be streamed."""
     update = TailReader(lambda: tail).read()
-    # One more line than asked for: the first one may lack its beginning.
+    # One more line than requested: the first one may be incomplete.
     has_enough = update.finished.count(b"\n") + bool(update.unfinished) > count
     return last_lines(update, count) if has_enough else None

@@ -1,7 +1,7 @@
-"""Any line of a log, however large, and the lines with a text or an error.
+"""Reads any line of a log of any size, and finds lines with a text or an error.
 
-One mark per MiB says which line begins there, so that a page in the middle of a log of gigabytes is read in
-milliseconds, in bounded memory. Line numbers count from 0 here; people and the API count from 1.
+One mark per MiB stores its line number, so a page in the middle of gigabytes is read within milliseconds and in bounded
+memory. Line numbers count from 0 here; people and the API count from 1.
 """
 
 import contextlib
@@ -19,16 +19,16 @@ from stoker.errors import BadInputError
 from stoker.logs.reader import open_log_files, settled
 
 _BLOCK: Final = 1 << 20
-# Of a line that is longer: a page shows less, and a search need not go further.
+# Longer lines are cut: a page shows less, and a search need not go further.
 LONGEST_LINE: Final = 32 * 1024
-# Of one page: fewer lines are returned if they are long.
+# Maximum size of one page: fewer lines are returned if they are long.
 _LONGEST_PAGE: Final = 4 << 20
-# Of a matching line, for a list on a phone.
+# Maximum length of a matching line, for a list on a phone.
 _SHOWN: Final = 240
 MOST_MATCHES: Final = 1000
 LONGEST_TEXT: Final = 200
 
-# What programs print when something went wrong. The postmortem, the batch-size search and the jump to errors share it.
+# Error output of programs. Shared by the postmortem, the batch-size search and the jump to errors.
 FAILURE: Final = r"Traceback \(most recent call last\)|\b\w*(?:Error|Exception)\b|\berror:|\bfatal\b"
 OUT_OF_MEMORY: Final = r"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED"
 FULL_DISK: Final = r"no space left on device|disk quota exceeded"
@@ -39,12 +39,12 @@ _CRASH: Final = r"segmentation fault|core dumped|^Killed$|\bpanicked at\b"
 _ERROR: Final = re.compile(
     "|".join((FAILURE, OUT_OF_MEMORY, FULL_DISK, NO_SHARED_MEMORY, COLLECTIVE_ERROR, GPU_ERROR, _CRASH)), re.IGNORECASE
 )
-# A figure with that name, or a report of none: `val_error=0.12`, `0 errors`. `ValueError: 0.5` is an error.
+# A figure of that name, or a report of no errors: `val_error=0.12`, `0 errors`. `ValueError: 0.5` is an error.
 _HARMLESS: Final = re.compile(
     r"\b[a-z_]*error(?:s|_rate)?[\"']?\s*(?:[:=|]\s*[-+]?\d*\.\d|=\s*[-+]?\d)"
     r"|\b(?:0|no|without) (?:errors?|exceptions?)\b"
 )
-# One of these is in every line that matches, in lower case: finding them is faster than the pattern.
+# Every matching line contains one of these in lower case: finding them is faster than the pattern.
 _ERROR_WORDS: Final = (
     b"error", b"traceback", b"exception", b"fatal", b" memory", b"alloc_failed", b"no space", b"quota", b"nccl",
     b"timeout", b"xid", b"uncorrectable", b"fallen off", b"segmentation", b"core dumped", b"killed", b"panicked",
@@ -62,10 +62,10 @@ class LogMatch(msgspec.Struct, frozen=True):
 
 
 class LineFinder:
-    """Finds the lines with a text, in any case, or those that report an error."""
+    """Finds lines with a text, ignoring case, or lines that report an error."""
 
     def __init__(self, text: str | None, longest: int = _SHOWN) -> None:
-        """None: errors. `longest`: how much of a line is returned."""
+        """`text`: None for errors. `longest`: how much of a line is returned."""
         if text is not None and not 0 < len(text) <= LONGEST_TEXT:
             raise BadInputError(f"search for 1 to {LONGEST_TEXT} characters")
         if text is not None and "\n" in text:
@@ -76,7 +76,7 @@ class LineFinder:
         self._pattern = None if text is None or text.isascii() else _any_case(text)
 
     def matches(self, block: bytes, first: int = 0) -> Iterator[LogMatch]:
-        """Those in a block of whole lines; `first`: the number of its first line, from 0."""
+        """Matches in a block of whole lines; `first`: the number of its first line, from 0."""
         block = settled(block)
         if b"\x1b" in block:
             block = _ESCAPE.sub(b"", block)
@@ -90,7 +90,7 @@ class LineFinder:
             yield LogMatch(number, line.strip()[: self._longest])
 
     def _beginnings(self, block: bytes) -> list[int]:
-        """Where lines begin that may match."""
+        """The offsets of lines that may match."""
         found: set[int] = set()
         lower = block.lower() if self._pattern is None else block
         for word in self._words:
@@ -117,7 +117,7 @@ def is_error(line: str) -> bool:
 
 
 def _any_case(text: str) -> re.Pattern[bytes]:
-    """Bytes know only ASCII letters in both cases: others are alternatives."""
+    """Bytes patterns ignore case only for ASCII letters: other letters become alternatives."""
     parts = []
     for letter in text:
         forms = {form.encode(errors="replace") for form in (letter, letter.lower(), letter.upper())}
@@ -126,7 +126,7 @@ def _any_case(text: str) -> re.Pattern[bytes]:
 
 
 class _Marks:
-    """Where lines begin, about one per MiB, and how far the log was counted."""
+    """Offsets of lines, about one per MiB, and the counted length of the log."""
 
     def __init__(self, first_file: str) -> None:
         self.first_file = first_file
@@ -137,7 +137,7 @@ class _Marks:
 
 
 class LogIndex:
-    """The marks of one log, which grow with it. Threads may share it."""
+    """The marks of one growing log. Threads may share it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -145,13 +145,13 @@ class LogIndex:
         self._marks = _Marks("")
 
     def open(self) -> "LogView":
-        """The log as it is now. Raises StokerError when it cannot be read."""
+        """The current log. Raises StokerError if it is unreadable."""
         with self._lock:
             view = LogView(self._directory)
             try:
                 marks = self._marks
                 if marks.first_file != view.first_file or marks.end[0] > view.size:
-                    # The beginning was removed, because a log has a size limit: offsets mean something else now.
+                    # The beginning was removed at the size limit: offsets have changed.
                     marks = self._marks = _Marks(view.first_file)
                 view.count(marks)
             except BaseException:
@@ -166,7 +166,7 @@ class LogView:
     def __init__(self, directory: Path) -> None:
         files, self.first_file = open_log_files(directory)
         self._files: list[tuple[int, int, int]] = []
-        """Descriptors, and where each file begins and ends in the log."""
+        """Descriptors, and start and end of each file in the log."""
         self.size = 0
         for descriptor, length in files:
             self._files.append((descriptor, self.size, self.size + length))
@@ -193,14 +193,14 @@ class LogView:
         return self._finished[1] + (self._finished[0] < self.size)
 
     def read(self, offset: int, size: int) -> bytes:
-        """At most `size` bytes from there on; fewer where a file ends."""
+        """At most `size` bytes from this offset; fewer at the end of a file."""
         for descriptor, begin, end in self._files:
             if begin <= offset < end:
                 return os.pread(descriptor, min(size, end - offset), offset - begin)
         return b""
 
     def count(self, marks: _Marks) -> None:
-        """Continues the marks to the end of the log, and takes them over."""
+        """Extends the marks to the end of the log and stores them."""
         offset, line = marks.end
         while part := self.read(offset, _BLOCK):
             at, begin = offset, offset
@@ -218,7 +218,7 @@ class LogView:
         self._offsets, self._lines, self._finished = marks.offsets[:], marks.lines[:], marks.end
 
     def lines(self, first: int, count: int) -> list[bytes]:
-        """The lines from this number on without their ends, each cut to 32 KiB; fewer than `count` if they are long."""
+        """The lines from this number on without line ends, each cut to 32 KiB; fewer than `count` if they are long."""
         found: list[bytes] = []
         size = 0
         for block, line in self._blocks(first):
@@ -230,7 +230,7 @@ class LogView:
         return found
 
     def before(self, finder: LineFinder, line: int | None = None, limit: int = 100) -> tuple[list[LogMatch], bool]:
-        """The last matches before a line, from 1, in their order, and whether there are more before them."""
+        """The last matches before a line (from 1) in order, and whether there are more before them."""
         found: list[LogMatch] = []
         last = self.count_of_lines if line is None else line - 1
         for mark in range(bisect_right(self._lines, max(0, last - 1)) - 1, -1, -1):
@@ -248,7 +248,7 @@ class LogView:
         return found, False
 
     def after(self, finder: LineFinder, line: int = 0, limit: int = 100) -> tuple[list[LogMatch], bool]:
-        """The first matches after a line, from 1, and whether there are more after them."""
+        """The first matches after a line (from 1), and whether there are more after them."""
         found: list[LogMatch] = []
         for block, first in self._blocks(line):
             for match in finder.matches(block, first):
@@ -259,12 +259,12 @@ class LogView:
         return found, False
 
     def _blocks(self, line: int) -> Iterator[tuple[bytes, int]]:
-        """Whole lines from the mark before this line on, each block with the number of its first line."""
+        """Blocks of whole lines from the mark before this line on, each with the number of its first line."""
         mark = bisect_right(self._lines, max(0, line)) - 1
         return self._between(self._offsets[mark], self.size, self._lines[mark])
 
     def _between(self, offset: int, end: int, line: int) -> Iterator[tuple[bytes, int]]:
-        """Blocks without their last line end. Of a line that is longer than a block, only the beginning."""
+        """Blocks without their last line end; of a line longer than a block, only the beginning."""
         while offset < end and (part := self.read(offset, min(_BLOCK, end - offset))):
             cut = part.rfind(b"\n")
             offset += len(part) if cut < 0 else cut + 1
@@ -272,7 +272,7 @@ class LogView:
                 yield part[:cut], line
                 line += part.count(b"\n")
                 continue
-            # The rest of a very long line, or of the file it continues in.
+            # Skip the rest of a very long line, possibly in the next file.
             head = part
             while offset < end and (more := self.read(offset, min(_BLOCK, end - offset))):
                 cut = more.find(b"\n")

@@ -1,14 +1,14 @@
-"""Step counts in what a job prints: the signs of progress in one line, and how many steps a text shows.
+"""Step counts in a job's output: progress in one line, and the number of steps in a text.
 
-Pure; it never raises, whatever the text. Only unambiguous progress counts: a drawn bar, a number next to a word that
-training programs use, or a percentage in brackets. `loss 3/4`, a date or a version does not.
+Pure; never raises. Only unambiguous progress counts: a drawn bar, a number next to a word that training programs use,
+or a percentage in brackets. `loss 3/4`, dates and versions do not count.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-# Longer lines are not bars. It also limits the work of the patterns.
+# Longer lines are not bars. This also bounds the work of the patterns.
 LONGEST_LINE: Final = 1000
 
 _SCALES: Final = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
@@ -23,7 +23,7 @@ _DRAWING: Final = re.compile(
 
 _PERCENT: Final = r"(?<![\d.])(?P<percent>\d{1,3}(?:\.\d{1,6})?) ?%"
 _NUMBER: Final = r"\d{1,15}(?:,\d{3}){0,4}(?:\.\d{1,6})?"
-# A letter after a blank is a scale only with bytes: `step 3/4 m=0.9` does not mean millions.
+# A letter after a blank is a scale only for bytes: `step 3/4 m=0.9` does not mean millions.
 _BLANK: Final = r"(?: (?=[kMGTPE]?(?:i?B|bytes)\b))?"
 _COUNT: Final = (
     rf"(?<![\w./:-])(?P<done>{_NUMBER}){_BLANK}(?P<done_scale>[kMGTPE]?)(?P<done_unit>i?B|bytes)? *(?:/|of) *"
@@ -38,14 +38,14 @@ _WORDS: Final = (
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
-    """ASCII only: other scripts have digits that match and cannot be looked up."""
+    """ASCII only: digits of other scripts match but are not in the table."""
     return re.compile(pattern, re.IGNORECASE | re.ASCII)
 
 
 # Most lines fail this quick check.
 _COULD_BE: Final = re.compile(r"[/%]|\bof\b")
 
-# What progress looks like, the surest first. Of several in one line the last counts: steps come after their epoch.
+# Patterns of progress, the most reliable first. Of several in one line the last counts: steps follow their epoch.
 _SIGNS: Final = (
     # tqdm: `317/1000 [02:11<04:40, …`, also with a unit: `45.2MB/1.20GB [`.
     compiled(
@@ -53,7 +53,7 @@ _SIGNS: Final = (
         rf"(?P<total>{_NUMBER}|\?)(?P<total_scale>[kMGTPE]?)[^\s/\[\]\d]{{0,12}} *"
         rf"\[(?P<elapsed>{TIME})<(?P<remaining>{TIME}|\?)"
     ),
-    # The same when it does not know how much there is: `317it [02:11, 2.44it/s]`.
+    # The same without a total: `317it [02:11, 2.44it/s]`.
     compiled(
         rf"(?<![\w./:-])(?P<done>{_NUMBER})(?P<done_scale>[kMGTPE]?) ?[^\s/\[\]\d]{{0,12}} *"
         rf"\[{TIME}, +(?:\?|{_NUMBER})[^\s/\[\]]{{0,12}}/"
@@ -70,7 +70,7 @@ _SIGNS: Final = (
         rf"[ \t]*[\[(]?[ \t]*{_COUNT}"
     ),
     compiled(rf"{_COUNT} +{_WORDS}\b"),
-    # `[317/1000] Building …`, unless a time says that it is a date.
+    # `[317/1000] Building …`, unless a time shows that it is a date.
     compiled(rf"^\W{{0,3}}\[ *{_COUNT} *\](?! *\d{{1,2}}:)"),
     compiled(rf"\[ *{_PERCENT} *\]"),
     compiled(rf"\bprogress\b[ :=]*{_PERCENT}"),
@@ -79,12 +79,12 @@ _SIGNS: Final = (
 
 
 class Sign(NamedTuple):
-    """One sign of progress in a line."""
+    """Progress found in a line."""
 
     line: str
     """With `MARK` in place of drawn bars."""
     start: int
-    """Where in the line its own figures begin."""
+    """Where its own figures begin in the line."""
     has_count: bool
     fraction: float | None = None
     done: float | None = None
@@ -94,7 +94,7 @@ class Sign(NamedTuple):
 
 
 def sign_in(line: str) -> Sign | None:
-    """The surest sign of progress in a line of plain text."""
+    """The most reliable progress in a line of plain text."""
     if len(line) > LONGEST_LINE or not _COULD_BE.search(line):
         return None
     plain = _DRAWING.sub(f" {MARK} ", line)
@@ -106,7 +106,7 @@ def sign_in(line: str) -> Sign | None:
 
 
 def _parse(line: str, found: re.Match[str]) -> Sign | None:
-    """None if it is more than the whole."""
+    """None if it exceeds the total."""
     parts = found.groupdict()
     start = found.start("done") if parts.get("done") else found.start()
     sign = Sign(line, start, has_count=True, remaining=parts.get("remaining"), elapsed=parts.get("elapsed"))
@@ -141,31 +141,29 @@ _STEP: Final = compiled(
     r"(?<![\w/.\-])(?:(?:global|current|train|training|total|optimizer|consumed|num|n)[_ ])?"
     r"(?P<word>(?:time)?step|iter(?:ation)?|epoch|batch|episode|sample|(?<=num_)update|(?<=n_)update)(?:s|es|_num|_idx)?"
     rf"[\"']?[ \t]{{0,16}}[:=#|(\[]?[ \t]{{0,16}}[\"'\[(]?(?P<number>{_NUMBER})"
-    # Not a duration, a rate or a share, and no part of a longer number or word.
+    # Not a duration, a rate or a share, and not part of a longer number or word.
     r"(?![\w%\-]|[.:]\d|[ ]?(?:[munk]?s|secs?|seconds|mins?|minutes|hours?|%|ms|it/s)\b)"
 )
 _ESCAPE: Final = re.compile(r"\x1b\[[0-?]{0,32}[ -/]{0,4}[@-~]")
 _LINE_END: Final = re.compile(r"[\r\n]+")
-# Times are printed as seconds of "the epoch".
+# Times are printed as seconds since "the epoch".
 _MOST_EPOCHS: Final = 1e7
-# Bars are looked for in the last lines only: their patterns are slow.
+# Bars are searched for only in the last lines: their patterns are slow.
 _LINES_WITH_BARS: Final = 30
 _MOST_COUNTS: Final = 64
 
 
 class StepCounter:
-    """Counts the steps in output that is read in pieces.
-
-    What counts is a number that exceeds all before it of the same kind, such as `epoch`, `step`, or `of 1000`. So a
-    line that repeats the last step is none, and neither are two ranks that report different ones in turns. A number
-    that falls to half or less starts over, as steps do in the next epoch.
+    """Counts steps in output that arrives in pieces. A number counts if it exceeds all earlier numbers of the same
+    kind, such as `epoch`, `step`, or `of 1000`. Repeated steps do not count, nor do ranks that alternate between
+    different ones. A number that falls to half or less starts over, as in the next epoch.
     """
 
     def __init__(self) -> None:
         self._highest: dict[str, float] = {}
 
     def feed(self, text: str) -> int:
-        """How many steps the text shows."""
+        """The number of steps in the text."""
         steps = 0
         for kind, value in step_numbers(text):
             highest = self._highest.pop(kind, None)

@@ -1,7 +1,7 @@
-"""A terminal emulator for logs: the bytes of a program become lines of styled text that are safe to show.
+"""A terminal emulator for logs: turns bytes into lines of styled text that are safe to display.
 
-Programs rewrite what is on the screen: progress bars use carriage returns, backspaces and cursor moves over some lines.
-So the last lines stay open, and a line is final only once the cursor can no longer reach it. Every character takes one
+Programs rewrite the screen: progress bars use carriage returns, backspaces and cursor moves over several lines. The
+last lines therefore stay open, and a line is final when the cursor can no longer reach it. Every character takes one
 column. Colours become CSS classes, because the page allows no inline styles.
 """
 
@@ -14,18 +14,18 @@ from typing import Final, NamedTuple
 from stoker.logs.colours import PLAIN, Style, classes_of, restyled
 from stoker.logs.reader import LogUpdate
 
-# A page with longer lines is slow; a download has all of them.
+# Longer lines make a page slow; a download contains them whole.
 LONGEST_LINE: Final = 8192
-# The height of a tall terminal: no program moves the cursor further up.
+# The height of a tall terminal; no program moves the cursor further up.
 REACH: Final = 64
-# An unfinished line is shown from its beginning, and cut long before that.
+# An unfinished line is shown from its beginning and cut earlier.
 _MAX_UNFINISHED: Final = 64 * 1024
-# The end of a line that was cut, and its class.
+# The end of a cut line, and its class.
 NOTE: Final = " … cut here: the downloaded file has the whole line"
 CUT: Final = "a-cut"
 
 _TAB: Final = 8
-# Text between two control characters; characters that change the direction of writing do not count as text.
+# Text between two control characters; bidirectional control characters do not count as text.
 _TEXT: Final = r"[^\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]+"
 _TOKEN: Final = re.compile(
     rf"(?P<text>{_TEXT})"
@@ -34,9 +34,9 @@ _TOKEN: Final = re.compile(
     r"|(?P<escape>\x1b[ -/]{0,4}[0-OQ-WYZ\\`-~])"
     r"|(?P<control>[\s\S])"
 )
-# The beginning of an escape sequence: the rest may come with the next bytes.
+# The beginning of an escape sequence, whose rest may come with the next bytes.
 _BEGUN: Final = re.compile(r"\x1b(?:\[[0-?]{0,128}[ -/]{0,4}|[ -/]{0,4})\Z")
-# A title or a link ends with a bell or a string terminator, or with the line: a broken one must not hide the rest.
+# A title or a link ends with a bell, a string terminator or the line: a broken one must not hide the rest.
 _STRING_END: Final = re.compile(r"[\x07\x18\x1a\n\x1b\x9c]")
 _PASSED: Final = frozenset("\n\r\t\b")
 # Colours, moves by a number of lines or columns, and erasing to the end.
@@ -73,7 +73,7 @@ class _Row:
         self.runs: list[_Run] = []
         self.length = 0
         self.is_cut = False
-        """Whether the end of the line was cut off."""
+        """Whether the line was cut."""
 
     def copy(self) -> "_Row":
         other = _Row(self.number)
@@ -134,7 +134,7 @@ class _Row:
 
 
 class TerminalEmulator:
-    """Takes bytes in chunks of any size. A line that can no longer change is returned once."""
+    """Takes bytes in chunks of any size. Each line that can no longer change is returned once."""
 
     def __init__(self, number: int = 0) -> None:
         """`number`: of the first line."""
@@ -150,7 +150,7 @@ class TerminalEmulator:
         self._settled: list[ScreenLine] = []
 
     def feed(self, data: bytes) -> list[ScreenLine]:
-        """The lines that the cursor can no longer reach."""
+        """Lines that the cursor can no longer reach."""
         text = self._begun + self._decoder.decode(data)
         self._begun = ""
         at = 0
@@ -164,9 +164,8 @@ class TerminalEmulator:
         return [row.line() for row in self._rows]
 
     def preview(self, unfinished: bytes) -> list[ScreenLine]:
-        """The open lines as these bytes would leave them; the state stays as it is.
-
-        There is no line after a finished one before something is written to it.
+        """The open lines as these bytes would leave them, without changing the state. A line after a finished one
+        exists only when something is written to it.
         """
         before, decoded = self.__dict__.copy(), self._decoder.getstate()
         self._rows = [row.copy() for row in self._rows]
@@ -178,7 +177,7 @@ class TerminalEmulator:
         return lines
 
     def _take(self, text: str, at: int) -> int:
-        """One token; returns where the next begins."""
+        """Handles one token; returns the start of the next."""
         token = _TOKEN.match(text, at)
         assert token is not None  # noqa: S101 - any letter is a control, if nothing else
         kind = token.lastgroup
@@ -205,7 +204,7 @@ class TerminalEmulator:
                 self._begun = "\x1b"
                 return len(text)
             self._in_string = False
-            # Any other escape ends it too, and means itself.
+            # Any other escape ends it too and is handled itself.
             return end.end() + 1 if text[end.end()] == "\\" else end.start()
         self._in_string = False
         return end.start() if end[0] == "\n" else end.end()
@@ -235,7 +234,7 @@ class TerminalEmulator:
             self._line -= 1
 
     def _obey(self, final: str, parameters: str) -> None:
-        """A control sequence; most of them concern a screen that is not here."""
+        """A control sequence; most concern a screen, which does not exist here."""
         if final == "m":
             self._style = restyled(self._style, parameters)
             return
@@ -280,7 +279,7 @@ class TerminalEmulator:
 
 
 def as_html(line: Iterable[Span]) -> str:
-    """The line for a page: text and `span` elements, nothing else, whatever was printed."""
+    """The line for a page: only text and `span` elements, for any output."""
     return "".join(
         f'<span class="{" ".join(classes)}">{html.escape(text)}</span>' if classes else html.escape(text)
         for text, classes in line
@@ -288,8 +287,8 @@ def as_html(line: Iterable[Span]) -> str:
 
 
 def plain_text(text: str) -> str:
-    """What a terminal would show in the end, without colours: no escapes, and no controls but line ends."""
-    # A byte that is no text is half of a character in Python, which cannot be written to a file.
+    """The final state of a terminal without colours: no escapes, no control characters except line ends."""
+    # Python decodes invalid bytes to surrogates, which cannot be written to a file.
     data = text.encode("utf-8", "replace")
     if text.isprintable():
         return data.decode().rstrip()
@@ -301,12 +300,12 @@ def plain_text(text: str) -> str:
 
 
 def plain_line(text: str) -> str:
-    """The same on one line, for a sentence or a table."""
+    """The same on one line, for sentences and tables."""
     return " ".join(plain_text(text).split())
 
 
 def for_terminal(data: bytes) -> bytes:
-    """Whole lines for a person's terminal: colours and moves within the last lines pass, other sequences do not."""
+    """Whole lines for a user's terminal: passes colours and moves within the last lines, and no other sequences."""
     text, shown, at = data.decode(errors="replace"), [], 0
     while at < len(text):
         token = _TOKEN.match(text, at)
@@ -324,24 +323,24 @@ def for_terminal(data: bytes) -> bytes:
 
 
 class HtmlLine(NamedTuple):
-    """One line for a page, by the number of line ends before it."""
+    """One line for a page, numbered by the line ends before it."""
 
     number: int
     html: str
 
 
 class LogLines:
-    """Turns log text into lines. The last ones can still be rewritten by carriage returns and cursor moves."""
+    """Turns log text into lines. Carriage returns and cursor moves can still rewrite the last ones."""
 
     def __init__(self, first: int = 0) -> None:
         """`first`: the number of the first line."""
         self._terminal = TerminalEmulator(first)
         self._unfinished = b""
         self.open: tuple[HtmlLine, ...] = ()
-        """The lines that may still change, as they are now."""
+        """The current state of lines that may still change."""
 
     def feed(self, update: LogUpdate) -> list[HtmlLine]:
-        """The lines that cannot change any more."""
+        """Lines that can no longer change."""
         settled = self._terminal.feed(update.finished) if update.finished else []
         if update.finished or update.unfinished != self._unfinished:
             self._unfinished = update.unfinished
@@ -350,7 +349,8 @@ class LogLines:
 
 
 def lines_from(step: Callable[[], tuple[LogUpdate, bool]], number: int) -> tuple[LogLines, list[HtmlLine], bool]:
-    """Skips to a line: its emulator, the settled lines of the first step, and whether more is available at once."""
+    """Skips to a line; returns its emulator, the settled lines of the first step, and whether more is available at
+    once."""
     # Lines above may still be rewritten from there.
     first, skipped, is_behind = max(0, number - REACH), 0, True
     update = LogUpdate(b"", b"")

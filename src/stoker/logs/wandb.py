@@ -1,8 +1,8 @@
-"""Steps in the file that Weights & Biases writes during a run, `run-ID.wandb`. Pure.
+"""Steps in `run-ID.wandb`, the file of a run of Weights & Biases. Pure.
 
-The file also holds samples of the machine and what the program printed, which go on while a training hangs: only
-records of metrics are steps. It is a LevelDB log of protobuf messages: blocks of 32 KiB, and in them records with a
-header of seven bytes, which never cross the end of a block.
+The file also contains samples of the machine and output, which continue while a training hangs: only records of metrics
+are steps. It is a LevelDB log of protobuf messages: blocks of 32 KiB with records, which have a header of seven bytes
+and never cross the end of a block.
 """
 
 from typing import Final
@@ -10,7 +10,7 @@ from typing import Final
 BLOCK: Final = 32768
 _HEADER: Final = 7
 """That of a record, and also that of the file."""
-# Of a record that is whole, and of the first part of a longer one.
+# Types of a whole record, and of the first part of a longer one.
 _FULL: Final = 1
 _FIRST: Final = 2
 _TYPES: Final = range(1, 5)
@@ -21,9 +21,8 @@ _LONGEST_START: Final = 12
 
 
 def count_steps(data: bytes, offset: int) -> tuple[int, int]:
-    """Records of metrics in the data at this offset of the file, and the offset of the first record that is not whole.
-
-    The offset is 0, one that this function returned, or the beginning of a block.
+    """The number of metrics records in the data at this offset of the file, and the offset of the first incomplete
+    record. The offset is 0, one returned by this function, or the beginning of a block.
     """
     steps, at = 0, offset or _HEADER
     end = offset + len(data)

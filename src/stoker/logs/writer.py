@@ -17,7 +17,7 @@ from typing import Final
 
 from stoker.paths import open_privately
 
-# A longer line is cut where the file is full; a shorter one is carried over to the next file.
+# A longer line is cut at the end of the file; a shorter one is carried over to the next file.
 _MAX_CARRIED: Final = 64 * 1024
 _BLOCK: Final = 64 * 1024
 # The first states of a line are kept this many seconds apart, later ones of a long bar further: all within some KiB.
@@ -26,10 +26,10 @@ _MAX_STATES: Final = 4096
 
 
 class LogWriter:
-    """Takes output in chunks. A disk that is full or gone costs output, but raises no error."""
+    """Takes output in chunks. A full or missing disk loses output but raises no error."""
 
     def __init__(self, path: str | os.PathLike[str], limit: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Continues an existing file. `limit`: bytes in both files together."""
+        """Continues an existing file. `limit`: maximum bytes of both files together."""
         self._path = Path(path)
         self._clock = clock
         self._max_size = max(1, limit // 2)
@@ -42,7 +42,7 @@ class LogWriter:
         self._state = 0
         # The line whose states are kept, how far apart, and when the next one is.
         self._kept_line, self._keep_every, self._keep_at = -1, _KEEP_EVERY, 0.0
-        # A carriage return came last: what follows overwrites the line, unless it is a line end.
+        # The last byte was a carriage return: the next output overwrites the line, unless it is a line end.
         self._returned = False
         # Bytes that could not be written.
         self._missing = 0
@@ -53,7 +53,7 @@ class LogWriter:
             self._fail(error)
 
     def write(self, data: bytes) -> None:
-        """Hands everything to the kernel; `failure` says why if it cannot."""
+        """Passes everything to the kernel; on failure, `failure` has the reason."""
         if (self._missing or self._descriptor < 0) and not self._recover():
             self._missing += len(data)
             return
@@ -78,7 +78,7 @@ class LogWriter:
     # Carriage returns
 
     def _apply_returns(self, data: bytes) -> tuple[int, bytes]:
-        """The data that remains, and its offset: that of the unfinished line if it is overwritten."""
+        """The remaining data and its offset, which is that of the unfinished line if it is overwritten."""
         if self._returned:
             data = b"\r" + data
         data = data.replace(b"\r\n", b"\n")
@@ -86,7 +86,7 @@ class LogWriter:
             self._returned = False
             return self._size, data
         lines = data.split(b"\n")
-        # After a return at the very end comes either a line end or the next state of the line.
+        # A final carriage return is followed by either a line end or the next state of the line.
         self._returned = lines[-1].endswith(b"\r")
         overwrites = b"\r" in lines[0].rstrip(b"\r")
         settled = [line.rstrip(b"\r").rpartition(b"\r")[2] if b"\r" in line else line for line in lines]
@@ -136,7 +136,7 @@ class LogWriter:
                 end += written
                 left = left[written:]
         finally:
-            # What reached the disk counts, even if it was full halfway.
+            # Count the part that reached the disk, even if the disk filled up halfway.
             self._missing -= end - begin
             written_data = bytes(data[: end - begin])
             last = written_data.rfind(b"\n")
@@ -163,7 +163,7 @@ class LogWriter:
         self._write_at(whole[done:], self._size)
 
     def _fill(self, data: bytes, whole: memoryview, done: int) -> int:
-        """Fills one file with data from `done` on; returns how far it came."""
+        """Fills one file with data from `done` on; returns the new position."""
         room = max(0, self._max_size - self._size)
         fits = data.rfind(b"\n", done, done + room) + 1
         unfinished = self._size - self._line
@@ -187,7 +187,7 @@ class LogWriter:
                 older.replace(self._path)
             raise
         try:
-            # For a moment the line is in both files, but never in neither.
+            # For a moment the line is in both files, but it is always in at least one.
             self._missing += len(carried)
             self._write_at(carried, self._size)
             if carried:
@@ -195,10 +195,10 @@ class LogWriter:
         finally:
             os.close(descriptor)
 
-    # A disk that is full or gone
+    # A full or missing disk
 
     def _recover(self) -> bool:
-        """Tries again, and leaves a note where output is missing."""
+        """Tries again, and notes missing output."""
         try:
             if self._descriptor < 0:
                 self._open()

@@ -1,1 +1,1 @@
-"""Events worth a message, how often they are sent, and who gets them."""
+"""Events worth a message, rate limits, and recipients."""

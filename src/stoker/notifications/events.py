@@ -34,17 +34,18 @@ Turn = Literal["happened", "began", "over"]
 
 # Older events are not reported, for example after a long outage.
 MAX_AGE: Final = 3600.0
-# The cause of an end is written a moment after the outcome.
+# The cause is written shortly after the outcome.
 CAUSE_WITHIN: Final = 2.0
-# After a longer gap, heartbeats were missed: no worker counts as lost before new ones could arrive.
+# After a longer gap, heartbeats were missed: no worker counts as lost until new ones could have arrived.
 MAX_GAP: Final = 30.0
 _MAX_NAME: Final = 80
 _MAX_REASON: Final = 500
 _MAX_JOBS: Final = 3
 
-# What a lasting condition is about: a GPU by host and uuid, or a worker.
+# The subject of a lasting condition: a GPU by host and uuid, or a worker.
 _Subject = tuple[str, str]
-# What each word of `--notify` means. A rule's stop for good is a failure, too. Cancelled jobs are reported only so.
+# The events of each word of `--notify`. A final stop by a rule is also a failure. Cancelled jobs are reported only
+# here.
 _KINDS_OF: Final[Mapping[str, frozenset[EventKind]]] = {
     "end": frozenset({"failed", "succeeded", "cancelled"}),
     "failed": frozenset({"failed"}),
@@ -59,48 +60,48 @@ _ALL_GPUS: Final = "*"
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     kind: EventKind
     key: str
-    """The same in every process."""
+    """Identical in every process."""
     name: str
     """Its subject, for a list."""
     message: str
     path: str = "/"
-    """Of the page with details."""
+    """The path of the page with details."""
     hint: str = "stoker top"
     """The command that shows details."""
     turn: Turn = "happened"
-    """`began` and `over` for a lasting condition, which is sent once each time."""
+    """`began` and `over` for a lasting condition, each sent once."""
     tone: Tone | None = None
-    """What it means, if that is not the same for all events of its kind."""
+    """The tone, if it differs within the kind of event."""
     at: float = math.inf
-    """When it happened, by the database's clock; infinite for what is seen now."""
+    """When it happened, by the database's clock; infinite for current conditions."""
     wanted: tuple[str, ...] = ()
-    """The entries of `--notify` of its job or group."""
+    """The `--notify` entries of its job or group."""
     to: str = ""
-    """The URL that it is for, a secret; empty for those of `[notify]`."""
+    """The recipient's URL, a secret; empty for the URLs of `[notify]`."""
 
     def __repr__(self) -> str:
         return f"<Event {self.kind} {self.name!r} {self.turn}{' to one URL' if self.to else ''}>"
 
 
 class QueueState(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the queue that events are made of."""
+    """The part of the queue from which events are derived."""
 
     now: float
     """By the database's clock."""
     ended: Sequence[Job] = ()
-    """Recent failures, successes if they are reported, and the last job that ended, newest first."""
+    """Recent failures, successes if reported, and the last ended job, newest first."""
     done: Sequence[tuple[Group, float]] = ()
-    """Groups of which the last job has ended lately, and when."""
+    """Groups whose last job has recently ended, with the time."""
     retried: Mapping[str, Job] = {}
     """Jobs that are retried, by the attempt that has ended."""
     causes: Mapping[str, AttemptDetails] = {}
-    """How attempts ended, where known."""
+    """Causes of ended attempts, if known."""
     unfinished: bool = True
     """Whether any job runs, waits or is held."""
     workers: Sequence[Worker] = ()
     running: Sequence[tuple[Attempt, Job]] = ()
     urls: Sequence[NotifyUrl] = ()
-    """Those of the page, with the events that are sent to them."""
+    """URLs from the page, with their events."""
 
 
 class EventDetector:
@@ -116,10 +117,10 @@ class EventDetector:
         self._watching_since = 0.0
         self._polled: float | None = None
         self._unknown: dict[_Subject, float] = {}
-        """Since when, by the first state that shows it: the clocks of workers may be wrong."""
+        """The start, by the first state that shows it: clocks of workers may be wrong."""
         self._ok: set[_Subject] = set()
         self._reported: set[_Subject] = set()
-        """Conditions that were reported as begun."""
+        """Conditions reported as begun."""
 
     def detect(self, state: QueueState) -> list[Event]:
         """The events since the previous state; of the first state, those of the last hour."""
@@ -143,9 +144,8 @@ class EventDetector:
         return fresh
 
     def _addressed(self, alternatives: Sequence[Event], urls: Sequence[NotifyUrl]) -> Iterator[Event]:
-        """The event for those of `[notify]`, and for each other URL that wants it.
-
-        `alternatives` are one event by different kinds, the one that says most first.
+        """The event for the URLs of `[notify]` and for each other subscribed URL. `alternatives` are kinds of the same
+        event, the most specific first.
         """
         first, kinds = alternatives[0], {event.kind for event in alternatives}
         wanted = [parse_subscription(entry) for entry in first.wanted]
@@ -161,7 +161,7 @@ class EventDetector:
         } | {one.url: first for one in wishes if one.url}
         for url, event in others.items():
             if general is None or url not in self._urls:
-                # A key of its own: processes with other settings of [notify] may have sent the event elsewhere.
+                # A separate key: processes with other settings of [notify] may have sent the event elsewhere.
                 key = f"{event.key}>{sha256(url.encode()).hexdigest()[:16]}"
                 yield msgspec.structs.replace(event, to=url, key=key)
 
@@ -251,7 +251,7 @@ class EventDetector:
                 yield _lost(worker, silent, jobs)
 
     def _recovered(self, subject: _Subject) -> bool:
-        """Whether it may have recovered; also in the first state, since another process may have reported it."""
+        """Whether the condition may be over; also in the first state, because another process may have reported it."""
         if subject in self._ok:
             return False
         self._ok.add(subject)
@@ -277,7 +277,7 @@ def _is_by_rule(state: QueueState, attempt: str) -> bool:
 
 
 def awaits_cause(job: Job, state: QueueState) -> bool:
-    """Whether the cause of its failure may still arrive."""
+    """Whether the cause of the failure may still arrive."""
     known = job.state != "failed" or job.ended is None or state.causes.get(_attempt(job))
     return not known and state.now - (job.ended or 0.0) < CAUSE_WITHIN
 
@@ -287,7 +287,7 @@ def live_workers(state: QueueState) -> list[Worker]:
 
 
 def _has_left(worker: Worker, state: QueueState) -> bool:
-    """Whether it stopped regularly, or was restarted."""
+    """Whether the worker stopped regularly, or was restarted."""
     home = (worker.host, worker_home(worker.id))
     return worker.view.left or any(
         (other.host, worker_home(other.id)) == home and other.started >= worker.seen for other in live_workers(state)
@@ -295,8 +295,7 @@ def _has_left(worker: Worker, state: QueueState) -> bool:
 
 
 def _gpus_of(workers: Sequence[Worker]) -> dict[_Subject, tuple[Worker, WorkerGpu | None]]:
-    """Each GPU with the worker that reports it, preferably one that can read it. None stands for all of a machine's
-    GPUs."""
+    """Each GPU with the worker that reports it, preferably one that can read it. None means all GPUs of a machine."""
     found: dict[_Subject, tuple[Worker, WorkerGpu | None]] = {}
     for worker in workers:
         for gpu in worker.view.gpus if worker.view.absent else (None, *worker.view.gpus):
@@ -327,7 +326,7 @@ def _stopped(job: Job, attempt: str) -> Event:
 
 def _warned(job: Job, attempt: Attempt, warning: RuleWarning, now: float) -> Event:
     ahead = ""
-    # A rule that never acts may warn of the same job again and again: once is enough.
+    # A rule that never acts may repeat its warning about a job: report it once.
     key = f"warned:{attempt.id}:{warning.rule}"
     if warning.acts_at is not None:
         ahead = f" It is stopped in {spoken(warning.acts_at - now)}, unless it works or is snoozed."
@@ -346,7 +345,7 @@ def _warned(job: Job, attempt: Attempt, warning: RuleWarning, now: float) -> Eve
 def _ended(kind: EventKind, job: Job, attempt: str, message: str) -> Event:
     return Event(
         kind=kind,
-        # One key for both kinds: that a rule stopped it may be known only after it was reported as failed.
+        # One key for both kinds: the stop by a rule may become known after the failure was reported.
         key=f"ended:{attempt}",
         name=short_label(job, _MAX_NAME),
         message=message,
@@ -363,7 +362,7 @@ def _done(group: Group, ended: float) -> Event:
     name = one_line(group.name)[:_MAX_NAME]
     return Event(
         kind="group-done",
-        # A group that is done again, after a retry, is another event.
+        # When a group is done again after a retry, that is a new event.
         key=f"group-done:{group.name}:{ended:.3f}",
         name=name,
         message=f"All {group.total} jobs of {name} have ended: {told}.",

@@ -16,15 +16,14 @@ from stoker.settings import Notifications
 from stoker.units import parse_duration
 
 _RETRY_AFTER: Final = 5.0
-# A URL of a job or of the page is given up when nothing was sent to it for this long.
+# Senders for URLs of a job or of the page end after this long without a message.
 _IDLE_FOR: Final = 600.0
 
 
 class Notifier:
-    """Sends each event once, even if several processes run a notifier.
-
-    `Notifier(settings.notify, link, open_store, log).run(stop)` in a thread is all there is to it. Beside the URLs of
-    the settings it sends to those of the page and of jobs, which are in the queue.
+    """Sends each event once, even if several processes run a notifier. Run `Notifier(settings.notify, link, open_store,
+    log).run(stop)` in a thread. Besides the URLs of the settings it uses those of the page and of jobs, which are in
+    the queue.
     """
 
     def __init__(
@@ -48,14 +47,14 @@ class Notifier:
         self._retry_delays = retry_delays
         self._senders = [Sender(channel, log, retry_delays) for channel in self._channels]
         self._others: dict[str, tuple[Sender, AppriseChannel]] = {}
-        """Of URLs of the page and of jobs."""
+        """Senders for URLs of the page and of jobs."""
         self._invalid: set[str] = set()
-        """Other URLs that do not work, which was logged."""
+        """Other URLs that failed, which was logged."""
         self._last_error = ""
-        """The last error that was logged; empty once it is over."""
+        """The last logged error; empty when it is over."""
 
     def run(self, stop: threading.Event) -> None:
-        """Runs until `stop` is set, and waits for a queue that is away."""
+        """Runs until `stop` is set; retries while the queue is unreachable."""
         for sender in self._senders:
             sender.start()
         try:
@@ -82,7 +81,7 @@ class Notifier:
         changes = store.listen()
         try:
             while not stop.is_set():
-                # Most queues without a URL in the settings have none at all.
+                # Most queues without URLs in the settings have no URLs at all.
                 if self._senders or store.notices.is_anyone_to_notify():
                     self._poll(store)
                 self._last_error = ""
@@ -144,7 +143,7 @@ class Notifier:
 
 
 def channels_of(settings: Notifications) -> list[AppriseChannel]:
-    """One for each URL, prepared."""
+    """One prepared sender per URL."""
     channels = [AppriseChannel(url) for url in settings.urls]
     for number, channel in enumerate(channels, 1):
         channel.prepare(f"[notify]: URL {number} of {len(channels)}")

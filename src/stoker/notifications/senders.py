@@ -15,11 +15,11 @@ from stoker.notifications.events import Event, EventKind, Turn, listed
 from stoker.notifications.throttle import SECONDS_BETWEEN
 from stoker.units import capitalized, format_duration
 
-# Fits every service.
+# Fits the limits of every service.
 MAX_LENGTH: Final = 1000
 _MAX_LINK: Final = 200
 _MAX_NAMES: Final = 3
-# Of one event, of several, and the tone.
+# Wording for one event and for several, and the tone.
 _TITLES: Final[dict[tuple[EventKind, Turn], tuple[str, str, Tone]]] = {
     ("failed", "happened"): ("job failed", "jobs failed", "failure"),
     ("stopped", "happened"): ("job was stopped by a rule", "jobs were stopped by a rule", "warning"),
@@ -37,7 +37,7 @@ _TITLES: Final[dict[tuple[EventKind, Turn], tuple[str, str, Tone]]] = {
 }
 _LISTS: Final[dict[EventKind, str]] = {"failed": "/jobs?state=failed", "stopped": "/jobs?state=failed"}
 _BY_SEVERITY: Final[tuple[Tone, ...]] = ("failure", "warning", "info", "success")
-# Characters that chats take for markup, and similar ones that they do not.
+# Characters that chats interpret as markup, and lookalikes that they do not.
 _MARKUP: Final = str.maketrans("*`<>[]@~|\\", "∗ʼ‹›［］＠∼∣∖")
 _EDGE_UNDERSCORES: Final = re.compile(r"(?<![^\W_])_+|_+(?![^\W_])")
 
@@ -51,7 +51,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compose(kind: EventKind, events: Sequence[Event], link: str, *, prefix: str = "") -> Message:
-    """`prefix`: the word `more` after a message of the same kind."""
+    """`prefix`: `more` after a message of the same kind."""
     parts = [
         _summary(group, prefix)
         for turn in ("happened", "began", "over")
@@ -66,13 +66,13 @@ def compose(kind: EventKind, events: Sequence[Event], link: str, *, prefix: str 
         title=f"Stoker: {parts[0][0]}",
         body=f"{text}\n{where}",
         events=tuple(events),
-        # The end of a problem is good news only if nothing else is in the message.
+        # The end of a problem is good news only if the message contains nothing else.
         tone=min((event.tone or _TITLES[kind, event.turn][2] for event in events), key=_BY_SEVERITY.index),
     )
 
 
 def plain(text: str) -> str:
-    """Text that looks the same and contains no markup."""
+    """Text that looks the same but contains no markup."""
     printable = "".join(letter if letter.isprintable() else " " for letter in text)
     return _EDGE_UNDERSCORES.sub(lambda found: "＿" * len(found[0]), printable.translate(_MARKUP))
 
@@ -109,7 +109,7 @@ def send_test(url: str, link: str, where: str) -> str:
     return channel.scheme
 
 
-# A restart of the service, a long one, an outage. Older messages are dropped.
+# For a restart of the service, a longer one, an outage. Then messages are dropped.
 RETRY_DELAYS: Final = (30.0, 120.0, 600.0)
 # A service that is down for days must not fill the memory: the oldest messages are dropped.
 _MAX_QUEUED: Final = 100
@@ -138,7 +138,7 @@ class Sender:
         """When a message of each kind was last sent."""
         self._stopping = False
         self.idle_since: float | None = time.monotonic()
-        """Since when there is nothing to send; None while there is."""
+        """Start of the idle time; None while there are messages."""
         self._thread = threading.Thread(target=self._run, name=f"sender {channel.scheme}", daemon=True)
 
     def start(self) -> None:
@@ -154,7 +154,7 @@ class Sender:
             self._changed.notify()
 
     def stop(self) -> list[Message]:
-        """The messages that were not sent; one that is being sent counts as sent."""
+        """The unsent messages; one that is being sent counts as sent."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -190,7 +190,7 @@ class Sender:
         return None
 
     def _due(self, queued: _Queued) -> float:
-        """Messages that had to wait are not sent all at once."""
+        """Delayed messages are not sent all at once."""
         last = self._sent.get(queued.message.kind)
         return queued.due if last is None else max(queued.due, last + SECONDS_BETWEEN)
 

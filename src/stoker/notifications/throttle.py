@@ -1,4 +1,4 @@
-"""Limits messages to one a minute per kind of event and URL. No event is lost: the rest is combined."""
+"""Limits messages to one a minute per kind of event and URL. Further events are combined; none is lost."""
 
 import math
 from collections import deque
@@ -30,15 +30,15 @@ class Batch(msgspec.Struct, frozen=True):
 
     kind: EventKind
     to: str
-    """The URL that they are for; empty for those of `[notify]`."""
+    """The recipient's URL; empty for the URLs of `[notify]`."""
     events: tuple[Event, ...]
     prefix: str
     """`more` after an earlier message of this process."""
 
 
 class Throttle:
-    """Holds events back until they may be sent, and claims them just before. So the events of a process that dies are
-    found and sent by another one."""
+    """Delays events until they may be sent, and claims them just before sending: another process sends the events of
+    one that dies."""
 
     def __init__(self) -> None:
         self._new: deque[Event] = deque()
@@ -51,7 +51,7 @@ class Throttle:
         self._new += events
 
     def due(self, now: float, sent: SentEvents) -> Iterator[Batch]:
-        """What to send now, by the database's clock."""
+        """The batches to send now, by the database's clock."""
         self._sort_new(sent)
         for kind, to in {*self._pending, *self._claimed}:
             stream = (kind, to)
@@ -64,7 +64,7 @@ class Throttle:
                 yield Batch(kind, to, tuple(events), "more" if since < 2 * SECONDS_BETWEEN else "")
 
     def _sort_new(self, sent: SentEvents) -> None:
-        # One by one, here and below: a queue that goes away in between must not lose events.
+        # One by one, here and below: an outage of the queue in between must not lose events.
         while self._new:
             event = self._new[0]
             if event.turn == "over":

@@ -1,4 +1,4 @@
-"""Reads the states of the queue that events are made of, when something has changed."""
+"""Reads states of the queue, from which events are derived, after changes."""
 
 import contextlib
 import select
@@ -17,37 +17,37 @@ from stoker.queue.store import Store
 
 # Heartbeats do not count as changes: lost workers and unknown GPUs are found by polling.
 _POLL_EVERY: Final = 5.0
-# However often the queue changes.
+# Minimum interval, regardless of changes.
 _MIN_POLL_INTERVAL: Final = 1.0
-# How fast it reacts to a stop.
+# Reaction time to a stop.
 _STEP: Final = 0.25
 # A slow transaction may commit an end from before the last poll.
 _OVERLAP: Final = 60.0
-# An attempt without a recorded cause after this has none.
+# An attempt that has no recorded cause after this time never gets one.
 _CAUSE_WITHIN: Final = 30.0
 _FIRST_PAGE: Final = 200
 
 
 class QueueWatch:
-    """What has changed in the queue since it was read before."""
+    """Changes in the queue since the last read."""
 
     def __init__(self, *, with_successes: bool) -> None:
-        """`with_successes`: those of all jobs, and not only of jobs with `--notify`."""
+        """`with_successes`: of all jobs, not only of jobs with `--notify`."""
         self._with_successes = with_successes
         self._polled: float | None = None
         self._running: dict[str, Attempt] = {}
         self._awaiting_cause: dict[str, tuple[str, float]] = {}
         """Jobs of attempts that have ended without a known cause, and since when."""
         self._is_soon = False
-        """Whether a cause is about to be known."""
+        """Whether a cause may arrive soon."""
 
     def read(self, store: Store) -> QueueState:
-        """The newest state. Again after an error, it contains what would have been in the one that failed."""
+        """The newest state. After an error, the next state includes the contents of the failed one."""
         now = store.clock()
         oldest = now - MAX_AGE
         running = store.attempts.running()
         jobs = {job.id: job for job in store.jobs.find(states=["running"], limit=2**31 - 1)} if running else {}
-        # Before the ended jobs: if nothing is left, the last job is among them.
+        # Read before the ended jobs: if no job is left, the last one is among them.
         unfinished = bool(running or jobs) or any(
             store.jobs.find(states=[state], limit=1) for state in ("queued", "held")
         )
@@ -75,7 +75,7 @@ class QueueWatch:
         return state
 
     def _track_ended(self, running: Sequence[Attempt], now: float) -> None:
-        """Finds attempts of retried jobs, which are not among the ended jobs: they run no more."""
+        """Finds ended attempts of retried jobs, which are not among the ended jobs."""
         found = {attempt.id: attempt for attempt in running}
         self._awaiting_cause |= {
             attempt.id: (attempt.job, now) for attempt in self._running.values() if attempt.id not in found
@@ -124,7 +124,7 @@ class QueueWatch:
 
 
 def _recently_ended(store: Store, at: float, *, with_successes: bool) -> list[Job]:
-    """All jobs that failed since then or have `--notify`, perhaps thousands, and the last one that ended; or all."""
+    """All jobs that failed since then or have `--notify`, possibly thousands, and the last ended job; or all."""
     limit = _FIRST_PAGE
     if with_successes:
         while len(ended := store.jobs.ended_since(at, limit)) >= limit:

@@ -22,11 +22,11 @@ _NOTHING_FOUND: Final = AttemptDetails()
 
 
 class AttemptDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt and what is known about it."""
+    """One attempt with its data."""
 
     attempt: Attempt
     host: str
-    """Where it ran; the worker's id if the host is not known."""
+    """Where it ran; the worker's id if the host is unknown."""
     gpus: tuple[str, ...]
     """The names of its GPUs."""
     details: AttemptDetails
@@ -34,7 +34,7 @@ class AttemptDetail(msgspec.Struct, frozen=True, kw_only=True):
     whole_here: bool
     """Whether its whole log is on this machine."""
     nodes: tuple[str, ...] = ()
-    """The nodes of a job over several, as far as they are known here."""
+    """The nodes of a job over several, if known here."""
 
     @property
     def stopped(self) -> str:
@@ -56,10 +56,10 @@ class JobDetail(msgspec.Struct, frozen=True, kw_only=True):
     last_lines: tuple[str, ...]
     """The last lines of the log of its last attempt."""
     figures: dict[str, float | None]
-    """The newest values of its metrics, as far as they are near the end of its log; None for what is no number."""
+    """The newest values of its metrics near the end of its log; None if not a number."""
     snoozed_until: float | None
     warning: RuleWarning | None
-    """What a rule warns of now."""
+    """The current warning of a rule."""
 
     @property
     def last(self) -> AttemptDetail | None:
@@ -114,10 +114,10 @@ def _attempts(
 
 
 def _with_record(stored: AttemptDetails, directory: Path) -> AttemptDetails:
-    """Adds what only the record on this machine has so far."""
+    """Adds data that is so far only in the record on this machine."""
     if (stored.cause and stored.report and stored.fit) or not directory.is_dir():
         return stored
-    # Imported late: it loads much.
+    # Imported late, because it loads many modules.
     from stoker.engines.attempt import AttemptRecord
     from stoker.engines.delivery import details_of
 

@@ -1,8 +1,7 @@
-"""When waiting jobs probably start: the line is simulated, from what similar jobs took and from time limits.
-
-`estimates` is pure. It places jobs as workers do, in order, with GPUs reserved for the first job that does not fit, but
-knows only what the queue knows: GPUs with their holders, CPUs, RAM, caps, begin times and dependencies. A duration that
-is unknown is never a number: its GPUs do not become free, and jobs that need them have no estimate.
+"""Estimates starts of waiting jobs by simulating the line, from durations of similar jobs and time limits. `estimates`
+is pure. It places jobs in order as workers do, with GPUs reserved for the first job that does not fit, but knows only
+what the queue knows: GPUs with their holders, CPUs, RAM, caps, begin times and dependencies. An unknown duration is
+never a number: its GPUs do not become free, and jobs that need them have no estimate.
 """
 
 import heapq
@@ -34,20 +33,20 @@ if TYPE_CHECKING:
     from stoker.queue import Store
 
 MOST_SIMULATED: Final = 300
-"""How many jobs of the line are simulated; the others have a place only."""
+"""Number of simulated jobs; the others have only a place."""
 _MOST_RUNNING: Final = 1000
 _MOST_PATTERNS: Final = 200
-# One job says nothing about how much they differ.
+# A single job does not show how much they differ.
 _FEWEST_ALIKE: Final = 2
-# Jobs of which the middle half differs by more than this factor, and by more than these seconds, are not alike.
+# Jobs are not alike if their middle half differs by more than this factor and by more than these seconds.
 _LARGEST_FACTOR: Final = 2.0
 _SAME_SECONDS: Final = 30.0
-# A job that was asked to stop, or is over its limit, ends in a moment.
+# A job with a stop request, or over its limit, ends soon.
 _MOMENT: Final = 1.0
 _KEPT_SECONDS: Final = 5.0
 
 Durations = Mapping[str, Sequence[float]]
-"""How many seconds similar jobs took, by their pattern."""
+"""Durations of similar jobs in seconds, by pattern."""
 
 
 class _End(NamedTuple):
@@ -56,14 +55,14 @@ class _End(NamedTuple):
     at: float
     """Infinite if unknown."""
     is_bound: bool
-    """Whether it may well be sooner: by its time limit only, or unknown."""
+    """Whether it may well be sooner: the time is from a time limit only, or unknown."""
 
 
 _UNKNOWN: Final = _End(math.inf, True)
 
 
 def typical(seconds: Sequence[float], longer_than: float = 0.0) -> float | None:
-    """The median of what similar jobs took, among those that took longer; None if they say too little."""
+    """The median duration of similar jobs that took longer; None if there is too little data."""
     found = sorted(seconds)
     if len(found) < _FEWEST_ALIKE:
         return None
@@ -101,7 +100,7 @@ class _Holder(NamedTuple):
 
     end: _End
     shared: int | None
-    """The memory that it takes if it shares the GPU; None: it has the whole."""
+    """Its memory if it shares the GPU; None: it has the whole GPU."""
     preemptible: bool
 
 
@@ -118,7 +117,7 @@ class _Gpu:
         return self.memory is None or self.memory >= asked
 
     def others(self, job: Job) -> list[_Holder]:
-        """Who is in the way of this job, if anybody."""
+        """The holders in the way of this job."""
         if not self.holders:
             return []
         holders = [one for one in self.holders.values() if job.preemptible or not one.preemptible]
@@ -148,7 +147,7 @@ class _Machine:
         self.free_for_reserved = math.inf
 
     def suits(self, job: Job) -> bool:
-        """Whether it has, when it is empty, what the job asks for."""
+        """Whether it satisfies the job's requests when empty."""
         return (
             (job.machine is None or is_host(self.host, job.machine))
             and not any(is_host(self.host, other) for other in job.exclude_machines)
@@ -159,7 +158,7 @@ class _Machine:
         )
 
     def room(self, job: Job, now: float) -> list[_Gpu] | None:
-        """The GPUs on which it starts now; None if it does not."""
+        """The GPUs on which the job starts now; None if it does not."""
         if (job.cpus and job.cpus > self.cpus) or (job.ram and job.ram > self.ram):
             return None
         limit = math.inf if job.time_limit is None else job.time_limit
@@ -174,11 +173,11 @@ class _Machine:
         return sorted(free, key=lambda gpu: len(gpu.holders))[: job.gpus]
 
     def soonest(self, job: Job) -> list[tuple[float, str]]:
-        """The GPUs that are free for it first, and when."""
+        """The GPUs that are free for the job first, and when."""
         return sorted((gpu.free_at(job), gpu.uuid) for gpu in self.gpus if gpu.fits(job))[: job.gpus]
 
     def hold(self, job: Job, gpus: Iterable[_Gpu], end: _End) -> list[str]:
-        """The jobs that are preempted for it."""
+        """The jobs preempted for it."""
         out: list[str] = []
         for gpu in gpus:
             if not job.preemptible:
@@ -197,7 +196,7 @@ class _Machine:
 
 
 def _is_usable(gpu: WorkerGpu) -> bool:
-    """Whether it is free, has jobs of the queue, or background programs, which give way."""
+    """Whether the GPU is free, has jobs of the queue, or background programs, which yield."""
     return gpu.state in {"free", "job", "background"} and not gpu.quarantine
 
 
@@ -210,12 +209,11 @@ def estimates(
     *,
     is_whole: bool = True,
 ) -> dict[str, Estimate]:
-    """When the jobs of a line, the first queued ones in their order, probably start; those without a guess are absent.
-
-    `is_whole`: whether there are no more of them. Otherwise preemptible ones, which come last, have no estimate.
+    """Estimated starts of the first queued jobs in order; jobs without an estimate are absent. `is_whole`: whether
+    these are all queued jobs. Otherwise preemptible jobs, which come last, have no estimate.
     """
     workers = [worker for worker in around.there() if not worker.paused and worker.view.problem is None]
-    # What a cluster manager starts next is its own decision.
+    # A cluster manager decides itself what to start next.
     if around.paused or any(worker.view.cluster or worker.view.engine != "local" for worker in workers):
         return {}
     simulated = [job for job in line if job.gpus and job.nodes == 1 and (is_whole or not job.preemptible)]
@@ -252,7 +250,7 @@ class _Simulation:
         self._occupy(around)
 
     def _occupy(self, around: Surroundings) -> None:
-        """Puts the running jobs where they are."""
+        """Places the running jobs."""
         machines = {machine.id: machine for machine in self._machines}
         for attempt in around.running.values():
             job, machine = self._jobs.get(attempt.job), machines.get(attempt.worker)
@@ -294,7 +292,7 @@ class _Simulation:
             self._group_counts[job.group] -= 1
 
     def _start_all(self, now: float) -> None:
-        """One turn. Within it room only shrinks: of several equal jobs only the first that does not fit is tried."""
+        """One turn. Room only shrinks within it: of equal jobs, none is tried after the first that does not fit."""
         failed: set[int] = set()
         is_reserved = False
         for machine in self._machines:
@@ -327,12 +325,12 @@ class _Simulation:
         shape = self._shapes[job.id]
         if shape not in self._suits:
             self._suits[shape] = [machine for machine in self._machines if machine.suits(job)]
-        # What a worker says of a job is about this one, and not about its equals.
+        # A worker's reason applies to this job only, not to equal jobs.
         return [m for m in self._suits[shape] if not m.waits.get(job.id, "").startswith(NEVER_HERE)]
 
     def _start(self, job: Job, now: float) -> bool:
         for machine in self._suiting(job):
-            # Its worker has looked at it and let it wait: for a reason that is not known here.
+            # Its worker considered it and let it wait for a reason unknown here.
             if now == self._now and job.id in machine.waits:
                 continue
             gpus = machine.room(job, now)
@@ -356,14 +354,14 @@ class _Simulation:
             heapq.heappush(self._ends, (end.at, name))
 
     def _preempt(self, name: str) -> None:
-        """It goes back to the line, and when it has ended nobody knows."""
+        """It returns to the line, and its end is unknown."""
         self._ends = [one for one in self._ends if one[1] != name]
         heapq.heapify(self._ends)
         if (machine := self._where.pop(name, None)) is not None:
             machine.release(self._jobs[name])
 
     def _reserve(self, job: Job) -> bool:
-        """Keeps the GPUs for it that are free first, on the machine where it starts soonest."""
+        """Reserves the GPUs that are free first, on the machine where the job starts soonest."""
         offers = [
             (soonest[-1][0], sum(math.isinf(at) and at > 0 for at, _uuid in soonest), number, soonest, machine)
             for number, machine in enumerate(self._suiting(job))
@@ -383,10 +381,10 @@ def _shape(job: Job) -> object:
 
 
 class WaitingLine(msgspec.Struct, frozen=True):
-    """The first queued jobs, in their order, and when they probably start."""
+    """The first queued jobs in order, and their estimated starts."""
 
     places: Mapping[str, int]
-    """How many jobs come before each, for a thousand of them."""
+    """The number of jobs before each, for a thousand jobs."""
     starts: Mapping[str, Estimate]
 
     def explain(self, job: Job, around: Surroundings, needs: Needs) -> Why:
@@ -395,7 +393,8 @@ class WaitingLine(msgspec.Struct, frozen=True):
 
 
 class Forecaster:
-    """Forecasts for one screen. While the line and what runs stay the same, so do the estimates, for some seconds."""
+    """Forecasts for one screen. Estimates are kept for some seconds while the line and the running jobs stay the
+    same."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -414,7 +413,7 @@ class Forecaster:
         needs: Needs,
         most: int,
     ) -> WaitingLine:
-        """From the first `most` queued jobs and the running ones, which were read already."""
+        """From the first `most` queued jobs and the running jobs, which are already read."""
         if not queued:
             return WaitingLine({}, {})
         workers = tuple((worker.id, worker.paused) for worker in around.there())
@@ -437,12 +436,12 @@ class Forecaster:
 
 
 def read_line(store: "Store", around: Surroundings, shown: Iterable[str]) -> WaitingLine:
-    """The places of the first thousand, and estimates for those of these jobs that are among the first of them."""
+    """Places of the first thousand jobs, and estimates for these jobs if they are among the first."""
     places = {name: place for place, name in enumerate(store.jobs.first_ids(MOST_AHEAD))}
     last = max((places[name] for name in shown if places.get(name, MOST_SIMULATED) < MOST_SIMULATED), default=None)
     if last is None:
         return WaitingLine(places, {})
-    # Some that are further back may start earlier.
+    # Jobs further back may start earlier.
     most = min(MOST_SIMULATED, max(MOST_WAITING, last + 1))
     queued = store.jobs.in_line(most)
     running = store.jobs.find(states=["running"], limit=_MOST_RUNNING)

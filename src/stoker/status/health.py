@@ -1,4 +1,4 @@
-"""Is everything all right? A headline and a list of issues, worst first. Pure."""
+"""Health: a headline and a list of issues, worst first. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -15,9 +15,9 @@ from stoker.status.machines import HIDDEN_AFTER, worker_home
 from stoker.status.model import Health, HealthIssue, Level, Machine, RunningJob, WaitingJob
 from stoker.units import capitalized, format_memory, name_some
 
-# Older failures are not an issue any more.
+# Older failures are no longer an issue.
 RECENT: Final = 86400.0
-# A driver reset or a busy machine takes less.
+# A driver reset or a busy machine is shorter.
 _UNKNOWN_FOR: Final = 180.0
 # Starting a job takes seconds, and so does freeing a GPU.
 _COULD_RUN_FOR: Final = 60.0
@@ -38,12 +38,12 @@ class HealthInputs(msgspec.Struct, frozen=True, kw_only=True):
     failed: Job | None = None
     """The newest failure within `RECENT` that was not dismissed."""
     failures: int = 0
-    """How many there are."""
+    """Their number."""
     stopped: Job | None = None
     """The same for jobs that a rule stopped."""
     stops: int = 0
     stopped_for: str = ""
-    """The kind of the verdict, such as `idle`; empty if it is not known."""
+    """The kind of the verdict, such as `idle`; empty if unknown."""
 
 
 def assess(facts: HealthInputs) -> Health:
@@ -51,7 +51,7 @@ def assess(facts: HealthInputs) -> Health:
 
 
 def without_queue(health: Health, away: str) -> Health:
-    """Adds that the queue is away: an old answer must not look like a new one."""
+    """Adds that the queue is unreachable: an old answer must not look current."""
     return _summed_up([HealthIssue(level="bad", message=capitalized(away)), *health.points], (), ())
 
 
@@ -91,7 +91,7 @@ def _all_is_well(machines: Sequence[Machine], running: Sequence[RunningJob]) -> 
 
 
 def _all_is_well_on(clusters: Sequence[str], running: Sequence[RunningJob]) -> str:
-    """`All is well: 3 jobs run on hpc, 12 are pending`. What else a cluster runs does not concern this queue."""
+    """`All is well: 3 jobs run on hpc, 12 are pending`. Other jobs of a cluster do not concern this queue."""
     pending = sum(item.job.is_pending for item in running)
     runs = len(running) - pending
     where = name_some(clusters)
@@ -125,7 +125,7 @@ def _bad(facts: HealthInputs) -> Iterator[HealthIssue]:
 
 
 def _is_lost(machine: Machine, facts: HealthInputs) -> bool:
-    """Whether it disappeared: it did not stop regularly, and was there today or has jobs."""
+    """Whether it disappeared: it did not stop regularly, and was seen today or has jobs."""
     if machine.there or machine.left:
         return False
     return facts.now - machine.seen <= HIDDEN_AFTER or any(_runs_on(job, machine) for job in facts.running)
@@ -155,7 +155,7 @@ def _unreadable(machine: Machine, now: float) -> Iterator[HealthIssue]:
 
 
 def _orphaned(facts: HealthInputs, level: Level) -> Iterator[HealthIssue]:
-    """Memory that no visible process holds, left by a crashed job or a container: it blocks the GPU."""
+    """Memory without a visible process, left by a crashed job or a container, blocks the GPU."""
     queued = facts.counts.get("queued", 0)
     while_waiting = f", while {_jobs_wait(queued)}" if queued else ""
     for machine in facts.machines:
@@ -203,7 +203,7 @@ def _failures(facts: HealthInputs) -> Iterator[HealthIssue]:
         yield _failure("failed", facts.failed, facts.failures, f"{name} failed", several)
     if facts.stopped is not None:
         name = _name(facts.stopped)
-        # One word, as on its badge: the whole reason would fill a phone, and the job has it.
+        # One word, as on its badge: the whole reason, which the job shows, would fill a phone.
         one = f"{name} was stopped{f': {facts.stopped_for}' if facts.stopped_for else ' by a rule'}"
         several = f"{_jobs(facts.stops)} were stopped by a rule in the last 24 h, last {name}"
         yield _failure("stopped", facts.stopped, facts.stops, one, several)
@@ -271,11 +271,11 @@ def _free(facts: HealthInputs) -> Iterator[HealthIssue]:
 
 
 def _could_run(facts: HealthInputs) -> Iterator[HealthIssue]:
-    """The first job that waits although there seems to be room for it."""
+    """The first job that waits despite apparent room for it."""
     free = {machine.host: _free_cards(machine, facts.now, _COULD_RUN_FOR) for machine in facts.machines}
     for waiting in facts.waiting:
         job = waiting.job
-        # Whether there are CPUs and RAM for it, and whether a machine is for it, is known to its worker only.
+        # Only a worker knows whether its CPUs, RAM and machine suit the job.
         if job.nodes > 1 or job.cpus is not None or job.ram is not None or job.machine or job.labels:
             continue
         if waiting.why.kind not in {"waits", "next"} or facts.now - max(job.submitted, job.not_before) < _COULD_RUN_FOR:
@@ -317,7 +317,7 @@ def _unread_since(card: WorkerGpu, machine: Machine) -> float:
 
 
 def _since(card: WorkerGpu, machine: Machine) -> float:
-    """Not before the start of the worker, whatever its clock says."""
+    """Not before the start of the worker, regardless of its clock."""
     return machine.started if card.since is None else max(card.since, machine.started)
 
 

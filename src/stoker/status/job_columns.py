@@ -14,7 +14,7 @@ List = Literal["table", "json", "top", "page"]
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A job in a list, with what is known beside it."""
+    """A job in a list, with further data."""
 
     job: Job
     now: float = 0.0
@@ -22,9 +22,9 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     """The machine that runs it."""
     gpus: Sequence[str] = ()
-    """What people call the GPUs that it has."""
+    """The names of its GPUs."""
     where: str = ""
-    """Where it runs, if that is not on GPUs of its host."""
+    """Where it runs, if not on GPUs of its host."""
     figures: Mapping[str, float | None] = {}
     """The newest values of its metrics."""
 
@@ -36,19 +36,19 @@ class JobColumn(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     text: Callable[[JobRow], str]
     lists: frozenset[List] = frozenset({"table", "json", "top", "page"})
-    """Where it is shown. JSON has every field of a job anyway, and `top` its own layout of the first columns."""
+    """Where it is shown. JSON has every field of a job, and `top` its own layout of the first columns."""
     justify: Literal["left", "right"] = "left"
     gives: Literal["never", "cut", "middle"] = "never"
-    """How it becomes narrower on a narrow terminal."""
+    """How it shrinks on a narrow terminal."""
     least: int = 16
     left_out: int = 0
-    """On a narrow terminal the column with the highest number is left out first; 0 never is."""
+    """On a narrow terminal, the column with the highest number is omitted first; 0 is never omitted."""
     is_rare: bool = False
-    """Whether it is left out when it is empty."""
+    """Whether it is omitted when empty."""
 
 
 def gpus_text(row: JobRow) -> str:
-    """Which GPUs a job has while it runs, and how many it asks for otherwise."""
+    """The GPUs of a running job; otherwise the requested number."""
     if row.job.state == "running" and row.where and not row.job.is_pending:
         return row.where
     if row.job.state == "running" and not row.job.is_pending and (row.host or row.gpus):
@@ -60,7 +60,7 @@ def gpus_text(row: JobRow) -> str:
 
 
 def since_text(row: JobRow) -> str:
-    """How long ago it came into its state, or was submitted if it waits."""
+    """Time since it entered its state, or since its submission if it waits."""
     job = row.job
     is_running = job.state == "running" and not job.is_pending
     since = job.started if is_running else job.ended if job.state in ENDED else job.submitted
@@ -87,7 +87,7 @@ def _in(*lists: List) -> frozenset[List]:
 COLUMNS: Final[list[JobColumn]] = [
     JobColumn(key="name", title="name", text=lambda row: job_label(row.job), lists=_in("table", "page"), gives="cut"),
     JobColumn(key="id", title="job", text=lambda row: row.job.id, lists=_in("table")),
-    # The words after the state itself may be cut.
+    # Words after the state may be cut.
     JobColumn(key="state", title="state", text=state_text, lists=_in("table", "page"), gives="cut", least=24),
     JobColumn(key="command", title="command", text=lambda row: command_text(row.job), lists=_in("page")),
     JobColumn(key="when", title="when", text=since_text, lists=_in("page")),
@@ -118,6 +118,6 @@ COLUMNS: Final[list[JobColumn]] = [
 
 
 def columns_of(where: List, rows: Sequence[JobRow] = ()) -> list[JobColumn]:
-    """The columns of a list; rare ones only if one of these rows has something there."""
+    """The columns of a list; rare ones only if one of these rows has a value."""
     shown = [column for column in COLUMNS if where in column.lists]
     return [column for column in shown if not column.is_rare or any(column.text(row) for row in rows)]

@@ -12,7 +12,7 @@ from stoker.schedule import moment_text
 
 # Wider than any terminal; a command may be a script of a hundred kilobytes.
 _LONGEST: Final = 500
-# A command in the place of a name: what runs, and the last arguments, which differ most often.
+# A command as a name: the program, and the last arguments, which differ most often.
 _SHORT_COMMAND: Final = 60
 _SHORT_END: Final = 20
 # `/home/me/.venv/bin/python`, at the beginning of a command.
@@ -38,21 +38,21 @@ def one_line(text: str) -> str:
 
 
 def slurm_text(job: Job) -> str:
-    """What it asks of Slurm: `partition gpu, --exclude=node3`."""
+    """Its requests to Slurm: `partition gpu, --exclude=node3`."""
     named = [f"{key} {value}" for key, value in job.slurm.items() if isinstance(value, str)]
     further = [shlex.quote(option) for value in job.slurm.values() if not isinstance(value, str) for option in value]
     return ", ".join([*named, *further])
 
 
 def where_text(job: Job) -> str:
-    """What it asks of its machine: `gpu-box, label ib, not on old-box`."""
+    """Its requests to its machine: `gpu-box, label ib, not on old-box`."""
     chosen = [job.machine] if job.machine is not None else []
     chosen += [f"label {label}" for label in job.labels]
     return ", ".join([*chosen, *(f"not on {name}" for name in job.exclude_machines)])
 
 
 def when_text(job: Job) -> dict[str, str]:
-    """What it asks of the time: when it begins, recurs and fails."""
+    """Its times: begin, recurrence and deadline."""
     return {
         "begin": "" if job.begin is None else moment_text(job.begin),
         "every": job.every or "",
@@ -71,7 +71,7 @@ def job_label(job: Job) -> str:
 
 
 def job_title(job: Job) -> str:
-    """What people call it, and its id: `train (3f9ede8c)`."""
+    """Its name or short command, and its id: `train (3f9ede8c)`."""
     return f"{job_label(job)} ({job.id})"
 
 

@@ -1,4 +1,4 @@
-"""Follows the log of one attempt, wherever it is: for `stoker logs`, the page, the API and downloads."""
+"""Follows the log of one attempt on any machine: for `stoker logs`, the page, the API and downloads."""
 
 import math
 import os
@@ -34,27 +34,27 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LogOrigin = Literal["", "file", "stream", "tail"]
 
-# A live worker starts to stream within this; after that the tail in the queue is read.
+# A live worker starts to stream within this time; then the tail in the queue is read.
 STREAM_STARTS_WITHIN: Final = 3.0
-# A stream that brings nothing for this long while it is behind is given up.
+# A stream that is behind and delivers nothing for this long is given up.
 STREAM_STALLS_AFTER: Final = 10.0
-# The rest of a stream comes within this after the end of its attempt, or the worker is gone.
+# The rest of a stream arrives within this time after the end of its attempt, or the worker is lost.
 STREAM_ENDS_WITHIN: Final = 10.0
 # The same for the tail in the queue.
 TAIL_ENDS_WITHIN: Final = 3.0
-# A tail this old after the end of its attempt is the last one.
+# A tail written this long after the end of its attempt is final.
 _TAIL_IS_FINAL_AFTER: Final = 10.0
 CHECK_END_EVERY: Final = 1.0
-# A progress bar looks smooth; a database need not be read that often.
+# Fast enough for smooth progress bars; a database is read less often.
 POLL_FILE: Final = 0.2
 POLL_QUEUE: Final = 0.5
 _POLL_ARRIVING: Final = 0.1
 _LONGEST_GAP: Final = 60.0
-# More than the queue keeps, so that its tail is found in it.
+# More than the queue stores, to find its tail.
 _LONGEST_TAIL: Final = 256 * 1024
-# The last lines that were returned, by which another source is continued.
+# The last returned lines, used to continue from another source.
 _REMEMBERED: Final = 128 * 1024
-# A request holds for this long, and is renewed while the log is read.
+# A request is valid for this long and renewed while the log is read.
 _REQUEST_SECONDS: Final = 30.0
 _RENEW_EVERY: Final = 10.0
 # An edition becomes the name of a directory.
@@ -62,7 +62,7 @@ _EDITION: Final = re.compile(r"[0-9a-f]{1,64}")
 
 
 class RunQuery(Protocol):
-    """Runs a query on a connection to the queue: the caller's own, or one of a pool."""
+    """Runs a query on a connection to the queue: the caller's, or one of a pool."""
 
     def __call__(self, query: "Callable[[Store], T]", /) -> T: ...
 
@@ -75,18 +75,18 @@ def queries_on(store: "Store") -> RunQuery:
 
 
 def is_streamable(store: "Store", attempt: "Attempt") -> bool:
-    """Whether a worker is alive on the machine that ran the attempt: no other machine has its log."""
+    """Whether a worker is alive on the attempt's machine: no other machine has its log."""
     home, now = _home(attempt.worker), store.clock()
     return any(_home(worker.id) == home and worker.is_there(now) for worker in store.workers.all())
 
 
 def _home(worker: str) -> str:
-    """The common part of the ids of one machine's workers, which stays over restarts."""
+    """The common part of the ids of one machine's workers, which survives restarts."""
     return worker.partition("-")[0]
 
 
 class RemoteLog:
-    """The copy of one log. One thread uses it at a time."""
+    """The copy of one log; used by one thread at a time."""
 
     def __init__(self, attempt: str) -> None:
         self._attempt = attempt
@@ -96,7 +96,7 @@ class RemoteLog:
         self.size = 0
         """Bytes of finished lines in the copy."""
         self.edition = ""
-        """Changes with each stream, which may have other lines. Empty until a worker streams the log."""
+        """Changes with each stream, which may have different lines. Empty until a worker streams the log."""
         self.is_behind = False
         """Whether more is available at once."""
         self.is_complete = False
@@ -108,7 +108,7 @@ class RemoteLog:
         return self._place / self.edition if self._place is not None and self.edition else None
 
     def update(self, run: RunQuery) -> None:
-        """Fetches what is new. Raises StokerError when the queue is away, and OSError when the disk fails."""
+        """Fetches new output. Raises StokerError if the queue is unreachable, OSError if the disk fails."""
         if self._requested is None or time.monotonic() - self._requested >= _RENEW_EVERY:
             run(lambda store: store.logs.request_stream(self._attempt, _REQUEST_SECONDS))
             self._requested = time.monotonic()
@@ -143,11 +143,10 @@ class RemoteLog:
 
 
 class LogFollower:
-    """Returns what is new in steps that never wait. One thread uses it at a time.
-
-    The source is the file on this machine, a copy streamed from another one, or the tail in the queue when no worker
-    streams. A whole log replaces the tail once it has arrived. `epoch` then changes, and either reading starts over,
-    or, if `continuous`, goes on after the lines that were returned before.
+    """Returns new output in steps that never block; used by one thread at a time. The source is the file on this
+    machine, a copy streamed from another one, or the tail in the queue if no worker streams. A whole log replaces the
+    tail when it has arrived. `epoch` then changes, and reading either starts over or, if `continuous`, continues after
+    the returned lines.
     """
 
     def __init__(
@@ -160,12 +159,9 @@ class LogFollower:
         tail_after: float = math.inf,
         node: int = 0,
     ) -> None:
-        """`home` is the state directory of this machine. `node`: which one of a job over several.
-
-        Only the log of the first node gets into the queue: those of others are read where their files are.
-
-        `complete`: read a copy only once it has everything that was printed. `tail_after`: seconds after which the tail
-        is read while the copy is still on its way.
+        """`home` is the state directory of this machine. `node`: rank in a job over several nodes. The queue has only
+        the log of the first node; others are read from their files. `complete`: read a copy only when it has the whole
+        output. `tail_after`: seconds after which the tail is read while the copy is incomplete.
         """
         self.attempt = attempt
         self._home = home
@@ -179,26 +175,26 @@ class LogFollower:
         self._tail = ""
         self._created = self._read_at = time.monotonic()
         self._stream_until: float | None = None
-        """Until when a stream may start; None before it was requested."""
+        """Deadline for the start of a stream; None before the request."""
         self._editions: set[str] = set()
         self._arrived = ("", 0)
         self._arrived_at = -math.inf
-        """How much of which edition there was when something arrived last, and when."""
+        """Edition and length at the last arrival, and its time."""
         self._checked = self._end_seen = -math.inf
         self._tail_is_final = False
         self._count = 0
         self._memory = b""
-        """The number of bytes returned in finished lines, and the last of them."""
+        """The number of returned bytes of finished lines, and the last of them."""
         self._unfinished = b""
         self._skipped = b""
         """New lines found in another source, not returned yet."""
         self.source: LogOrigin = ""
         self.epoch = ""
-        """Within one, line numbers mean the same, also to another follower."""
+        """Within one epoch, line numbers are stable, also across followers."""
         self.directory: Path | None = None
         """The files of the whole log; None while only the tail is known."""
         self.ended: Attempt | None = None
-        """The attempt as it ended, once that is known."""
+        """The ended attempt, when known."""
         self.is_gone = False
         """Whether the attempt was removed from the queue."""
         self.is_complete = False
@@ -210,7 +206,7 @@ class LogFollower:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether everything printed so far was returned; of an attempt that has ended, its last line too."""
+        """Whether all output so far was returned; for an ended attempt, including its last line."""
         if self.attempt.outcome is not None or self.ended is not None:
             return self.is_complete
         return self._reader is not None and not self.is_behind
@@ -224,14 +220,14 @@ class LogFollower:
         return POLL_FILE if self.source == "file" else POLL_QUEUE
 
     def locate(self, run: RunQuery) -> bool:
-        """Whether there is something to read from; nothing is read yet."""
+        """Whether there is a source; reads nothing."""
         self._forgive_sleep()
-        # Before reading: what is read after the end is all.
+        # Checked before reading: a read after the end is complete.
         self._check_end(run)
         return self._choose_source(run)
 
     def read(self, run: RunQuery) -> LogUpdate:
-        """What is new. Raises StokerError when the queue is away, unless the log is on this machine."""
+        """New output. Raises StokerError if the queue is unreachable, unless the log is on this machine."""
         if not (self.is_behind or self.locate(run)):
             return LogUpdate(b"", self._unfinished)
         update = self._remember(self._next())
@@ -244,7 +240,7 @@ class LogFollower:
         self._stop_streaming()
 
     def _forgive_sleep(self) -> None:
-        """A machine that was asleep or held up did not wait for an answer meanwhile."""
+        """Time during which this machine slept or was blocked does not count as waiting."""
         now = time.monotonic()
         gap, self._read_at = now - self._read_at, now
         if gap > _LONGEST_GAP:
@@ -270,7 +266,7 @@ class LogFollower:
                 since = 0.0 if found.ended is None else run(lambda store: store.clock()) - found.ended
                 self._tail_is_final = since > _TAIL_IS_FINAL_AFTER
         except StokerError:
-            return  # A file on this machine is read on.
+            return  # Continue with the file on this machine.
         if self._has_ended():
             self._end_seen = now
 
@@ -294,10 +290,10 @@ class LogFollower:
     # The source
 
     def _choose_source(self, run: RunQuery) -> bool:
-        """False while there is none yet."""
+        """False while there is none."""
         if self.source == "file":
             return True
-        # A job that runs on this machine has no file before it prints something.
+        # A job on this machine has no file before its first output.
         if self._is_silent() and (directory := log_directory(self._home, self.attempt, self._node)) is not None:
             self._stop_streaming()
             self._read_files(directory, "file", "")
@@ -314,7 +310,7 @@ class LogFollower:
         return True
 
     def _may_stream(self, remote: RemoteLog) -> bool:
-        """Whether to wait for a stream that has not started, or is still on its way."""
+        """Whether to wait for a stream that has not started or is incomplete."""
         now = time.monotonic()
         if remote.directory is None:
             return now < (self._stream_until or 0.0)
@@ -331,7 +327,7 @@ class LogFollower:
             except QueueAwayError:
                 raise
             except (StokerError, OSError):
-                # No room for a copy, or the database refuses: the tail has to do.
+                # No space for a copy, or the database refuses: use the tail.
                 self._stop_streaming()
             else:
                 now = time.monotonic()
@@ -354,12 +350,12 @@ class LogFollower:
         return remote.is_complete or not (remote.is_behind or (self._needs_complete and has_ended))
 
     def _is_arriving(self) -> bool:
-        """Whether more of a stream is on its way."""
+        """Whether more of a stream is expected."""
         is_behind = self._remote is not None and self._remote.is_behind
         return is_behind and time.monotonic() - self._arrived_at < STREAM_STALLS_AFTER
 
     def _waits_too_long(self) -> bool:
-        """Whether there is still no source although the stream has run for long, or was restarted."""
+        """Whether there is still no source although the stream has run for a long time or was restarted."""
         is_late = time.monotonic() - self._created > self._tail_after
         return self._reader is None and (is_late or len(self._editions) > 1)
 
@@ -386,7 +382,7 @@ class LogFollower:
             self._unfinished = b""
 
     def _after_known(self, reader: LogFileReader) -> bytes:
-        """What another copy has after the lines returned. Its beginning may be gone: a log has a size limit."""
+        """The lines of another copy after the returned ones. Its beginning may be missing: a log has a size limit."""
         lines, _unfinished = reader.read()
         start = self._count - len(self._memory)
         at = start if lines.startswith(self._memory, start) else lines.rfind(self._memory)
@@ -402,7 +398,7 @@ class LogFollower:
 
     def _remember(self, update: LogUpdate) -> LogUpdate:
         finished, unfinished = update
-        # A tail may be older than what was streamed: the unfinished line is then still the last one.
+        # A tail may be older than the stream: the unfinished line is then still the last one.
         is_older = self._continuous and self.source == "tail" and not finished
         self._unfinished = unfinished or (self._unfinished if is_older else b"")
         self._count += len(finished)
@@ -419,7 +415,7 @@ def _as_stored(text: str) -> str:
 
 
 def log_updates(store: "Store", attempt: "Attempt", home: Path, node: int = 0) -> "Iterator[tuple[LogUpdate, bool]]":
-    """What there is now of a log, in steps, each with whether it is of the tail only. Waits for a log that comes."""
+    """The current log in steps, each with whether it is only the tail. Waits for a log that is expected."""
     if node or has_log(attempt_directory(home, attempt)):
         store.logs.wait(attempt.id)
     follower = LogFollower(attempt, home, continuous=True, complete=True, node=node)

@@ -1,4 +1,4 @@
-"""Machines: the newest worker of each home and host, with its GPUs."""
+"""Machines: the newest worker per home and host, with its GPUs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -9,19 +9,19 @@ from stoker.queue.explanation import spoken
 from stoker.queue.model import Attempt, ClusterNode, Job, Worker, WorkerGpu
 from stoker.status.model import Machine
 
-# Machines that were away for longer are not shown.
+# Machines unseen for longer are not shown.
 HIDDEN_AFTER: Final = 86400.0
 
 
 def worker_home(worker: str) -> str:
-    """The common part of the ids of a worker over its restarts."""
+    """The part of a worker's id that survives restarts."""
     return worker.rpartition("-")[0] or worker
 
 
 def machines_of(
     workers: Iterable[Worker], attempts: Iterable[Attempt], jobs: Mapping[str, Job], now: float
 ) -> tuple[Machine, ...]:
-    """Machines that are there, were there lately or have jobs, by host. `jobs`: the running ones, by id."""
+    """Machines that are present, were present recently or have jobs, by host. `jobs`: the running ones, by id."""
     holding = {worker_home(attempt.worker) for attempt in attempts}
     newest: dict[tuple[str, str], Worker] = {}
     for worker in sorted(workers, key=lambda worker: worker.started):
@@ -61,7 +61,7 @@ def _machine(worker: Worker, jobs: Mapping[str, Job], now: float) -> Machine:
 
 
 def _unseen(gpu: WorkerGpu, worker: Worker, now: float) -> WorkerGpu:
-    """A GPU whose worker is away: its state is unknown."""
+    """A GPU whose worker is lost: its state is unknown."""
     return WorkerGpu(
         uuid=gpu.uuid,
         index=gpu.index,
@@ -79,12 +79,12 @@ def _with_submitters(gpu: WorkerGpu, jobs: Mapping[str, Job]) -> WorkerGpu:
 
 
 class ClusterGpus(msgspec.Struct, frozen=True):
-    """The GPUs of nodes of a cluster, counted."""
+    """Counts of the GPUs of cluster nodes."""
 
     total: int
     allocated: int
     own: int
-    """Those that jobs of this queue have."""
+    """GPUs of this queue's jobs."""
     free: int
     down: int
 
@@ -109,7 +109,7 @@ def cluster_gpus(nodes: Iterable[ClusterNode]) -> ClusterGpus:
 
 
 def partitions_of(nodes: Iterable[ClusterNode]) -> dict[str, list[ClusterNode]]:
-    """The nodes of each partition, by its name. A node may be in several."""
+    """The nodes of each partition by name. A node may be in several."""
     found: dict[str, list[ClusterNode]] = {}
     for node in nodes:
         for name in node.partitions:
@@ -118,14 +118,12 @@ def partitions_of(nodes: Iterable[ClusterNode]) -> dict[str, list[ClusterNode]]:
 
 
 class ClockCorrection:
-    """Replaces the workers' times, whose clocks may be minutes off, by the database's.
-
-    A state began between the first snapshot that shows it and the one before. Times in the first snapshot are taken as
-    they are."""
+    """Replaces times of workers, whose clocks may be off by minutes, with the database's. A state began between the
+    first snapshot that shows it and the previous one. Times in the first snapshot are used unchanged."""
 
     def __init__(self) -> None:
         self._seen: dict[str, float] = {}
-        """When each machine was last seen, by its worker's id."""
+        """Last heartbeat of each machine, by its worker's id."""
         self._dates: dict[str, dict[tuple[str, float], float]] = {}
         """By worker: the corrected time of each GPU and reported time."""
 

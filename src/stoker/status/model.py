@@ -13,7 +13,7 @@ from stoker.units import format_memory
 
 Level = Literal["good", "attention", "bad"]
 
-# What a screen shows of each; the rest is only counted.
+# Numbers shown on a screen; the rest is only counted.
 MOST_RUNNING: Final = 200
 MOST_WAITING: Final = 50
 MOST_ENDED: Final = 20
@@ -27,7 +27,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     """The bar's own figures without its drawing: `317/1000 [02:11<04:40, 2.44it/s, loss=0.31]`."""
     remaining: float | None = None
-    """Seconds, as the bar says."""
+    """Seconds, from the bar."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     host: str
     there: bool
-    """Whether it was seen lately. Otherwise its GPUs are unknown."""
+    """Whether it sent a recent heartbeat. Otherwise its GPUs are unknown."""
     left: bool = False
     """Whether it stopped regularly."""
     seen: float
@@ -45,19 +45,19 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None
     simulated: bool
     absent: bool = False
-    """Whether it has no GPU, which is not a fault."""
+    """Whether it has no GPU, which is not an error."""
     gpus: tuple[WorkerGpu, ...]
     """A GPU with jobs has their submitters as its `user`."""
     cluster: str = ""
     """The name of the cluster that its jobs run on; empty if they run on its own GPUs."""
     nodes: tuple[ClusterNode, ...] = ()
-    """The machines of the cluster, unless the worker is away."""
+    """The machines of the cluster, unless the worker is lost."""
     engine: str = "local"
     version: str = ""
-    """Of its Stoker; empty if unknown."""
+    """Its version of Stoker; empty if unknown."""
     labels: tuple[str, ...] = ()
     cpus: int | None = None
-    """How many CPUs its jobs may have together; None where that is not counted."""
+    """Total CPUs for its jobs; None if not counted."""
     cpus_taken: int = 0
     ram: int | None = None
     """Bytes."""
@@ -65,7 +65,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def promised(self) -> str:
-        """What running jobs asked for of its CPUs and RAM, in words; empty if nothing."""
+        """CPUs and RAM requested by running jobs, in words; empty if none."""
         parts = [f"{self.cpus_taken} of {self.cpus} CPUs"] if self.cpus is not None and self.cpus_taken else []
         if self.ram is not None and self.ram_taken:
             parts.append(f"{format_memory(self.ram_taken)} of {format_memory(self.ram)} of RAM")
@@ -83,14 +83,14 @@ class RunningJob(msgspec.Struct, frozen=True, kw_only=True):
     last_line: str
     """The last line of its log, without escapes."""
     figures: dict[str, float | None] = {}
-    """The newest values of its metrics, as far as they are near the end of its log; None for what is no number."""
+    """The newest values of its metrics near the end of its log; None if not a number."""
     snoozed_until: float | None = None
     warning: RuleWarning | None = None
-    """What a rule warns of now."""
+    """The current warning of a rule."""
 
     @property
     def where(self) -> str:
-        """Where it runs, if that is not on GPUs of its host: `Slurm job 4711 on node1`."""
+        """Where it runs, if not on GPUs of its host: `Slurm job 4711 on node1`."""
         return self.attempt.where if self.attempt is not None else ""
 
 
@@ -107,20 +107,20 @@ class EndedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HealthIssue(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a person should know."""
+    """One issue."""
 
     level: Level
     message: str
     job: str | None = None
     host: str | None = None
     failure: Failure | None = None
-    """The kind of failures it is about, which can be dismissed."""
+    """The kind of its failures, which can be dismissed."""
     until: float | None = None
-    """When the newest of them ended."""
+    """End of the newest of them."""
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to "is everything all right?"."""
+    """The overall health."""
 
     level: Level
     headline: str
@@ -140,26 +140,26 @@ class GpuHours(msgspec.Struct, frozen=True, kw_only=True):
     idle: float = 0.0
     unknown: float = 0.0
     saved: float = 0.0
-    """What jobs that a rule stopped would have held; see `status.usage`."""
+    """Estimated GPU time saved by rules; see `status.usage`."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything at one moment, by the database's clock."""
+    """Queue, machines and jobs at one moment, by the database's clock."""
 
     now: float
     place: str
-    """Where the queue is, without a password."""
+    """The queue's address, without a password."""
     paused: bool
     counts: dict[State, int]
     pending: int = 0
-    """How many of the running jobs wait in the queue of a cluster."""
+    """Number of running jobs that wait in the queue of a cluster."""
     machines: tuple[Machine, ...]
     running: tuple[RunningJob, ...]
-    """Those that have begun, newest first, and then those that are pending."""
+    """Started jobs, newest first, then pending ones."""
     waiting: tuple[WaitingJob, ...]
     """Queued and held, in queue order."""
     groups: tuple[Group, ...] = ()
-    """Those with several jobs of which some run or wait among these, the first in line first."""
+    """Groups with several jobs of which some run or wait among these, first in line first."""
     ended: tuple[EndedJob, ...]
     """The last jobs to end, newest first."""
     health: Health
@@ -167,7 +167,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def begun(self) -> int:
-        """How many jobs really run."""
+        """Number of started jobs."""
         return max(0, self.counts.get("running", 0) - self.pending)
 
     @property

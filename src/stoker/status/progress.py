@@ -1,4 +1,4 @@
-"""The progress of a job by the progress bars in its output. Pure; it never raises, whatever the text."""
+"""The progress of a job, from progress bars in its output. Pure; never raises."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -17,18 +17,18 @@ from stoker.status.model import Progress
 if TYPE_CHECKING:
     from stoker.queue import Store
 
-# A bar is near the end; one further up is finished.
+# A current bar is near the end; bars further up are finished.
 _MOST_LINES: Final = 30
 _LONGEST_TEXT: Final = 160
 
 _SECONDS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 
-# How much longer it takes, the surest first.
+# Patterns of the remaining time, the most reliable first.
 _REMAINING: Final = (
     compiled(rf"\b(?:eta|remaining)\b[ :=]*(?P<remaining>{TIME}|{UNITS})"),
     compiled(rf"(?P<elapsed>{TIME}) *[•·] *(?P<remaining>{TIME})"),
 )
-# A bar within an epoch is not the whole: `Epoch 3/10: 317/1000`, or the epoch on a line of its own above it.
+# A bar within an epoch is not the total: `Epoch 3/10: 317/1000`, or the epoch on a line of its own above it.
 _EPOCH: Final = compiled(r"\bepochs?\b[ :=]*[\[(]?[ ]*(?P<epoch>\d{1,6}) ?/ ?(?P<epochs>\d{1,6})(?![\w/.:]*\d)")
 _EPOCH_ALONE: Final = compiled(rf"^\W*{_EPOCH.pattern}[\W]*$")
 _BEHIND_BAR: Final = compiled(rf"(?:{MARK}|{MARK} *\d{{1,3}}(?:\.\d+)?%) +(?P<remaining>{TIME}|\d{{1,6}}s)(?! *[•·])")
@@ -37,7 +37,7 @@ _PERCENT_BESIDE_BAR: Final = re.compile(rf"\d{{1,3}}(?:\.\d{{1,6}})? ?% *(?={MAR
 
 
 class _Part(NamedTuple):
-    """What the bar itself shows, which may be one epoch of several."""
+    """The bar's own progress, possibly of one epoch of several."""
 
     fraction: float | None
     remaining: float | None
@@ -78,8 +78,8 @@ def _of_epochs(line: str) -> bool:
 
 
 def _of_all(part: _Part, epoch: int, epochs: int) -> tuple[float | None, float | None]:
-    """Progress over all epochs, and the time left if each takes as long as this one."""
-    # Most programs count from one. Counting from zero shows only in the first epoch, and is one short after that.
+    """Progress over all epochs, and the remaining time if each takes as long as this one."""
+    # Most programs count from one. Counting from zero is visible only in the first epoch, and one too low afterwards.
     done, total = (epoch - 1, epochs) if epoch else (0, epochs + 1)
     if part.fraction is None:
         return None, None
@@ -102,7 +102,7 @@ def _times(sign: Sign) -> tuple[float | None, float | None]:
         return _seconds(found["remaining"]), None if elapsed is None else _seconds(elapsed)
     beside = _BEHIND_BAR.search(sign.line)
     seconds = None if beside is None else _seconds(beside["remaining"])
-    # After a full bar, some programs write how long it took.
+    # After a full bar, some programs print the elapsed time.
     return (None if seconds and sign.fraction == 1.0 else seconds), None
 
 
@@ -130,16 +130,16 @@ TAIL_SIZE: Final = 4096
 _LAST_LINE_WIDTH: Final = 300
 
 
-# What a phone shows of the output before the log itself.
+# Lines of output that a phone shows before the log.
 _LAST_LINES: Final = 4
-# Enough for figures that are not in every line.
+# Enough for figures that do not appear in every line.
 _FIGURES_SIZE: Final = 16384
-# Nobody reads the figures of more jobs at once, and their tails are megabytes.
+# Nobody reads figures of more jobs at once, and tails of more jobs are megabytes.
 _MOST_WITH_FIGURES: Final = 500
 
 
 class LastOutput(NamedTuple):
-    """What a job printed last."""
+    """The last output of a job."""
 
     progress: Progress | None
     lines: tuple[str, ...]
@@ -154,7 +154,7 @@ NO_OUTPUT: Final = LastOutput(None, ())
 
 
 def last_metrics(store: "Store", jobs: Iterable[Job]) -> dict[str, dict[str, float | None]]:
-    """The newest values of the metrics of the first 500 jobs with some, by their ids, from the tails in the queue."""
+    """The newest metrics of the first 500 jobs that have some, by id, from the tails in the queue."""
     having = (job for job in jobs if job.metrics and job.attempt is not None)
     wanted = {job.attempt or "": job for job in islice(having, _MOST_WITH_FIGURES)}
     tails = store.logs.tails(wanted, _FIGURES_SIZE) if wanted else {}
@@ -167,7 +167,7 @@ def _figures_of(text: str, names: tuple[str, ...]) -> tuple[tuple[str, float | N
 
 
 def last_outputs(store: "Store", home: Path, attempts: Sequence[Attempt]) -> dict[str, LastOutput]:
-    """By the ids of the attempts: from their logs on this machine, or from the tails in the queue."""
+    """By attempt id: from logs on this machine, or from the tails in the queue."""
     local = {attempt.id: local_tail(home, attempt, TAIL_SIZE) for attempt in attempts}
     elsewhere = [name for name, text in local.items() if text is None]
     tails = store.logs.tails(elsewhere, TAIL_SIZE) if elsewhere else {}
@@ -175,7 +175,7 @@ def last_outputs(store: "Store", home: Path, attempts: Sequence[Attempt]) -> dic
     return {name: last_output(text) for name, text in found.items()}
 
 
-# Most tails are the same as in the last snapshot.
+# Most tails are unchanged since the last snapshot.
 @lru_cache(maxsize=512)
 def last_output(text: str) -> LastOutput:
     lines = [line.rstrip() for line in plain_text(text).split("\n") if line.strip()][-_LAST_LINES:]

@@ -1,7 +1,5 @@
-"""Builds a snapshot with few queries, so that it can be done several times a second.
-
-Each query uses an index, whatever the number of jobs. What takes longer with the history of the queue, or changes
-slowly, is queried rarely and cached.
+"""Builds a snapshot with few queries, fast enough for several a second. Each query uses an index, for any number of
+jobs. Values that change slowly, or whose cost grows with the history, are queried rarely and cached.
 """
 
 import math
@@ -39,7 +37,7 @@ _HOURS_EVERY: Final = 20.0
 
 
 class SnapshotBuilder:
-    """Builds snapshots of one queue; caches what need not be queried each time."""
+    """Builds snapshots of one queue, with caches."""
 
     def __init__(self, home: Path) -> None:
         """`home`: the state directory of this machine."""
@@ -96,7 +94,7 @@ class SnapshotBuilder:
         )
 
     def _counts(self, store: "Store") -> dict[State, int]:
-        """Counts of ended and queued jobs may be some seconds old if there are very many."""
+        """With very many jobs, counts of ended and queued jobs may be some seconds old."""
         if self._all_counts.is_due():
             return dict(self._all_counts.get(store.jobs.counts))
         kept, fresh = self._all_counts.get(store.jobs.counts), store.jobs.unfinished_counts()
@@ -139,7 +137,7 @@ def _ended(store: "Store", jobs: Sequence[Job], around: Surroundings) -> tuple[E
 
 
 def _stopped_for(store: "Store", jobs: Sequence[Job]) -> dict[str, str]:
-    """The kind of the verdict by which each was stopped; empty if no rule stopped it."""
+    """The kind of the verdict that stopped each job; empty if no rule stopped it."""
     causes = store.attempts.causes({job.attempt for job in jobs if job.attempt is not None})
     found = {job.id: causes.get(job.attempt or "") for job in jobs}
     return {job: one.cause if one is not None and one.rule else "" for job, one in found.items()}
@@ -173,11 +171,11 @@ def _hours(store: "Store", now: float) -> GpuHours:
 
 T = TypeVar("T")
 
-# A slow query takes no more than this share of the time.
+# A slow query takes at most this share of the time.
 _SHARE: Final = 0.02
-# Faster queries are never cached: a machine that is busy for a moment must not make them look slow.
+# Faster queries are never cached: a brief load must not make them look slow.
 _CHEAP: Final = 0.01
-# The query may have been delayed by something else, so no answer is kept for longer.
+# Something else may have delayed the query, so no answer is kept for longer.
 _MAX_KEPT: Final = 30.0
 
 
@@ -208,12 +206,12 @@ class ThrottledCache(Generic[T]):
 
 # To count this many takes no time.
 _FEW_FAILURES: Final = 100
-# Failures also become fewer: with time, and when jobs are retried or deleted.
+# Failures also decrease: with time, and when jobs are retried or deleted.
 _RECOUNTED_AFTER: Final = 10.0
 
 
 class _Failures:
-    """The newest failure of a kind, and how many there are: many are counted again when there is a new one."""
+    """The newest failure of a kind, and their number; many are recounted only after a new one."""
 
     def __init__(self, kind: Failure) -> None:
         self._kind: Failure = kind

@@ -1,8 +1,6 @@
-"""What the GPUs did: hours over a week with what stops by rules saved, and charts of an hour to a month.
-
-What was saved is an estimate: a job that hangs holds its GPUs until a person looks, probably the next
-morning. So each such stop saved the time from the stop until now, but no more than
-`UNTIL_SOMEBODY_LOOKS`, on each GPU that the job held.
+"""GPU usage: hours over a week including savings by rules, and charts of an hour to a month. Savings are an estimate: a
+hung job holds its GPUs until a person looks, probably the next morning. Each stop by a rule therefore saved the time
+since the stop, at most `UNTIL_SOMEBODY_LOOKS`, on each GPU of the job.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +21,7 @@ UNTIL_SOMEBODY_LOOKS: Final = 12 * 3600.0
 
 
 def gpu_hours(totals: Mapping[GpuUse, float], stops: Iterable[tuple[float, int]], now: float) -> GpuHours:
-    """`totals` are seconds of one GPU since `now - WEEK`; `stops` say when a rule stopped a job and what it freed."""
+    """`totals` are GPU-seconds since `now - WEEK`; `stops` contain the times of stops by rules and the freed GPUs."""
     since = now - WEEK
     saved = sum(_saved(now - ended) * gpus for ended, gpus in stops if ended >= since)
     return GpuHours(
@@ -46,7 +44,7 @@ def _hours(seconds: float) -> float:
     return seconds / 3600.0
 
 
-# The first of these that shared a minute stands for it.
+# The main state of a minute is the first of these in it.
 _IN_ORDER: Final[tuple[GpuUse, ...]] = ("job", "background", "somebody", "unknown", "free")
 
 
@@ -71,7 +69,7 @@ class GpuSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """When a job had the GPU: one attempt at it. Times are seconds since the epoch."""
+    """The time in which a job had the GPU: one attempt. Times are seconds since the epoch."""
 
     job: str
     name: str
@@ -87,30 +85,29 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     """GPUs over the same times; the last point is not over."""
 
     times: tuple[int, ...]
-    """When each point begins, in seconds since the epoch."""
+    """Start of each point, in seconds since the epoch."""
     step: int
-    """How many minutes a point stands for."""
+    """Minutes per point."""
     gpus: tuple[GpuSeries, ...]
     jobs: tuple[JobSpan, ...] = ()
-    """The jobs that had the GPU, the newest first, at most 100; none of a history of several GPUs, unless it is that of
-    a job."""
+    """Jobs that had the GPU, newest first, at most 100; empty for several GPUs, except in a job's history."""
 
 
-# The attempts of a worker that are searched for those on one GPU: a worker with more short jobs has no room for marks.
+# Attempts of a worker to search for those on one GPU: with more short jobs, there is no room for marks.
 _MOST_SEARCHED: Final = 2000
 _MOST_SPANS: Final = 100
 _MOST_ATTEMPTS: Final = 20
-# A job may have begun this long before the time that is shown: the history is kept for as long.
+# A job may have begun this long before the shown time: the history is stored for as long.
 _LONGEST_JOB: Final = 31 * 86400.0
 
 
 def minutes_per_point(minutes: int, points: int) -> int:
-    """The length of a point such that at most `points` cover the time; the first and the last may not be whole."""
+    """Minutes per point such that at most `points` cover the time; the first and the last may be incomplete."""
     return 1 if minutes <= points else -(-minutes // max(1, points - 1))
 
 
 def usage_history(rows: Sequence[Usage], now: float, minutes: int = 60, step: int = 1) -> History:
-    """The last minutes of every GPU in the rows, by host and uuid; `step`: minutes per point, as of the rows."""
+    """The last minutes of every GPU in the rows, by host and uuid; `step`: minutes per point, as in the rows."""
     last = int(now // 60)
     points = range((last - minutes + 1) // step, last // step + 1)
     by_gpu: dict[tuple[str, str], dict[int, Usage]] = {}
@@ -146,7 +143,7 @@ def _one(host: str, gpu: str, rows: Sequence[Usage | None]) -> GpuSeries:
 
 
 def read_history(store: "Store", minutes: int, points: int, host: str | None = None, gpu: str | None = None) -> History:
-    """The last minutes of all GPUs, of a machine's or of one; of one GPU with the jobs that had it."""
+    """The last minutes of all GPUs, a machine's GPUs or one GPU; for one GPU with its jobs."""
     now = store.clock()
     step = minutes_per_point(minutes, points)
     since = (int(now // 60) - minutes + 1) // step * step
@@ -160,7 +157,7 @@ def read_history(store: "Store", minutes: int, points: int, host: str | None = N
 
 
 def read_job_history(store: "Store", job: Job, minutes: int | None, points: int) -> History:
-    """The GPUs of a job while it had them, over its whole run or the last minutes of it."""
+    """A job's GPUs during its attempts, over the whole run or its last minutes."""
     hosts = {worker.id: worker.host for worker in store.workers.all()}
     attempts = [one for one in store.attempts.of(job.id) if not one.pending][-_MOST_ATTEMPTS:]
     now = store.clock()
