@@ -327,5 +327,4 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Attempts keep running; the next worker finds them."""
-
         ...

@@ -115,7 +115,6 @@ def _run(words: Sequence[str], check: Callable[[], None] | None = None) -> Progr
     environment |= {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
     answer = run_program(("git", *_OPTIONS, *words), environment, _TIMEOUT, check)
     # Git prints the error first and advice after it.
-
     errors = [line.strip() for line in answer.errors.splitlines() if line.strip().startswith(("fatal: ", "error: "))]
     complaint = (errors or [answer.complaint])[0].removeprefix("fatal: ").removeprefix("error: ")
     return answer._replace(out=answer.out.removesuffix("\n"), complaint=complaint)

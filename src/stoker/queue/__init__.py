@@ -1,4 +1,4 @@
-"""Jobs that wait: the model, and the store in SQLite or PostgreSQL through one code path."""
+"""The job queue: its model, and a store for SQLite and PostgreSQL with one code path."""
 
 import contextlib
 import importlib
@@ -59,40 +59,40 @@ __all__ = [
     "warm_up",
 ]
 
-# Imported when they are used: the supervisor of a job needs a few of this package's modules, and no database.
-_PLACES: Final = {
+# Imported lazily: the supervisor of a job needs few of these modules, and no database.
+_EXPORTS: Final = {
     "driver": ("Address", "ChangeListener", "queue_address"),
     "fields": ("JobSpec", "State"),
     "jobs": ("Cancellation", "new_id"),
     "store": ("Store",),
 }
-_PLACE_OF: Final = {name: place for place, names in _PLACES.items() for name in names}
+_MODULE_OF: Final = {name: module for module, names in _EXPORTS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_PLACE_OF.get(name, 'model')}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF.get(name, 'model')}"), name)
     globals()[name] = value
     return value
 
 
 def open_queue(url: str | None = None, timeout: float | None = None) -> "Store":
-    """The queue that is there. After `timeout` seconds without an answer a database counts as away."""
+    """Opens an existing queue. A database that does not answer within `timeout` seconds counts as away."""
     from stoker.queue.driver import queue_address
 
     return _opened(queue_address(url), timeout, create=False)
 
 
 def init_queue(url: str | None = None) -> "Store":
-    """The queue there, created when there is none."""
+    """Opens the queue, or creates it if there is none."""
     from stoker.queue.driver import queue_address
 
     return _opened(queue_address(url), None, create=True)
 
 
 def open_or_create(url: str | None = None) -> "Store":
-    """For what submits: a file is created when it is not there, a database must have been prepared."""
+    """Opens the queue for a submission. A missing file is created; a database must have been initialized."""
     from stoker.queue.driver import queue_address
 
     address = queue_address(url)
@@ -100,28 +100,28 @@ def open_or_create(url: str | None = None) -> "Store":
 
 
 def warm_up(url: str | None) -> None:
-    """Loads all that opening this queue takes, so that it can be opened after Stoker's files were replaced."""
-    from stoker.queue import store  # noqa: F401 - it is used when the queue is opened
+    """Imports everything needed to open this queue, so that an upgrade of Stoker's files does not matter later."""
+    from stoker.queue import store  # noqa: F401 - needed to open the queue
     from stoker.queue.driver import queue_address
 
     queue_address(url).connect().close()
 
 
 def prepare_types() -> None:
-    """Prepares the decoding of all records that are loaded, for a process in which several threads read queues.
+    """Creates the decoders of all imported record types, for a process in which several threads read queues.
 
-    Where two threads are the first to decode a type at the same time, msgspec (0.22) follows a null pointer.
+    msgspec 0.22 dereferences a null pointer if two threads decode a type for the first time simultaneously.
     """
     import msgspec
 
-    from stoker.queue import store  # noqa: F401 - its types are among them
+    from stoker.queue import store  # noqa: F401 - defines some of the types
 
     kinds = [msgspec.Struct]
     while kinds:
         kind = kinds.pop()
         kinds += kind.__subclasses__()
         if kind.__module__.startswith("stoker."):
-            # Some are never decoded: they hold what JSON cannot, or types that only the type checker imports.
+            # Some types are never decoded: their fields are not JSON, or imported only for the type checker.
             with contextlib.suppress(TypeError, NameError):
                 msgspec.json.Decoder(kind)
 

@@ -37,71 +37,70 @@ from stoker.queue.table import (
     kept_of,
 )
 
-# As in the statement `heads`, and far more than a machine starts at once: the jobs behind them are read when these have
-# started.
+# As in the statement `heads`, and far more than a machine starts at once. Later jobs are read when these have started.
 MOST_OF_SHAPE: Final = 16
-# A sweep over memory sizes or time limits may have thousands: they take turns.
+# A sweep over memory sizes or time limits may have thousands of shapes, which take turns.
 MOST_SHAPES: Final = 100
 MOST_PLACED: Final = 10_000
-# How long the job of a lost worker waits at most for a free one; each check costs a round trip.
+# The interval of checks for expired leases; each costs a round trip.
 SECONDS_BETWEEN_SWEEPS: Final = 1.0
 # Clocks drift apart by milliseconds a minute; a larger difference is a step.
 SMALLEST_STEP: Final = 1.0
 # Longer than most outages of a file server or a licence server.
 LONGEST_BACKOFF: Final = 3600.0
-# A job that crashes its machine must not crash one after the other all night.
+# A job that crashes its machine must not crash one machine after another all night.
 MOST_LOSSES: Final = 10
-# A week of a job with a limit of an hour and a half: one that never gets further must not run for ever.
+# A week of a job with a limit of 90 minutes: a job that makes no progress must not run forever.
 MOST_REQUEUES_AT_LIMIT: Final = 100
-# A job that no machine can start must not stay first in the queue.
+# A job that no machine can start must not block the head of the queue.
 LONGEST_REQUEUE_DELAY: Final = 30.0
-# Details are written shortly before or after the outcome, never this far apart.
+# Details and outcome of an attempt are always written within this time of each other.
 SECONDS_APART: Final = 3600.0
 
 
 class Heads(msgspec.Struct, frozen=True, kw_only=True):
-    """The first jobs of each shape that could start now, in the order of the queue; none during a pause."""
+    """The first ready jobs of each shape, in the order of the queue; none during a pause."""
 
     jobs: tuple[ReadyJob, ...] = ()
     more: frozenset[str] = frozenset()
-    """The shapes of which there may be more jobs."""
+    """Shapes that may have more jobs."""
     after: str = ""
-    """Where the next reading goes on, if there are more shapes than are read at once; empty when all were read."""
+    """The shape after which the next read continues; empty if all shapes were read."""
     queue_time: float = 0.0
     """The database's clock."""
     wake_in: float | None = None
-    """Seconds until the next retry may start; None when none waits."""
+    """Seconds until the next retry may start; None if none waits."""
 
 
 class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks for the first ready job of a shape."""
+    """A request for the first ready job of a shape."""
 
     shape: str
     worker: str
     gpus: tuple[str, ...] = ()
     lease: float
     pending: bool = False
-    """Whether it does not start at once."""
+    """The job does not start at once."""
     before: tuple[int, float] | None = None
-    """Only a job before this priority and position: where another shape has its turn."""
+    """The priority and position where another shape takes its turn; only jobs before it qualify."""
     others: tuple[str, ...] = ()
-    """Jobs that are left out."""
+    """Jobs to leave out."""
 
 
 class Claimed(NamedTuple):
-    """A job that is ours until the lease of the attempt ends."""
+    """A job that belongs to this worker until the attempt's lease ends."""
 
     job: Job
     attempt: Attempt
 
 
 class Finished(NamedTuple):
-    """What writing the outcome of an attempt did."""
+    """The effect of writing an attempt's outcome."""
 
     accepted: bool
-    """False when it had one already: nothing was changed."""
+    """False if the attempt already had an outcome; nothing was changed then."""
     frees_jobs: bool = False
-    """Whether other jobs, or this one again, may have become ready."""
+    """Other jobs, or this one again, may have become ready."""
     claimed: Claimed | None = None
 
 
@@ -112,20 +111,20 @@ class Attempts(Table):
         super().__init__(driver, throttle)
         self._swept = -math.inf
         self._clocks: tuple[float, float, float] | None = None
-        """The database's clock when it was last read, and ours right before and after that."""
+        """The database's clock when last read, and the local clock right before and after that."""
         self._placed: dict[str, dict[str, Any]] = {}
-        """What engines look at, by shape."""
+        """The fields that matter for placement, by shape."""
         self._waiting: dict[Row, ReadyJob] = {}
         self._rejected = False
-        """Whether one of the jobs that were just read could not be understood."""
+        """One of the jobs just read could not be decoded."""
 
     def heads(
         self, worker: str = "", after: str = "", also: Collection[str] = (), without: Collection[str] = ()
     ) -> Heads:
-        """The first jobs of each shape that could start now on this worker, of at most a hundred shapes.
+        """The first ready jobs of each shape for this worker, for at most a hundred shapes.
 
-        Then the next reading goes on `after` them; the shapes `also`, and the first jobs of all, are always among them.
-        `without`: shapes that are not asked for.
+        The next read continues `after` them. It always includes the shapes in `also`, and the first jobs overall.
+        `without`: shapes to leave out.
         """
         wanted: Parameters = {
             "worker": worker,
@@ -150,7 +149,7 @@ class Attempts(Table):
         self._rejected = False
         jobs = self._waiting_jobs(heads)
         if self._rejected:
-            wake = clock  # to read the others of its shape
+            wake = clock  # the next read returns the other jobs of its shape
         return Heads(
             jobs=tuple(sorted(jobs, key=_place_in_line)),
             more=frozenset(shape for shape, count in shapes.items() if count >= MOST_OF_SHAPE and shape not in cut),
@@ -160,9 +159,9 @@ class Attempts(Table):
         )
 
     def _within_caps(self, rows: dict[Row, None]) -> tuple[dict[Row, None], set[str]]:
-        """Of each shape with a cap no more jobs than its group has room for: nothing makes place for the others.
+        """Limits the jobs of capped groups to the free places of each group.
 
-        Also the shapes of which some were left out.
+        Returns the kept rows, and the shapes with jobs left out.
         """
         keys = {key for row in rows if (key := key_of(row[0]))}
         if not keys:
@@ -179,13 +178,13 @@ class Attempts(Table):
         return kept, cut
 
     def _head_rows(self, wanted: Parameters) -> tuple[list[Row], bool, float | None, float, float]:
-        """The rows; whether a lease has expired; when the next retry may start, and the clock for that; the time."""
+        """The rows, whether a lease has expired, the time of the next retry, the clock for that, and the wall clock."""
         *rows, status = sorted(self._driver.fetch("heads", wanted), key=lambda row: row[0] is None)
         _, expired, _, wake, clock, now = status
         return rows, expired is not None, wake, float(clock), float(now)
 
     def _waiting_jobs(self, rows: Iterable[Row]) -> list[ReadyJob]:
-        """A worker asks often, and most of the answer stays the same."""
+        """Builds jobs from rows. Known jobs are reused, since most rows stay the same between two reads."""
         known = self._waiting
         self._waiting = {}
         if unknown := {row[0]: row[1] for row in rows if row[0] not in self._placed}:
@@ -199,9 +198,9 @@ class Attempts(Table):
                     self._reject(unknown.get(shape, ""), error)
         for row in rows:
             shape, name, priority, position, submitted, kept = row
-            # A job that was edited meanwhile may have been the only one of its shape.
-            if (found := known.get(row)) is None and (placed := self._placed.get(shape)) is not None:
-                found = ReadyJob(
+            # An edit may just have removed the only job of this shape.
+            if (job := known.get(row)) is None and (placed := self._placed.get(shape)) is not None:
+                job = ReadyJob(
                     command="",
                     id=name,
                     shape=shape,
@@ -211,12 +210,12 @@ class Attempts(Table):
                     kept=None if kept is None else kept_of(kept),
                     **placed,
                 )
-            if found is not None:
-                self._waiting[row] = found
+            if job is not None:
+                self._waiting[row] = job
         return list(self._waiting.values())
 
     def _reject(self, job: str, error: msgspec.MsgspecError) -> None:
-        """Ends a job that no worker can read. Others of its shape are read the next time."""
+        """Ends a job that cannot be decoded. The next read returns other jobs of its shape."""
         which: Parameters = {"job": job, "reason": clean_text(f"{UNREADABLE}: {error}")}
         self._rejected = True
         self._change(lambda: self._driver.fetch("reject", which))
@@ -244,7 +243,7 @@ class Attempts(Table):
         return _claimed(rows[0], parameters, claim) if rows else None
 
     def take_head(self, claim: ClaimRequest) -> Claimed | None:
-        """The right to run the first ready job of a shape; None when there is none, or not before the limit."""
+        """Claims the first ready job of a shape; None if there is none before the limit."""
         parameters = _claim_parameters(claim)
         rows = self._claim_rows("claim head", parameters)
         return _claimed(rows[0], parameters, claim) if rows else None
@@ -259,9 +258,9 @@ class Attempts(Table):
             ) from None
 
     def sweep(self, worker: str = "") -> int:
-        """Ends attempts whose leases have expired, and lets retries start that are due; how many.
+        """Ends attempts with expired leases, and frees due retries. Returns their number.
 
-        `heads` and every claim do it too. The attempts of `worker` itself are left alone: it knows whether they still
+        `heads` and every claim also do this. Attempts of `worker` itself are left alone: it knows whether they still
         run.
         """
         before = _own_clock()
@@ -269,24 +268,24 @@ class Attempts(Table):
         return self._sweep_if(worker, float(clock), before, is_any or (wake is not None and wake <= clock))
 
     def _sweep_if(self, worker: str, clock: float, before: float, is_any: bool) -> int:
-        """`clock`: the database's, read after `before` on ours."""
+        """`clock`: the database's, read after `before` on the local clock."""
         self._swept = time.monotonic()
         step = self._step_of(clock, before, _own_clock())
         if step > 0.0:
-            # The clock was set forward: leases that ended, or are about to end, only by that step are extended by it.
-            # Several workers may notice the step; a lease that was extended twice is out of its range.
+            # The clock was set forward. Leases that end only because of that are extended by the step. If several
+            # workers notice it, a lease extended once is out of the range of the second.
             self._driver.fetch("forgive step", {"step": step})
         elif not is_any:
             return 0
         return len(self._throttled_change(lambda: self._sweep(worker), ready_of))
 
     def _step_of(self, clock: float, before: float, after: float) -> float:
-        """By how much the database's clock was set forward since it was last read; 0 when it was not."""
+        """The seconds by which the database's clock was set forward since the last read; 0 if it was not."""
         last, self._clocks = self._clocks, (clock, before, after)
         if last is None:
             return 0.0
         gone = clock - last[0]
-        # The answers took an unknown part of the time between: the step lies between these two differences.
+        # The network delay is unknown, so the step lies between these two differences.
         return gone - (before - last[2]) if gone - (after - last[1]) > SMALLEST_STEP else 0.0
 
     def _sweep_now_and_then(self, worker: str) -> None:
@@ -294,21 +293,21 @@ class Attempts(Table):
             self.sweep(worker)
 
     def _sweep(self, worker: str) -> list[Row]:
-        """The shapes and priorities of the jobs that may be ready now."""
-        found: list[Row] = []
+        """Shapes and priorities of jobs that may be ready now."""
+        freed: list[Row] = []
         for (attempt,) in self._driver.fetch("expired attempts", {"worker": worker}):
-            found += self._end(attempt, "lost", None, "") or [("", 0)]
+            freed += self._end(attempt, "lost", None, "") or [("", 0)]
         for job in end_scheduled(self._driver):
-            found += self._driver.fetch("freed", {"job": job}) or [("", 0)]
-        return [*found, *self._driver.fetch("wake", {})]
+            freed += self._driver.fetch("freed", {"job": job}) or [("", 0)]
+        return [*freed, *self._driver.fetch("wake", {})]
 
     def renew(self, attempts: Iterable[str], lease_seconds: float) -> dict[str, bool]:
-        """Extends the leases of the attempts that still run; for each, whether it is to be stopped."""
+        """Extends the leases of running attempts. Maps each of them to whether it must stop."""
         parameters: Parameters = {"attempts": json_text(list(attempts)), "lease": float(lease_seconds)}
         return {name: bool(unwanted) for name, unwanted in self._driver.fetch("renew", parameters)}
 
     def adopt(self, attempts: Iterable[str], worker: str, lease_seconds: float) -> set[str]:
-        """Gives this worker those of the attempts that still run, which it found when it started; their ids."""
+        """Transfers running attempts, which this worker found at its start, to it. Returns their ids."""
         parameters: Parameters = {
             "attempts": json_text(list(attempts)),
             "worker": worker,
@@ -317,9 +316,9 @@ class Attempts(Table):
         return {name for (name,) in self._driver.fetch("adopt", parameters)}
 
     def annotate(self, starts: Mapping[str, DeferredStart]) -> None:
-        """Writes when and where attempts run, by their ids. Those that have an outcome keep what they have.
+        """Writes when and where attempts run, by id. Ended attempts stay as they are.
 
-        A start is never before the claim or in the future, whatever the clock of the cluster says.
+        The clock of a cluster cannot put a start before the claim or into the future.
         """
         rows: list[Parameters] = [
             {
@@ -342,7 +341,7 @@ class Attempts(Table):
     def finish(
         self, attempt: str, outcome: Outcome, exit_code: int | None = None, reason: str = "", cause: FailureCause = ""
     ) -> bool:
-        """Writes the outcome of an attempt. False, without any change, when it has one already."""
+        """Writes the outcome of an attempt. False, without any change, if it already has one."""
         return self.complete(attempt, outcome, exit_code, reason, cause=cause).accepted
 
     def complete(
@@ -354,7 +353,7 @@ class Attempts(Table):
         claim: ClaimRequest | None = None,
         cause: FailureCause = "",
     ) -> Finished:
-        """The same; with the first job of a shape claimed at the same time, unless others come after the ended one."""
+        """Like `finish`; also claims the first job of a shape, unless other jobs wait for the ended one."""
         reason = clean_text(reason)
         if outcome != "succeeded":
 
@@ -364,7 +363,7 @@ class Attempts(Table):
 
             ended = self._throttled_change(end, lambda ended: ready_of(ended[0]))
             return Finished(bool(ended), frees_jobs=any(ended))
-        # In one round trip, without a look at the job: a success has the same consequence for all.
+        # One round trip without reading the job: a success has the same consequence for every job.
         parameters: Parameters = {"ended": attempt, "exit_code": exit_code, "reason": reason}
         if claim is not None:
             parameters = {**parameters, **_claim_parameters(claim)}
@@ -382,7 +381,7 @@ class Attempts(Table):
     def _end(
         self, attempt: str, outcome: Outcome, exit_code: int | None, reason: str, cause: FailureCause = ""
     ) -> list[Row] | None:
-        """The shapes and priorities of jobs that are ready because of that; None when it has an outcome already."""
+        """Shapes and priorities of jobs that became ready; None if the attempt already has an outcome."""
         parameters: Parameters = {"attempt": attempt, "outcome": outcome, "exit_code": exit_code, "reason": reason}
         ended = self._driver.fetch("end attempt", parameters)
         if not ended:
@@ -394,7 +393,7 @@ class Attempts(Table):
         becomes = consequence(job_of(row), outcome, reason, times, cause, exit_code)
         rows = self._driver.fetch("end job", {**which, "exit_code": exit_code, **msgspec.structs.asdict(becomes)})
         if becomes.state == "queued":
-            # One that is delayed too: it counts from when it may start.
+            # This includes a delayed job, which becomes ready later.
             return rows
         return self._driver.fetch("freed", {"job": which["job"]})
 
@@ -406,7 +405,7 @@ class Attempts(Table):
         return [attempt_of(row) for row in self._driver.fetch("attempts of job", {"job": job})]
 
     def of_workers(self, workers: Iterable[str], since: float, most: int) -> list[Attempt]:
-        """What these workers have started since then, newest first; at most `most` of each worker."""
+        """The attempts that these workers have started since then, newest first, at most `most` per worker."""
         statement, found = "attempts of worker", list[Attempt]()
         for worker in workers:
             wanted: Parameters = {"worker": worker, "since": since, "most": most}
@@ -414,13 +413,13 @@ class Attempts(Table):
         return sorted(found, key=lambda attempt: attempt.started, reverse=True)
 
     def running(self, worker: str = "") -> list[Attempt]:
-        """All attempts that have no outcome yet; `worker`: of workers whose ids begin like this."""
+        """All attempts without an outcome. `worker`: only of workers whose ids begin with this."""
         return [attempt_of(row) for row in self._driver.fetch("running attempts", {"worker": worker})]
 
     def requests(self, attempts: Iterable[str]) -> Requests:
-        """What people want of these attempts, in one query.
+        """Requests of people for these attempts, in one query.
 
-        A snooze that somebody has ended has zero seconds left; one that is over is not listed."""
+        A snooze that was ended early has zero seconds left; an expired one is not listed."""
         rows = self._driver.fetch("requests", {"attempts": json_text(list(attempts))})
         return Requests(
             cancelled=frozenset(name for name, unwanted, *_snooze in rows if unwanted),
@@ -432,7 +431,7 @@ class Attempts(Table):
         )
 
     def snooze(self, attempt: str, seconds: float, by: str) -> bool:
-        """No rule stops the attempt for this long from now on; 0 ends the snooze. False when the attempt has ended."""
+        """Keeps rules from stopping the attempt for this long; 0 ends the snooze. False if the attempt has ended."""
         if not (math.isfinite(seconds) and seconds >= 0):
             raise BadInputError(f"a snooze of {seconds} s is not possible: it must be zero or more")
         who = clean_text(by)[:LONGEST_LABEL]
@@ -444,7 +443,7 @@ class Attempts(Table):
         return rows != []
 
     def snoozes(self) -> dict[str, float]:
-        """Until when running attempts are snoozed, by their ids."""
+        """The ends of current snoozes, by attempt id."""
         return dict(self._driver.fetch("snoozes", {}))
 
     def write_details(self, attempt: str, details: AttemptDetails) -> bool:
@@ -468,13 +467,13 @@ class Attempts(Table):
         return {attempt: AttemptDetails(cause=cause, rule=rule) for attempt, cause, rule in rows}
 
     def rule_stops(self, since: float) -> list[tuple[float, int]]:
-        """When rules stopped jobs, and how many GPUs each had. Those of a cluster are not named: the job's count."""
+        """Times of stops by rules, and the number of GPUs of each job; for a cluster, the requested number."""
         rows = self._driver.fetch("stops by rule", {"since": float(since), "written": float(since) - SECONDS_APART})
         return [(ended, _gpu_count(gpus, spec)) for ended, gpus, spec in rows]
 
 
 def _gpu_count(gpus: str, spec: str) -> int:
-    """`spec`: of the job of an attempt without GPUs; else empty."""
+    """`spec`: the job's, for an attempt without GPUs; otherwise empty."""
     if not spec:
         return len(msgspec.json.decode(gpus, type=tuple[str, ...]))
     job = msgspec.json.decode(spec, type=JobSpec)
@@ -482,12 +481,12 @@ def _gpu_count(gpus: str, spec: str) -> int:
 
 
 def _own_clock() -> float:
-    """A clock that cannot be set, and that goes on while the machine sleeps."""
+    """A clock that cannot be set, and that keeps running during suspend."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def ready_of(rows: Iterable[Row]) -> Changes:
-    """Of rows with shape, priority and, if there may be several, their number."""
+    """The changes from rows of shape, priority and, if there may be several jobs, their number."""
     changes = FOR_PEOPLE
     for shape, priority, *number in rows:
         if shape:
@@ -531,7 +530,7 @@ def _place_in_line(job: ReadyJob) -> tuple[int, float, float, str]:
 
 
 class Consequence(msgspec.Struct, frozen=True):
-    """The job's next state, and for how many seconds it must not start."""
+    """The job's next state, and the delay in seconds before it may start."""
 
     state: State
     reason: str
@@ -542,7 +541,7 @@ class Consequence(msgspec.Struct, frozen=True):
 def consequence(
     job: Job, outcome: Outcome, reason: str, times: int, cause: FailureCause = "", exit_code: int | None = None
 ) -> Consequence:
-    """`times`: how many attempts ended like this, including this one; used for losses and requeues."""
+    """What follows from an outcome. `times`: the number of attempts with this outcome, for losses and requeues."""
     left = job.retries_left
     if job.cancel_requested is not None or outcome == "cancelled":
         return Consequence("cancelled", reason or "cancelled", left)
@@ -563,7 +562,7 @@ def _requeued(job: Job, reason: str, times: int, *, at_limit: bool) -> Consequen
     left = job.retries_left
     if at_limit and times >= MOST_REQUEUES_AT_LIMIT:
         return Consequence("failed", f"{reason}, for the {times}th time", left)
-    # The machine's trouble, not the job's, costs neither a retry nor a loss, only a delay from the second time on.
+    # Trouble of the machine costs neither a retry nor a loss, only a delay from the second time on.
     pause = 0.0 if at_limit or times < 2 else delay(1.0, times - 2, LONGEST_REQUEUE_DELAY)
     return Consequence("queued", reason, left, pause)
 
@@ -575,7 +574,7 @@ def _lost(job: Job, reason: str, times: int) -> Consequence:
 
 
 def _uses_retry(job: Job, cause: FailureCause, exit_code: int | None) -> bool:
-    """Whether a job that failed like this is tried again, if it has retries left."""
+    """True if a job that failed like this is retried, given retries left."""
     if cause == "refused":
         return False
     if not job.retry_on:

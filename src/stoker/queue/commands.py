@@ -1,4 +1,4 @@
-"""Commands of jobs: refusing what Linux could not start, filling placeholders, and which are alike."""
+"""Commands of jobs: validation, placeholders, and similarity."""
 
 import functools
 import re
@@ -11,24 +11,24 @@ from stoker.errors import BadInputError
 
 Command = str | tuple[str, ...]
 
-# The longest single argument of a program in Linux, without its NUL; text for a shell is one argument.
+# Linux's limit for one argument without its NUL; text for a shell is one argument.
 LONGEST_WORD: Final = 128 * 1024 - 1
-# Half of what Linux allows at the usual stack limit: the other half is for the environment.
+# Half of Linux's limit with the usual stack size; the other half is for the environment.
 LONGEST_COMMAND: Final = 1024 * 1024
 _LONGEST_SHOWN: Final = 200
 
 _QUOTES: Final = str.maketrans(dict.fromkeys("“”„‟″", '"') | dict.fromkeys("‘’‚‛′", "'"))
 _DASHES: Final = "‐‑‒–—―−"
-# At the beginning of an option: `—lr`, `–n`.
+# A dash that starts an option: `—lr`, `–n`.
 _DASH: Final = rf"(?:(?<=\s)|^)[{_DASHES}]+-*(?=(?P<name>[A-Za-z][\w-]*))"
-# In the middle of a word it is an apostrophe.
+# A single quote inside a word is an apostrophe.
 _TYPOGRAPHY: Final = rf"(?m){_DASH}|[“”„‟]|(?:(?<=[\s=])|^)[‘’‚‛]"
-# What a shell takes literally, and its comments.
+# Shell quotes and comments.
 _QUOTED: Final = r"""(?ms)\\.|'[^']*'|"(?:\\.|[^"\\])*"|(?:(?<=\s)|^)\#[^\n]*"""
 
 
 def check_command(command: Command) -> None:
-    """Refuses a command that could never be started."""
+    """Refuses a command that can never start."""
     words = (command,) if isinstance(command, str) else command
     if not words or not words[0].strip():
         raise BadInputError("a job needs a command: this one is empty")
@@ -50,14 +50,14 @@ def check_command(command: Command) -> None:
 
 
 def _refuse_typography(command: Command) -> None:
-    """Refuses the dashes and quotes that a phone's keyboard makes of `--` and `"`, unless they are quoted.
+    """Refuses typographic dashes and quotes, which phone keyboards substitute for `--` and `"`.
 
     Between straight quotes they are ordinary text.
     """
     if isinstance(command, str):
         bare = _unquoted(command)
     else:
-        # A word with a space in it was typed between straight quotes.
+        # A word with a space was typed between straight quotes.
         bare = "\n".join(word for word in command if not any(map(str.isspace, word)))
     if bare.isascii() or not (found := re.search(_TYPOGRAPHY, bare)):
         return
@@ -81,11 +81,11 @@ def _straight(text: str) -> str:
 
 
 def shell_text(command: Command) -> str:
-    """The command as a person would type it."""
+    """The command as typed in a shell."""
     return command if isinstance(command, str) else shlex.join(command)
 
 
-# Values of options with these names decide how long a program runs.
+# Options with these names affect how long a program runs.
 _LENGTH: Final = r"(?i)epoch|step|iter|durat|time|hour|minute|second|token|sample|limit"
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
 _LONGEST_COMPARED: Final = 2000
@@ -93,13 +93,13 @@ _LONGEST_COMPARED: Final = 2000
 
 @functools.lru_cache(4096)
 def pattern_of(command: Command, gpus: int) -> str:
-    """The same for commands that probably take as long: those that differ only in numbers that options are given.
+    """A pattern shared by commands that probably take equally long: they differ only in numbers in option values.
 
-    `train.py --lr 1e-3 --out run1` is like `train.py --lr 1e-4 --out run2`; `--epochs 10` is unlike `--epochs 20`.
+    `train.py --lr 1e-3 --out run1` matches `train.py --lr 1e-4 --out run2`; `--epochs 10` does not match `--epochs 20`.
     """
     words = shell_text(command)[:_LONGEST_COMPARED].split()
     text = " ".join((str(gpus), *_without_values(words))).encode(errors="replace")
-    # No secret, and cheaper to load than a digest.
+    # Nothing secret, and these load faster than hashlib.
     return f"{zlib.crc32(text):08x}{zlib.adler32(text):08x}"
 
 
@@ -118,7 +118,7 @@ def _without_values(words: Sequence[str]) -> Iterator[str]:
 
 
 def wants_batch_size(command: Command) -> bool:
-    """Whether it has a placeholder that only the job's batch size can fill."""
+    """True if the command has a placeholder for the batch size."""
     words = (command,) if isinstance(command, str) else command
     return any(mentioned(word, ("batch_size",)) for word in words)
 
@@ -133,14 +133,14 @@ def _size(word: str) -> int:
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """The text with values for its placeholders. A value that looks like a placeholder is not replaced."""
+    """The text with its placeholders replaced. Placeholders in values are not replaced again."""
     if "{" not in text:
         return text
     return _either_form(values).sub(lambda found: values[found[2]] if found[2] else f"{{{found[1]}}}", text)
 
 
 def mentioned(text: str, names: Collection[str]) -> set[str]:
-    """The names that the text has a placeholder for."""
+    """The names with a placeholder in the text."""
     if "{" not in text:
         return set()
     return {plain for _doubled, plain in _either_form(names).findall(text) if plain}

@@ -21,11 +21,11 @@ Parameters = Mapping[str, str | int | float | bytes | None]
 Row = tuple[Any, ...]
 
 VERSION: Final = 17
-"""Of the tables. A queue of another version is refused."""
+"""The schema version. A queue with another version is refused."""
 
-# Every NOTIFY takes a lock of the whole PostgreSQL server and wakes every listener. Nobody notices this delay.
+# Every NOTIFY takes a server-wide lock of PostgreSQL and wakes every listener. Nobody notices this delay.
 SECONDS_BETWEEN_NOTIFICATIONS: Final = 0.02
-# Of all workers together, when only people are concerned; as in `people_were_notified` of the SQL.
+# The limit for all workers together if only people need to know; as in `people_were_notified` of the SQL.
 SECONDS_BETWEEN_PEOPLES: Final = 0.2
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+]*):(//)?", re.IGNORECASE)
@@ -34,25 +34,25 @@ _MACRO: Final = re.compile(r"\{(\w+)(?: ([\w.:]+))?\}")
 
 
 class CollisionError(Exception):
-    """Another process has taken what must be unique; the transaction was rolled back and may be tried again."""
+    """Another process has taken a unique value. The transaction was rolled back and can be retried."""
 
 
 class Ready(NamedTuple):
     """Jobs of one shape that became ready."""
 
     priority: int
-    """The highest of them."""
+    """The highest priority among them."""
     number: int
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What may have changed in the queue, as far as workers are concerned; people are concerned by every change."""
+    """Possible changes in the queue that concern workers. Every change concerns people."""
 
     everything: bool = False
     ready: Mapping[str, Ready] = {}
-    """Jobs that may start now, by their shape."""
+    """Jobs that may start now, by shape."""
     workers: frozenset[str] = frozenset()
-    """The workers that somebody wants something of."""
+    """Workers with new requests."""
 
     def __or__(self, other: "Changes") -> "Changes":
         if self.everything or other.everything:
@@ -68,7 +68,7 @@ class Changes(msgspec.Struct, frozen=True):
         return self.everything or bool(self.ready) or bool(self.workers)
 
     def encode(self) -> str:
-        """A line of text that `decode` reads; empty when everything may have changed, or too much for a line."""
+        """A line of text for `decode`; empty if everything may have changed, or too much for a line."""
         words = [
             *(f"{shape}:{priority}:{number}" for shape, (priority, number) in self.ready.items()),
             *(f"@{worker}" for worker in self.workers),
@@ -78,7 +78,7 @@ class Changes(msgspec.Struct, frozen=True):
 
     @staticmethod
     def decode(text: str) -> "Changes":
-        """Of a line that is not understood: everything."""
+        """The changes in a line; everything if the line is invalid."""
         ready: dict[str, Ready] = {}
         workers: set[str] = set()
         try:
@@ -97,26 +97,26 @@ class Changes(msgspec.Struct, frozen=True):
 _LONGEST_LINE: Final = 7000
 EVERYTHING: Final = Changes(everything=True)
 FOR_PEOPLE: Final = Changes()
-"""A change that no worker needs to know of, such as an outcome."""
+"""A change that concerns no worker, such as an outcome."""
 
 
 class ChangeListener(Protocol):
-    """May wake for nothing, and rarely late, so every user also polls slowly.
+    """Signals changes. It may wake spuriously, and rarely late, so every user also polls slowly.
 
-    It ignores changes by the store that created it, and is closed before that store.
+    It ignores changes by the store that created it, and must be closed before that store.
     """
 
     def fileno(self) -> int:
-        """Readable when something may have changed; -1 while it cannot listen."""
+        """A descriptor that becomes readable on a change; -1 while it cannot listen."""
 
     def poll(self) -> Changes | None:
-        """What may have changed since the last call; None if nothing. Never raises; reconnects a lost listener."""
+        """Possible changes since the last call; None without any. Never raises; reconnects a lost listener."""
 
     def close(self) -> None: ...
 
 
 class NotifyThrottle:
-    """The first notification after a pause is sent at once; one too soon after it is deferred."""
+    """Limits the rate of notifications: the first after a pause is sent at once, later ones are deferred."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -126,15 +126,15 @@ class NotifyThrottle:
         self._refused_at: float | None = None
 
     def may_send(self) -> bool:
-        """Whether a notification may be sent now."""
+        """True if a notification may be sent now."""
         return self._clock() - self._last >= SECONDS_BETWEEN_NOTIFICATIONS
 
     def with_deferred(self, changes: Changes) -> Changes:
-        """What a notification of these changes has to say."""
+        """These changes together with deferred ones."""
         return changes if self._deferred is None else self._deferred | changes
 
     def sent(self) -> None:
-        """Call it after sending: it covers everything that was deferred."""
+        """Call it after sending a notification, which covers all deferred changes."""
         self._last = self._clock()
         self._deferred = self._refused_at = None
 
@@ -143,9 +143,9 @@ class NotifyThrottle:
         self._deferred_at = self._clock()
 
     def refused(self) -> None:
-        """What is deferred was not sent, because another process notified people a moment ago.
+        """Call it if a notification was suppressed because another process has just notified people.
 
-        That was after the last change if that is long ago; if not, the notification is tried again.
+        That notification also covers a change from long ago; for a recent change, sending is retried.
         """
         if self._clock() - self._deferred_at >= SECONDS_BETWEEN_PEOPLES:
             self.sent()
@@ -153,7 +153,7 @@ class NotifyThrottle:
             self._refused_at = self._clock()
 
     def flush_due(self) -> float | None:
-        """In how many seconds a deferred notification may be sent; None when there is none."""
+        """Seconds until a deferred notification may be sent; None without one."""
         if self._deferred is None:
             return None
         due = self._last + SECONDS_BETWEEN_NOTIFICATIONS
@@ -167,25 +167,25 @@ class Driver(Protocol):
 
     @property
     def place(self) -> str:
-        """Where the queue is, without a password."""
+        """The queue's address, without a password."""
 
     def shared_address(self) -> str | None:
-        """The whole address, with its password, as other machines can use it; None for a file of this machine."""
+        """The complete address with its password, for other machines; None for a local file."""
 
     def transaction(self, work: Callable[[], T]) -> T:
-        """All that `work` does, or nothing. `work` may be called again after a deadlock."""
+        """Runs `work` in one transaction. It may be called again after a deadlock."""
 
     def fetch(self, statement: str, parameters: Parameters) -> list[Row]:
-        """Runs a named statement; outside `transaction` it is a transaction by itself."""
+        """Runs a named statement, as its own transaction unless inside `transaction`."""
 
     def fetch_text(self, sql: str, parameters: Parameters) -> list[Row]:
-        """Runs a statement composed of named ones."""
+        """Runs SQL composed of named statements."""
 
     def at_once(self, statement: str, parameters: Parameters) -> list[Row]:
         """Runs a named change of several tables in one transaction and as few round trips as possible.
 
-        It notifies people when `ring` among the parameters is 1 and something was changed; the column `rung` is then
-        NULL if others have done so a moment ago.
+        If the parameter `ring` is 1 and something changed, it notifies people. The column `rung` is NULL if another
+        process has just done so.
         """
 
     def many(self, statement: str, rows: Sequence[Parameters]) -> None: ...
@@ -194,22 +194,22 @@ class Driver(Protocol):
         """The text of a named statement, in this dialect."""
 
     def positions(self, count: int) -> list[float]:
-        """This many positions after all that were ever assigned, in order."""
+        """New positions after all that were ever assigned, in order."""
 
     def notify(self, changes: Changes, *, limited: bool = False) -> bool:
-        """Wakes listeners when the transaction is committed; workers only if it concerns them.
+        """Wakes listeners on commit; workers only if the changes concern them.
 
-        `limited`: people only if nobody has notified them a moment ago. False when that was so.
+        `limited`: returns False, without notifying people, if another process has just done so.
         """
 
     def listen(self, *, as_worker: bool = False) -> ChangeListener:
-        """`as_worker`: only to what concerns workers, where the database can tell."""
+        """`as_worker`: only to changes that concern workers, if the database can tell."""
 
     def damage(self) -> list[str]:
-        """Damage to the file, as far as the database can tell."""
+        """Damage that the database finds in its file."""
 
     def version(self) -> int | None:
-        """The version of the queue there; None where there is none."""
+        """The version of the queue; None if there is no queue."""
 
     def create(self) -> None:
         """Creates the tables, unless another process has just done so."""
@@ -218,31 +218,31 @@ class Driver(Protocol):
 
 
 class DriverType(NamedTuple):
-    """A database that can hold a queue. Its module has `connect(address, timeout)`, which gives a `Driver`."""
+    """A database for queues. Its module exports `connect(address, timeout)`, which returns a `Driver`."""
 
     name: str
     module: str
     is_file: bool
-    """Whether it is a file of this machine, which is created when something is submitted."""
+    """It is a local file, which the first submission creates."""
 
 
 DRIVERS: Final[dict[str, DriverType]] = {
     "sqlite": DriverType("SQLite", "stoker.queue.sqlite", is_file=True),
     "postgresql": DriverType("PostgreSQL", "stoker.queue.postgres", is_file=False),
 }
-"""By the scheme of the queue's URL. A new database is one module and one line here."""
+"""Databases by URL scheme. A new one needs a module and a line here."""
 _ALIASES: Final = {"postgres": "postgresql"}
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a queue is."""
+    """The address of a queue."""
 
     scheme: str
     location: str
-    """A path for a file, else the whole URL."""
+    """The path of a file, or the whole URL."""
 
     def __str__(self) -> str:
-        """For people: without a password."""
+        """The address without its password, for people."""
         return without_passwords(self.location)
 
     def __repr__(self) -> str:
@@ -254,22 +254,22 @@ class Address(msgspec.Struct, frozen=True):
 
     @property
     def path(self) -> Path | None:
-        """The file, where it is one."""
+        """The path, if the queue is a file."""
         return Path(self.location) if self.database.is_file else None
 
     @property
     def whole(self) -> str:
-        """The location with an absolute path, valid in every directory."""
+        """The location, with an absolute path for a file."""
         return str(Path(self.location).absolute()) if self.database.is_file else self.location
 
     def connect(self, timeout: float | None = None) -> Driver:
-        """A statement that takes longer than `timeout` seconds raises QueueAwayError."""
+        """Connects. Statements that take longer than `timeout` seconds raise QueueAwayError."""
         driver: Driver = importlib.import_module(self.database.module).connect(self, timeout)
         return driver
 
 
 def queue_address(url: str | None = None, environment: Mapping[str, str] = os.environ) -> Address:
-    """The queue at `url`, or else at `STOKER_QUEUE`, or else in a file of the state directory."""
+    """The address in `url`, in `STOKER_QUEUE`, or by default of a file in the state directory."""
     text = url or environment.get("STOKER_QUEUE")
     if not text:
         return Address("sqlite", str(state_home(environment) / "queue.db"))
@@ -294,16 +294,16 @@ def queue_address(url: str | None = None, environment: Mapping[str, str] = os.en
 
 @functools.cache
 def sections(file: str) -> Mapping[str, str]:
-    """The text under each `-- name --`. Read once: an upgrade may replace the file while this program runs."""
+    """The text under each `-- name --`, read once, since an upgrade may replace the file of a running program."""
     _preamble, *parts = _HEADER.split(_sql(file))
     return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
 class Statements(dict[str, str]):
-    """Statements by name, each written out when it is first used: a short command needs few of them.
+    """Statements by name, expanded on first use, since a short command needs few.
 
-    A `{macro}` or `{macro argument}` is the text of that name, which may have others. `form` turns all of it into
-    what a database takes.
+    A `{macro}` or `{macro argument}` is replaced by the statement of that name, recursively. `form` converts the result
+    to a database's dialect.
     """
 
     def __init__(self, dialect: str, form: Callable[[str], str] = str) -> None:
@@ -325,7 +325,7 @@ def schema(dialect: str) -> list[str]:
 
 
 def script(text: str) -> list[str]:
-    """The single statements of a script. The body of a function or trigger is indented."""
+    """Splits a script into statements. Bodies of functions and triggers are indented."""
     return [statement.strip() for statement in re.split(r";\s*(?:\n(?=\S)|$)", text) if statement.strip()]
 
 

@@ -1,4 +1,4 @@
-"""Why a job is in its state, above all why it does not run: for `why`, `list`, `show` and the page."""
+"""Explains the state of a job, above all why it does not run: for `why`, `list`, `show` and the page."""
 
 import re
 from collections import deque
@@ -38,83 +38,83 @@ ReasonKind = Literal[
     "next",
 ]
 
-# What waits only for its turn, or for what comes to an end by itself.
+# Waits that end by themselves.
 _IN_LINE: Final[frozenset[ReasonKind]] = frozenset({"waits", "next", "after", "full", "begin", "retry"})
 _TURN: Final = "waits for its turn: "
-# Seconds between the time at which a job may start and the one at which it probably does.
-_WORTH_SAYING: Final = 60.0
-# Each job that is counted is read, and nobody needs the exact number of more.
+# An estimate is shown if it is this many seconds after the earliest possible start.
+_NOTABLE_DELAY: Final = 60.0
+# Counting reads each job, and nobody needs the exact number beyond this.
 MOST_AHEAD: Final = 1000
 _MOST_NAMES: Final = 3
-# Workers report each GPU after this: `waits for 2 GPUs: GPU 0 is held by job 0a1b2c3d, GPUs 1 and 2 are free`.
+# Separates the details per GPU: `waits for 2 GPUs: GPU 0 is held by job 0a1b2c3d, GPUs 1 and 2 are free`.
 _BY_GPU: Final = re.compile(r": (?=GPUs? \d)")
-# What a worker reports of a job that it will never start.
+# Reports of a worker about a job that it will never start.
 NEVER_HERE: Final = ("can never start", "is not for this machine")
-# An id in a sentence, with the state of that job; not within backticks, where it is part of a command to copy.
+# An id in a sentence with the job's state, outside backticks, which enclose commands to copy.
 _ID_IN_TEXT: Final = re.compile(r"(?<![`\w-])([0-9a-f]{8})(?![`\w-])(?: \(([a-z]+)\))?")
 _COMMAND_IN_TEXT: Final = re.compile(r"(`[^`]*`)")
-# Between a time that was asked for and what the queue made of it: its clock may have been set since.
-_SAME_MOMENT: Final = 60.0
+# A requested time and the queue's may differ by this, since clocks may have been set.
+_CLOCK_TOLERANCE: Final = 60.0
 
 
 class Estimate(NamedTuple):
-    """When a queued job probably starts; see `status.forecast`."""
+    """The estimated start of a queued job; see `status.forecast`."""
 
     at: float
     at_latest: bool = False
-    """Whether it may well be sooner: of a job before it, only the time limit is known, or not even that."""
+    """It may be sooner: at best the time limit of an earlier job is known."""
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of a queued job in line, and when it probably starts."""
+    """The place of a queued job in line, and its estimated start."""
 
     place: int
-    """1 for the next one."""
+    """1 for the next job."""
     starts: float | None = None
-    """In seconds since the epoch; None where that would be a guess."""
+    """Seconds since the epoch; None if that would be a guess."""
     at_latest: bool = False
-    """Whether it may well start sooner."""
+    """It may start sooner."""
 
 
 class Why(msgspec.Struct, frozen=True):
-    """Why a job is in its state."""
+    """The explanation of a job's state."""
 
     kind: ReasonKind
     word: str
-    """For a column of a table, after the state; often empty."""
+    """Text after the state in a table; often empty."""
     reason: str
-    """One short sentence without its subject, the job: no capital, no full stop."""
+    """A short predicate about the job, without capital and full stop."""
     details: tuple[str, ...] = ()
-    """The same at length, machine by machine and GPU by GPU, where there is more to say."""
+    """Details per machine and GPU, if any."""
     forecast: Forecast | None = None
-    """Of a queued job, unless more than a thousand come before it or something keeps it from starting at all."""
+    """The forecast of a queued job, unless it cannot start or more than a thousand jobs come first."""
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """The state of queue and workers, which explains the states of jobs."""
 
     now: float
-    """By the database's clock."""
+    """The database's clock."""
     paused: bool = False
     workers: Sequence[Worker] = ()
     running: Mapping[str, Attempt] = {}
-    """By job."""
+    """Running attempts by job."""
     capped: Mapping[str, tuple[int, int]] = {}
-    """Of groups with a cap of which jobs run: how many do, and how many may."""
+    """Running jobs and cap of each active group with a cap."""
 
     def there(self) -> list[Worker]:
         """The workers whose last heartbeat is recent."""
         return [worker for worker in self.workers if worker.is_there(self.now)]
 
     def warning_of(self, job: str) -> RuleWarning | None:
-        """What a rule warns of while this job runs, if its worker is there."""
+        """The current warning about a running job, if its worker is alive."""
         attempt = self.running.get(job)
         if attempt is None:
             return None
         return next((w.view.warnings.get(attempt.id) for w in self.there() if w.id == attempt.worker), None)
 
     def why_pending(self, attempt: Attempt) -> str:
-        """Why a cluster manager has not let it begin, by its worker."""
+        """The worker's report on why the cluster manager has not started it."""
         worker = next((known for known in self.there() if known.id == attempt.worker), None)
         return worker.view.waiting.get(attempt.job, "") if worker is not None else ""
 
@@ -123,16 +123,16 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Needs:
-    """Which jobs queued jobs still wait for, directly and through others, and which can never start."""
+    """Unfinished dependencies of queued jobs, direct and indirect, and jobs that can never start."""
 
     def __init__(self, edges: Iterable[tuple[str, str, State]] = ()) -> None:
-        """Each edge is a job, one it waits for, and the state of that one."""
+        """Each edge has a job, a job that it waits for, and the state of the latter."""
         self._of: dict[str, dict[str, State]] = {}
         waiting: dict[str, list[str]] = {}
         for job, needed, state in edges:
             self._of.setdefault(job, {})[needed] = state
             waiting.setdefault(needed, []).append(job)
-        # Breadth first from jobs that have ended without success: each job that is reached knows the shortest way.
+        # A breadth-first search from failed jobs gives each affected job its shortest path.
         failed = (needed for needs in self._of.values() for needed, state in needs.items() if state in ENDED)
         reached = dict.fromkeys(failed, "")
         self._way = reached
@@ -145,11 +145,11 @@ class Needs:
                     line.append(job)
 
     def of(self, job: str) -> dict[str, State]:
-        """The jobs that it waits for directly."""
+        """The direct dependencies of a job."""
         return self._of.get(job, {})
 
     def dead_end(self, job: str) -> DeadEnd:
-        """The jobs between it and one that did not succeed, and that one last; nothing when there is none."""
+        """The path from the job to a failed dependency, which is last; empty if there is none."""
         way: list[tuple[str, State]] = []
         while needed := self._way.get(job):
             way.append((needed, self._of[job][needed]))
@@ -163,7 +163,7 @@ NO_NEEDS: Final = Needs()
 def explain(
     job: Job, around: Surroundings, needs: Needs = NO_NEEDS, ahead: int = 0, estimate: Estimate | None = None
 ) -> Why:
-    """`needs`: the jobs that it still waits for. `ahead`: how many queued jobs come before it."""
+    """Explains a job's state. `needs`: its unfinished dependencies. `ahead`: the number of queued jobs before it."""
     if job.state == "running":
         return _running(job, around)
     if job.state in ENDED:
@@ -182,8 +182,8 @@ def explain(
 
 
 def _with_forecast(why: Why, forecast: Forecast, ready: float, now: float) -> Why:
-    """`3rd in line, starts in about 40 min`; `ready`: when it may start at the earliest."""
-    says_when = why.kind in {"begin", "retry", "next"} and (forecast.starts or 0.0) < ready + _WORTH_SAYING
+    """Adds `3rd in line, starts in about 40 min`. `ready`: the earliest possible start."""
+    says_when = why.kind in {"begin", "retry", "next"} and (forecast.starts or 0.0) < ready + _NOTABLE_DELAY
     if says_when or (forecast.starts is None and forecast.place == 1):
         return replace(why, forecast=forecast)
     place = "next in line" if forecast.place == 1 else f"{ordinal(forecast.place)} in line"
@@ -202,12 +202,12 @@ def _with_forecast(why: Why, forecast: Forecast, ready: float, now: float) -> Wh
 
 
 def _waiting(job: Job, around: Surroundings, known: Needs) -> Why | None:
-    """What this job waits for, whatever the queue and the workers do."""
+    """The job's own reason to wait, independent of queue and workers."""
     if way := known.dead_end(job.id):
         return _never(job, way)
     if needs := known.of(job.id):
         return _and_besides(_after(needs), around)
-    if job.not_before > around.now and job.begin is not None and abs(job.begin - job.not_before) <= _SAME_MOMENT:
+    if job.not_before > around.now and job.begin is not None and abs(job.begin - job.not_before) <= _CLOCK_TOLERANCE:
         return _and_besides(_begin(job, around.now), around)
     if job.not_before > around.now:
         return _and_besides(_retry(job, around.now), around)
@@ -267,7 +267,7 @@ def _where(attempt: Attempt, around: Surroundings) -> str:
 
 
 def gpu_names(uuids: Sequence[str], worker: Worker | None) -> list[str]:
-    """The indices of these GPUs, or their uuids where no worker reports them."""
+    """The indices of these GPUs, or their uuids if no worker reports them."""
     indices = {gpu.uuid: str(gpu.index) for gpu in worker.view.gpus} if worker is not None else {}
     return [indices.get(uuid, uuid) for uuid in uuids]
 
@@ -287,7 +287,7 @@ def _held(job: Job) -> Why:
 
 
 def _never(job: Job, way: DeadEnd) -> Why:
-    """It comes after a job that did not succeed, directly or through others."""
+    """Explains a failed dependency, direct or indirect."""
     *between, (failed, state) = way
     shown = [name for name, _ in between[:_MOST_NAMES]]
     chain = "".join(f" {name}, which comes after" for name in shown)
@@ -320,7 +320,7 @@ def _retry(job: Job, now: float) -> Why:
 
 
 def _attempt_before(job: Job) -> str:
-    """How its last attempt ended; empty when a person has asked for another run since."""
+    """The end of its last attempt; empty if a person has requested another run since."""
     if not job.attempts or (job.exit_code is None and not job.reason):
         return ""
     code = f" with exit code {job.exit_code}" if job.exit_code is not None else ""
@@ -329,7 +329,7 @@ def _attempt_before(job: Job) -> str:
 
 
 def _and_besides(why: Why, around: Surroundings) -> Why:
-    """Adds what would keep it from starting even then."""
+    """Adds an obstacle that would remain after this wait."""
     obstacle = _obstacle(around)
     if obstacle is None:
         return why
@@ -337,7 +337,7 @@ def _and_besides(why: Why, around: Surroundings) -> Why:
 
 
 def _obstacle(around: Surroundings) -> Why | None:
-    """What keeps every job from starting."""
+    """An obstacle for all jobs."""
     if around.paused:
         return Why("paused", "", "the queue is paused: `stoker resume` lets jobs start")
     there = around.there()
@@ -378,14 +378,14 @@ def _on_workers(job: Job, there: Sequence[Worker], ahead: int) -> Why:
 
 
 def _with_details(why: Why) -> Why:
-    """Without details that say no more than the reason."""
+    """Drops details that only repeat the reason."""
     return replace(why, details=()) if why.details == (why.reason,) else why
 
 
 def in_short(said: Iterable[tuple[str, str]]) -> str:
-    """`waits for 2 GPUs on gpu-box`: what workers say, by their hosts, without their GPUs.
+    """`waits for 2 GPUs on gpu-box`: reports of workers by host, without details per GPU.
 
-    Machines on which it can never start are left out if it can elsewhere.
+    Machines that can never run the job are left out if another can.
     """
     hosts: dict[str, list[str]] = {}
     for host, word in said:
@@ -416,10 +416,10 @@ def _word_of(worker: Worker, job: str) -> str:
 
 
 def _too_large(job: Job, there: Sequence[Worker]) -> Why | None:
-    """It asks for more than any machine has.
+    """Explains a request larger than any machine.
 
-    A worker that cannot read its GPUs might have enough, and a cluster's knows better; workers that found no GPU say
-    where they looked.
+    A worker that cannot read its GPUs may have enough, a cluster decides itself, and workers without any GPU report
+    that themselves.
     """
     blind = any(worker.view.problem or worker.view.cluster for worker in there)
     blind = blind or all(worker.view.absent for worker in there)
@@ -443,7 +443,7 @@ def _too_large(job: Job, there: Sequence[Worker]) -> Why | None:
 
 
 def _large_enough(worker: Worker, memory: int) -> int:
-    """How many of its GPUs may have this much memory; one whose size is unknown may."""
+    """The number of its GPUs with at least this much memory, including GPUs of unknown size."""
     return sum(gpu.memory_total is None or gpu.memory_total >= memory for gpu in worker.view.gpus)
 
 
@@ -476,7 +476,7 @@ def look_around(store: "Store") -> Surroundings:
 
 
 def with_names(store: "Store", reasons: Sequence[Why]) -> list[Why]:
-    """The same with names before ids: `waits for job train (0a1b2c3d, running)`."""
+    """Adds names before ids: `waits for job train (0a1b2c3d, running)`."""
     found = [_ids_in(reason) for reason in reasons]
     names = store.jobs.names(name for ids in found for name in ids)
     return [_named(reason, names) if ids and names else reason for reason, ids in zip(reasons, found, strict=True)]
@@ -487,7 +487,7 @@ def _ids_in(reason: Why) -> list[str]:
 
 
 def _named(reason: Why, names: Mapping[str, str]) -> Why:
-    """In a word of a table without the ids."""
+    """Adds names before ids, and replaces ids in the word for a table."""
     word = _ID_IN_TEXT.sub(lambda found: _one_line(names.get(found[1], found[1])), reason.word)
     return replace(
         reason,
@@ -498,7 +498,7 @@ def _named(reason: Why, names: Mapping[str, str]) -> Why:
 
 
 def named_text(text: str, names: Mapping[str, str]) -> str:
-    """The names of jobs before their ids, except in commands to copy."""
+    """The text with names before ids, except in commands to copy."""
 
     def title(found: re.Match[str]) -> str:
         name, state = names.get(found[1]), f", {found[2]}" if found[2] else ""
@@ -514,5 +514,5 @@ def _one_line(name: str) -> str:
 
 
 def needs_of(store: "Store", job: Job) -> Needs:
-    """What it waits for, if it is queued."""
+    """The unfinished dependencies of a queued job."""
     return store.jobs.needs_of([job.id] if job.state == "queued" else [])

@@ -1,4 +1,4 @@
-"""Kinds of job fields: how their values are read, written and limited."""
+"""Kinds of job fields: parsing, formatting and limits of their values."""
 
 import math
 import re
@@ -21,13 +21,13 @@ ID: Final = re.compile(r"[0-9a-f]{8}")
 LONGEST_LABEL: Final = 200
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
-# As drivers and Slurm write them: `NVIDIA A100-SXM4-80GB`, `nvidia_a100_3g.20gb`, `AMD Instinct MI300X (gfx942)`.
+# Names from drivers and Slurm: `NVIDIA A100-SXM4-80GB`, `nvidia_a100_3g.20gb`, `AMD Instinct MI300X (gfx942)`.
 _GPU_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._/()+-]*[A-Za-z0-9)+])?")
-# How a job may end without success, beside the names of rules.
+# Causes of failure, besides the names of rules.
 _ENDS: Final = ("exit", "oom", "time-limit", "start", "lost")
-# As host names are, and features of Slurm nodes.
+# Host names and features of Slurm nodes.
 _WORD: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
-# As `logs.metrics` finds them in a log.
+# Names that `logs.metrics` recognizes in a log.
 _METRIC: Final = re.compile(r"[A-Za-z][\w./@-]{0,47}", re.ASCII)
 _YES: Final = frozenset({"on", "true", "yes", "1"})
 _NO: Final = frozenset({"", "off", "false", "no", "0"})
@@ -41,20 +41,20 @@ Value = Annotated[str, Meta(max_length=128 * 1024)]
 
 
 class FieldKind(msgspec.Struct, frozen=True, kw_only=True):
-    """How the values of a field are read, written and limited."""
+    """Parsing, formatting and limits of a field's values."""
 
     name: str
     read: Callable[[Any], Any]
-    """From text, or from a JSON value."""
+    """Parses text or a JSON value."""
     write: Callable[[Any], str] = str
-    """As text that `read` understands."""
+    """Formats a value as text for `read`."""
     check: Callable[[Any], None] = lambda _value: None
     """Raises for a value outside the limits."""
     json: Any = Annotated[str, Meta(max_length=LONGEST_LABEL)]
-    """The type that the API takes."""
+    """The type in the API."""
     metavar: str = "TEXT"
     has_unit: bool = False
-    """Whether it may be written as a number or as text with a unit."""
+    """It accepts a number or text with a unit."""
 
 
 def _text(value: object) -> str:
@@ -118,7 +118,7 @@ def _number(least: int, most: int = 2**31 - 1) -> FieldKind:
 
 
 def read_flag(value: object) -> bool:
-    """Whether it is on, from JSON or from the text of a check box."""
+    """Parses a flag from JSON or from a check box."""
     if not isinstance(value, str):
         return bool(value)
     if value.strip().lower() not in _YES | _NO:
@@ -166,7 +166,7 @@ def _check_words(what: str, example: str) -> Callable[[Sequence[str]], None]:
 
 
 def _words(what: str, example: str, metavar: str) -> FieldKind:
-    """Several names without spaces or commas."""
+    """The kind of a list of names without spaces or commas."""
     return FieldKind(
         name=metavar.lower(),
         read=lambda value: tuple(dict.fromkeys(map(_text, _several(value)))),
@@ -178,7 +178,7 @@ def _words(what: str, example: str, metavar: str) -> FieldKind:
 
 
 def read_seconds(value: object) -> float:
-    """Seconds in text like `2h`, or a number."""
+    """Parses text like `2h`, or a number of seconds."""
     if isinstance(value, str):
         return parse_duration(value)
     if not isinstance(value, int | float) or isinstance(value, bool):
@@ -187,7 +187,7 @@ def read_seconds(value: object) -> float:
 
 
 def seconds_text(seconds: float) -> str:
-    """Text that `read_seconds` turns into the same number."""
+    """Formats seconds without loss for `read_seconds`."""
     readable = format_duration(seconds)
     return readable if parse_duration(readable) == seconds else f"{seconds:.15f}".rstrip("0").rstrip(".") + "s"
 
@@ -227,7 +227,7 @@ def _check_recurrence(text: str) -> None:
 
 
 def _check_ends(ends: Sequence[str]) -> None:
-    from stoker.rules.registry import rule_types  # as below: a list of jobs needs no rules
+    from stoker.rules.registry import rule_types  # imported lazily: most commands need no rules
 
     names = [*_ENDS, *(one.name for one in rule_types())]
     for end in ends:
@@ -292,7 +292,7 @@ def _mapping(value: object) -> dict[str, Any]:
 
 
 class SlurmOptions(TypedDict, total=False):
-    """What a job asks of a cluster with Slurm."""
+    """A job's options for Slurm."""
 
     partition: Label
     account: Label

@@ -1,4 +1,4 @@
-"""The fields of a job, each stated once: for `submit`, `edit`, feeds, the API, the form and the client."""
+"""The fields of a job, each defined once for `submit`, `edit`, feeds, the API, the form and the client."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, get_type_hints
@@ -53,19 +53,19 @@ ALWAYS: Final[tuple[State, ...]] = (*NOT_RUNNING, "running")
 
 
 class FormInput(msgspec.Struct, frozen=True):
-    """The input of a field in the page's form: a check box for a flag, text for everything else."""
+    """A field's input in the page's form: a check box for a flag, a text input otherwise."""
 
     label: str
     hint: str = ""
     row: str = "more"
-    """Inputs of the same row stand side by side."""
+    """Inputs with the same row are side by side."""
     numeric: bool = False
     filled: bool = False
-    """Whether the default is shown in an empty form."""
+    """An empty form shows the default."""
 
 
 class FieldPart(msgspec.Struct, frozen=True):
-    """One entry of a field that is a mapping, with its own option and input."""
+    """An entry of a mapping field, with its own option and input."""
 
     key: str
     option: str
@@ -73,9 +73,9 @@ class FieldPart(msgspec.Struct, frozen=True):
     label: str
     hint: str = ""
     check: Callable[[object], None] = check_value
-    """Raises for a value, of a list for one of its values, outside the limits."""
+    """Raises for a value, or an item of a list, outside the limits."""
     several: bool = False
-    """Whether the option may be repeated: the entry is a list."""
+    """The entry is a list, and the option may be repeated."""
 
 
 class JobField(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,27 +84,27 @@ class JobField(msgspec.Struct, frozen=True, kw_only=True):
     kind: FieldKind
     help: str
     option: str = ""
-    """The option of `submit` and `edit`; empty when the verbs define their own."""
+    """The option of `submit` and `edit`; empty if the verbs define their own."""
     edit_help: str = ""
     """The help of `edit`, if it differs."""
     feed_help: str = ""
-    """The help of `feed`; empty when feeds do not take it."""
+    """The help of `feed`; empty if feeds do not have the option."""
     form: FormInput | None = None
     example: Any = None
     editable_in: tuple[State, ...] = NOT_RUNNING
     remote: bool = True
-    """Whether the API and the page can set it."""
+    """The API and the page can set it."""
     required: bool = False
-    """Whether blank text is refused instead of read as the default."""
+    """Blank text is refused instead of meaning the default."""
     parts: tuple[FieldPart, ...] = ()
     """The entries of a mapping; each has its own option."""
     placed: bool = False
-    """Whether an engine looks at it when it decides where the job can start."""
+    """It matters for placement."""
     name: str = ""
     default: Any = None
 
     def read(self, value: object) -> Any:
-        """The value from text or JSON. None or blank text means the default."""
+        """Parses text or JSON. None or blank text means the default."""
         if not self.required and (value is None or (isinstance(value, str) and not value.strip())):
             return self.default
         try:
@@ -115,7 +115,7 @@ class JobField(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def value(self, job: "JobSpec") -> Any:
-        """The value that a job has."""
+        """The field's value in a job."""
         return getattr(job, self.name)
 
     def check(self, job: "JobSpec") -> None:
@@ -129,7 +129,7 @@ class JobField(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person asked for. Its annotations are the table of fields."""
+    """A submitted job. Its annotations are the table of fields."""
 
     command: Annotated[
         str | tuple[str, ...],
@@ -591,9 +591,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     submitter: Annotated[str, JobField(kind=FACT, help="Who put it into the queue.", editable_in=())] = ""
     id: str = ""
-    """Chosen by the submitter if other jobs of the same submission come after it, otherwise by the queue."""
+    """The submitter chooses it if other jobs of the submission depend on this one; otherwise the queue does."""
     origin: str | None = None
-    """Where it came from, such as a row of a sheet. An origin becomes a job only once."""
+    """The source, such as a row of a sheet. An origin becomes a job only once."""
 
 
 def _fields() -> dict[str, JobField]:
@@ -610,32 +610,32 @@ def _fields() -> dict[str, JobField]:
 
 
 FIELDS: Final = _fields()
-# Of a job that asks for nothing but one GPU.
+# The shape of a job that needs just one GPU.
 _USUAL_SHAPE: Final = "0" * 16
 _PLACED: Final = tuple(field for field in FIELDS.values() if field.placed)
 
 
 def placed_values(job: "JobSpec") -> dict[str, Any]:
-    """What an engine looks at when it decides where the job can start; defaults are left out."""
+    """The fields that matter for placement, without defaults."""
     return {field.name: value for field in _PLACED if (value := field.value(job)) != field.default}
 
 
 def shape_of(job: "JobSpec") -> str:
-    """The same for all jobs that fit into the same places."""
+    """A key shared by all jobs with the same requirements."""
     if not (asked := placed_values(job)):
         return _USUAL_SHAPE
-    import hashlib  # here because OpenSSL costs a short command milliseconds
+    import hashlib  # imported lazily: loading OpenSSL takes milliseconds
 
     return hashlib.blake2b(msgspec.json.encode(asked, order="sorted"), digest_size=8).hexdigest()
 
 
 def key_of(shape: str) -> str:
-    """The key of the group whose cap holds for jobs of this shape, which the queue has put behind it; or nothing."""
+    """The key of the capped group, which the queue appends to shapes; empty without a cap."""
     return shape[len(_USUAL_SHAPE) + 1 :]
 
 
 def editable(state: State = "queued") -> list[str]:
-    """The fields that may be changed in a job of this state."""
+    """The fields that can be edited in this state."""
     return [name for name, field in FIELDS.items() if state in field.editable_in]
 
 
@@ -645,7 +645,7 @@ def values_of(job: JobSpec) -> dict[str, Any]:
 
 
 def spec_of(values: Mapping[str, Any]) -> JobSpec:
-    """The job with these values. Raises when one has the wrong type."""
+    """The job with these values. Raises if one has the wrong type."""
     if unknown := values.keys() - set(JobSpec.__struct_fields__):
         raise BadInputError(f"a job has no field {min(unknown)!r}")
     try:
@@ -664,7 +664,7 @@ def _check_needs(names: Sequence[str]) -> None:
 
 
 def _check_place(job: JobSpec) -> None:
-    """Raises for fields that contradict each other in where the job runs."""
+    """Raises for contradictory fields about placement."""
     if job.share and job.memory is None:
         raise InvalidFieldsError({"memory": "a job that shares a GPU must say how much memory it needs"})
     if job.gpu_model is not None and not job.gpus:
@@ -691,7 +691,7 @@ def check(job: JobSpec) -> None:
     if not job.command or (isinstance(job.command, tuple) and not job.command[0]):
         raise BadInputError("a job needs a command: none was given")
     for name, field in FIELDS.items():
-        # Most values are defaults, and a sweep may have a hundred thousand jobs.
+        # Defaults are skipped for speed: a sweep may have a hundred thousand jobs.
         if name not in _CHECKED_ELSEWHERE and field.value(job) != field.default:
             field.check(job)
     _check_place(job)
@@ -712,5 +712,5 @@ def check(job: JobSpec) -> None:
         raise BadInputError(f"{job.id!r} cannot be the id of a job: it must be eight hexadecimal digits")
 
 
-# Checked once where they are read: it would cost too much for each of a hundred thousand jobs.
+# Checked once on input, since checking each of a hundred thousand jobs takes too long.
 _CHECKED_ELSEWHERE: Final = frozenset({"command", "environment", "policy"})

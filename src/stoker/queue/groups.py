@@ -1,4 +1,4 @@
-"""Groups: jobs of a sweep, of a file or with one `--group`: one name, and a cap on how many run at once."""
+"""Groups: jobs of a sweep, of a file or with one `--group` share a name and a cap on running jobs."""
 
 import os
 from collections.abc import Collection, Iterable, Sequence
@@ -16,21 +16,21 @@ from stoker.queue.model import ENDED
 from stoker.queue.table import Table, clean_text, json_text, notify_of, notify_text
 
 UNNAMED: Final = "sweep-1"
-"""What the first sweep without a name is called."""
+"""The name of the first unnamed sweep."""
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs with one name, and what became of them."""
+    """A group and the states of its jobs."""
 
     name: str
     at_most: int | None = None
-    """How many of its jobs may run at once; None: as many as there is room for."""
+    """The cap on running jobs; None without a cap."""
     submitted: float = 0.0
-    """When a job was last submitted into it."""
+    """The time of the last submission into it."""
     notify: tuple[str, ...] = ()
-    """Who gets a message when all of its jobs have ended, as in `--notify`."""
+    """Entries of `--notify` for the end of all its jobs."""
     counts: dict[State, int] = {}
-    """How many of its jobs are in each state; states without jobs are left out."""
+    """The number of its jobs per state; states without jobs are left out."""
 
     @property
     def total(self) -> int:
@@ -54,7 +54,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Groups(Table):
-    """What is known of groups. Their jobs are steered like others."""
+    """The groups of jobs."""
 
     def get(self, name: str) -> Group:
         found = self.several([name])
@@ -63,14 +63,14 @@ class Groups(Table):
         return found[name]
 
     def several(self, names: Collection[str]) -> dict[str, Group]:
-        """Those of the names that are groups, in one or two queries."""
+        """The groups among these names, in one or two queries."""
         if not names:
             return {}
         wanted: Parameters = {"names": json_text([clean_text(name) for name in names])}
         return self._counted(self._driver.sql("groups_named"), wanted)
 
     def newest(self, limit: int = 50) -> list[Group]:
-        """Those into which a job was submitted last."""
+        """The groups with the most recent submissions."""
         return list(self._counted(f"{self._driver.sql('groups_newest')} LIMIT {max(0, limit):d}", {}).values())
 
     def _counted(self, which: str, wanted: Parameters) -> dict[str, Group]:
@@ -86,7 +86,7 @@ class Groups(Table):
         }
 
     def done_since(self, at: float) -> list[tuple[Group, float]]:
-        """Groups of which the last job has ended at this time or later, and when; of one job only with `notify`."""
+        """Groups whose last job ended at this time or later, and when. Groups of one job count only with `notify`."""
         ended: dict[str, float] = dict(self._driver.fetch("groups done since", {"at": float(at)}))
         known = self.several(ended)
         return [
@@ -96,17 +96,17 @@ class Groups(Table):
         ]
 
     def running(self) -> dict[str, tuple[int, int]]:
-        """Of each group with a cap of which jobs run: how many do, and how many may."""
+        """Running jobs and cap of each active group with a cap."""
         return {name: (number, at_most) for name, at_most, number in self._driver.fetch("running groups", {})}
 
     def cap(self, name: str, at_most: int | None) -> bool:
-        """From now on at most this many of its jobs run at once; what runs goes on. False: there is no such group."""
+        """Sets the cap on running jobs; those that run continue. False if there is no such group."""
         if at_most is not None:
             FIELDS["at_most"].kind.check(at_most)
         return self._change(lambda: set_cap(self._driver, clean_text(name), at_most))
 
     def set_notify(self, name: str, entries: Sequence[str]) -> bool:
-        """From now on these get a message when all of its jobs have ended; False: there is no such group."""
+        """Sets the notifications for the end of all its jobs. False if there is no such group."""
         FIELDS["notify"].kind.check(entries)
         if own := [entry for entry in entries if parse_subscription(entry).when != OF_GROUP]:
             when = parse_subscription(own[0]).when
@@ -123,7 +123,7 @@ class Groups(Table):
 
 
 def set_cap(driver: Driver, group: str, at_most: int | None) -> bool:
-    """Also writes the shapes of its jobs, if it had none before or has none any more."""
+    """Sets the cap, and updates the shapes of its jobs if a cap was added or removed."""
     before = driver.fetch("cap of group", {"group": group})
     if not before:
         return False
@@ -135,19 +135,19 @@ def set_cap(driver: Driver, group: str, at_most: int | None) -> bool:
 
 
 def set_notify_of_groups(driver: Driver, edits: Iterable[tuple[JobSpec, JobSpec]]) -> None:
-    """After edits, each a job before and after: whom to notify of the end of a group is the same for all its jobs."""
+    """Updates groups after edits, given as jobs before and after: all jobs of a group share its notifications."""
     wanted: dict[str, str] = {}
     for before, after in edits:
         if after.notify != before.notify and after.group == before.group:
             _check_grouped(after)
             wanted[after.group] = notify_text(after.notify)[1]
-    # In one order, so that two edits do not deadlock.
+    # Sorted, so that two edits do not deadlock.
     for group, notify in sorted(wanted.items()):
         driver.fetch("set notify of group", {"group": group, "notify": notify})
 
 
 def _check_grouped(job: JobSpec) -> bool:
-    """Whether it has entries for the end of its group. Raises if it has no group."""
+    """True if it has notifications for the end of its group. Raises if it has no group."""
     has_entries = bool(job.notify and notify_text(job.notify)[1])
     if has_entries and not job.group:
         raise InvalidFieldsError(
@@ -157,13 +157,13 @@ def _check_grouped(job: JobSpec) -> bool:
 
 
 def _add_notify(driver: Driver, group: str, entries: Sequence[str]) -> None:
-    """Those of the entries that are for the end of the group join the ones that it has."""
+    """Adds the entries for the end of the group to its notifications."""
     (row,) = driver.fetch("notify of group", {"group": group})
     driver.fetch("set notify of group", {"group": group, "notify": notify_text((*notify_of(row[0]), *entries))[1]})
 
 
 def join_groups(driver: Driver, jobs: Iterable[JobSpec]) -> None:
-    """Makes the groups of these jobs, or locks those that are there, sets their caps and whom to notify at the end."""
+    """Creates or locks the groups of these jobs, and sets their caps and notifications."""
     caps: dict[str, int | None] = {}
     notify: dict[str, dict[str, None]] = {}
     for job in jobs:
@@ -173,7 +173,7 @@ def join_groups(driver: Driver, jobs: Iterable[JobSpec]) -> None:
             raise InvalidFieldsError({"at_most": "a cap is that of a group: give the jobs one with --group"})
         if job.group:
             caps[job.group] = job.at_most if job.at_most is not None else caps.get(job.group)
-    # In one order, so that two submissions do not deadlock.
+    # Sorted, so that two submissions do not deadlock.
     for group, at_most in sorted(caps.items()):
         driver.fetch("join group", {"group": group, "key": _key()})
         if at_most is not None:
@@ -183,17 +183,17 @@ def join_groups(driver: Driver, jobs: Iterable[JobSpec]) -> None:
 
 
 def in_new_group(driver: Driver, jobs: Sequence[JobSpec], base: str) -> list[JobSpec]:
-    """The jobs that have no group in a new one, which is called like `base`, or so with a number behind it."""
+    """Puts the jobs without a group into a new one, named `base` or `base` with a number."""
     if not base or not any(not job.group for job in jobs):
         return list(jobs)
     name = _free_name(driver, base)
-    # Another submission that takes the name at this moment makes this one try again.
+    # If another submission takes the name now, this one retries.
     driver.fetch("begin group", {"group": name, "key": _key()})
     return [job if job.group else replace(job, group=name) for job in jobs]
 
 
 def _free_name(driver: Driver, base: str) -> str:
-    """A job that is called so has the name first."""
+    """A free name for a group. Names of jobs are taken, too."""
     base = clean_text(base).replace("/", "-")[: LONGEST_LABEL - 8].strip()
     stem = base.partition("-")[0] if base == UNNAMED else base
     # "." follows "-" in ASCII.

@@ -25,26 +25,26 @@ from stoker.schedule import following, moment_text, next_time
 
 T = TypeVar("T")
 
-# Ids are drawn from four thousand million, so a second draw is rare.
+# Ids are drawn from four billion, so a second draw is rare.
 MOST_DRAWS: Final = 20
 
 
 class Cancellation(msgspec.Struct, frozen=True):
-    """What a request to cancel did."""
+    """The effect of a cancellation."""
 
     cancelled: list[str]
-    """Jobs that had not started: they are cancelled."""
+    """Waiting jobs, now cancelled."""
     asked: list[str]
     """Running jobs, which are now being stopped."""
 
 
 class Jobs(JobReader):
-    """What is done to jobs."""
+    """Changes to jobs."""
 
     def submit(self, jobs: Sequence[JobSpec], blobs: Sequence[Blob] = (), new_group: str = "") -> list[str]:
-        """The ids of the jobs, in their order. All are accepted, or none. `blobs`: what they refer to.
+        """Submits all jobs or none, and returns their ids in order. `blobs`: content that they refer to.
 
-        `new_group`: those without a group get a new one, which is called like this.
+        `new_group`: the name of a new group for jobs without one.
         """
         check_submission(jobs)
 
@@ -57,7 +57,7 @@ class Jobs(JobReader):
         wanted = json_text(list(ids))
 
         def work() -> list[Row]:
-            # One that runs may still succeed; it recurs no more all the same.
+            # A running job may still succeed, but no longer recurs.
             self._driver.fetch("end recurrences", {"ids": wanted})
             return self._driver.fetch("cancel", {"ids": wanted})
 
@@ -68,18 +68,18 @@ class Jobs(JobReader):
         )
 
     def hold(self, ids: Iterable[str]) -> list[str]:
-        """The ids of those that were queued and are now held."""
+        """Holds queued jobs, and returns their ids."""
         return self._changed(lambda: self._driver.fetch("hold", {"ids": json_text(list(ids))}))
 
     def release(self, ids: Iterable[str]) -> list[str]:
         return self._changed(lambda: self._driver.fetch("release", {"ids": json_text(list(ids))}))
 
     def retry(self, ids: Iterable[str]) -> list[str]:
-        """The ids of those that had ended, or waited for a retry, and may now start at once."""
+        """Queues ended jobs again, and ends the delay of retries. Returns the ids of both."""
         return self._changed(lambda: self._driver.fetch("retry", {"ids": json_text(list(ids))}))
 
     def reinstate(self, ids: Iterable[str]) -> list[str]:
-        """The ids of those that were cancelled and are now held: the undo of cancelling a held job."""
+        """Holds cancelled jobs, and returns their ids: the undo of cancelling held jobs."""
 
         def work() -> list[Row]:
             rows = self._driver.fetch("reinstate", {"ids": json_text(list(ids))})
@@ -91,7 +91,7 @@ class Jobs(JobReader):
         return self._changed(work)
 
     def edit(self, job: str, changes: Mapping[str, object]) -> Job:
-        """Changes what was asked for, by the names of the fields of `JobSpec`; of a running job, what may be."""
+        """Edits fields of `JobSpec` by name. A running job allows only some of them."""
         done = self.edit_many({job: changes})
         found = self.get(job)
         if not done:
@@ -99,19 +99,19 @@ class Jobs(JobReader):
         return found
 
     def edit_many(self, changes: Mapping[str, Mapping[str, object]]) -> list[str]:
-        """The ids of those that were edited: running ones only in what may change. A mistake in one refuses all."""
+        """Edits several jobs, and returns their ids. An invalid edit refuses all; running jobs may be left out."""
         return self._change(lambda: self._edited(changes))
 
     def _edited(self, changes: Mapping[str, Mapping[str, object]]) -> list[str]:
         rows = self._driver.fetch("jobs to change", {"ids": json_text(list(changes))})
         found = [job for job in map(job_of, rows) if _may_edit(job, changes[job.id])]
         edits = [(job, self._retimed(job, edited(job, changes[job.id]))) for job in found]
-        # Built before anything is written: it refuses invalid text.
+        # Built before any write, since it refuses invalid text.
         edited_rows: list[Parameters] = [
             {
                 "id": job.id,
                 **columns(asked),
-                # Retries start over when their number was changed.
+                # A new number of retries starts over.
                 "retries_left": asked.retries if asked.retries != job.retries else job.retries_left,
                 "begins": int(asked.begin != job.begin),
             }
@@ -137,13 +137,13 @@ class Jobs(JobReader):
             (job, asked) for job, asked in edits if (asked.deadline, asked.every) != (job.deadline, job.every)
         ]
         self._driver.many("delete schedule", [{"job": job.id} for job, _asked in rescheduled])
-        # One that has ended is not run again by an edit.
+        # An edit does not run an ended job again.
         waiting = [(job.id, asked) for job, asked in rescheduled if job.state not in ENDED]
         self._driver.many("insert schedule", [row for name, asked in waiting for row in _schedule(name, asked)])
         return [job.id for job in found]
 
     def _retimed(self, job: Job, asked: JobSpec) -> JobSpec:
-        """With another recurrence, a job begins at the first time of that."""
+        """Sets the begin to the first time of a changed recurrence."""
         if asked.every in {None, job.every} or asked.begin != job.begin:
             return asked
         return _with_first_times(self._driver, [msgspec.structs.replace(asked, begin=None)])[0]
@@ -162,25 +162,25 @@ class Jobs(JobReader):
         self._driver.many("insert dependency", dependencies(name, asked))
 
     def move(self, ids: Sequence[str], place: Place) -> list[str]:
-        """Moves waiting jobs among those of their priority, in the same order; their ids."""
+        """Moves waiting jobs within their priority, keeping their order. Returns their ids."""
         return self._change(lambda: moved(self._driver, ids, place))
 
     def move_beside(self, ids: Sequence[str], neighbour: str, side: Side) -> list[str]:
-        """Moves waiting jobs right beside another, in the same order and with its priority; their ids."""
+        """Moves waiting jobs next to another, keeping their order, with its priority. Returns their ids."""
         return self._change(lambda: moved_beside(self._driver, ids, neighbour, side))
 
     def put_back(self, positions: Mapping[str, float]) -> list[str]:
-        """Gives waiting jobs these positions; their ids. The undo of a move."""
+        """Gives waiting jobs these positions, and returns their ids: the undo of a move."""
 
         def work() -> list[str]:
-            names = _those(_waiting(self._driver), list(positions))
+            names = _in_order(_waiting(self._driver), list(positions))
             self._driver.many("set position", [{"id": name, "position": float(positions[name])} for name in names])
             return names
 
         return self._change(work)
 
     def tag(self, ids: Sequence[str], tag: str, *, remove: bool = False) -> list[str]:
-        """Adds a tag to jobs in any state, or removes it; the ids of those that changed."""
+        """Adds or removes a tag of jobs in any state. Returns the ids of changed jobs."""
 
         def work() -> list[str]:
             rows = map(job_of, self._driver.fetch("jobs to change", {"ids": json_text(list(ids))}))
@@ -201,10 +201,10 @@ class Jobs(JobReader):
     def keep(
         self, job: str, worker: str, gpus: Sequence[str], starts_in: float | None, instead_of: str | None = None
     ) -> bool:
-        """Reserves GPUs of this worker for a waiting job; `gpus` are those it has already. At most one machine does.
+        """Reserves GPUs of this worker for a waiting job. `gpus`: those that are ready. Only one machine may reserve.
 
-        False when another worker than `instead_of` has done so, or when the job no longer waits. The reservation ends
-        when the job starts or is edited, and with the worker.
+        False if a worker other than `instead_of` has a reservation, or if the job no longer waits. The reservation ends
+        when the job starts or is edited, and when the worker ends.
         """
         parameters: Parameters = {
             "job": job,
@@ -213,7 +213,7 @@ class Jobs(JobReader):
             "seconds": -1.0 if starts_in is None else max(0.0, float(starts_in)),
             "instead_of": instead_of or worker,
         }
-        # A worker that does not know of it finds out when it reserves GPUs for the same job.
+        # Other workers learn of it when they try to reserve GPUs for the same job.
         return self._rung(lambda ring: self._driver.at_once("keep", {**parameters, "ring": ring}), 1) != []
 
     def keep_no_more(self, worker: str, but: Iterable[str] = ()) -> None:
@@ -222,11 +222,11 @@ class Jobs(JobReader):
         self._throttled_change(lambda: self._driver.fetch("keep no more", parameters))
 
     def keep_for_the_dead_no_more(self) -> None:
-        """Ends the reservations of workers that are gone."""
+        """Ends the reservations of dead workers."""
         self._throttled_change(lambda: self._driver.fetch("keep for the dead no more", {}))
 
     def set_link(self, attempt: str, link: str) -> bool:
-        """Stores the link found in the job's output; that of an earlier attempt is refused."""
+        """Stores the link from the attempt's output, unless the attempt is outdated."""
         return (
             self._changed(
                 lambda: self._driver.fetch("set link", {"attempt": attempt, "link": clean_text(link)}), FOR_PEOPLE
@@ -235,28 +235,28 @@ class Jobs(JobReader):
         )
 
     def clean(self, older_than: float, states: Sequence[State] = ENDED) -> int:
-        """Deletes jobs that ended `older_than` seconds ago, unless an unfinished job comes after them; how many.
+        """Deletes jobs that ended `older_than` seconds ago, unless an unfinished job depends on them.
 
-        What only they referred to is left for `Blobs.forget_unused`.
+        Returns their number. `Blobs.forget_unused` then deletes their blobs.
         """
         parameters = forgettable(older_than, states)
         forgotten = 0
         while some := self._change(lambda: self._forget(parameters), FOR_PEOPLE):
             forgotten += len(some)
-        # The row of a live worker is kept, with its pause.
+        # A live worker's row stays, with its pause.
         self._driver.fetch("clean workers", {"age": max(float(older_than), HEARD_WITHIN)})
         self._driver.fetch("clean groups", {})
         return forgotten
 
     def _forget(self, which: Parameters) -> list[Row]:
-        """Deletes some of them. Their origins are kept, so that a line still in a file does not become a job again."""
+        """Deletes some of them. Their origins are kept, so that a line of a file does not become a job again."""
         rows = self._driver.fetch("clean", which)
         kept = [{"job": name, "origin": origin} for name, origin in rows if origin is not None]
         self._driver.many("remember origin", kept)
         return rows
 
     def dismiss_failures(self, kind: Failure, until: float) -> float:
-        """Dismisses the failures up to this time; until when they were dismissed before."""
+        """Dismisses failures up to this time, and returns the previous time."""
 
         def work() -> float:
             rows = self._driver.fetch("seen failures", {"seen": seen(kind)})
@@ -271,7 +271,7 @@ def _tags(tags: Sequence[str], tag: str, remove: bool) -> tuple[str, ...]:
 
 
 def ready_among(jobs: Sequence[JobSpec]) -> Changes:
-    """What workers need to know of these jobs when they are submitted."""
+    """The changes that workers must learn when these jobs are submitted."""
     ready: dict[str, list[int]] = {}
     for job in jobs:
         if not job.hold:
@@ -280,13 +280,13 @@ def ready_among(jobs: Sequence[JobSpec]) -> Changes:
 
 
 def _cancelled(rows: Sequence[Row]) -> Changes:
-    """The workers of running jobs; for one that waited, a worker may reserve GPUs."""
+    """The changes of a cancellation. Any worker may have reserved GPUs for a waiting job."""
     workers = frozenset(worker for _name, state, worker in rows if state == "running")
     return Changes(workers=workers) if all(row[1] == "running" for row in rows) else EVERYTHING
 
 
 def until_free(driver: Driver, submit: Callable[[], T]) -> T:
-    """Tries again when another process has just taken an id or an origin of these jobs."""
+    """Retries while another process takes the same id or origin."""
     for _draw in range(MOST_DRAWS):
         with contextlib.suppress(CollisionError):
             return submit()
@@ -294,14 +294,14 @@ def until_free(driver: Driver, submit: Callable[[], T]) -> T:
 
 
 def check_submission(jobs: Sequence[JobSpec]) -> None:
-    """Raises for values outside their limits and for jobs that wait for each other."""
+    """Raises for values outside their limits, and for cyclic dependencies."""
     for job in jobs:
         check(job)
     _refuse_cycles(jobs)
 
 
 def insert(driver: Driver, jobs: Sequence[JobSpec], blobs: Sequence[Blob] = ()) -> list[str]:
-    """Their ids, in their order; for an origin that is or was a job, the id of that job."""
+    """Inserts jobs, and returns their ids in order. An origin that is or was a job returns that job's id."""
     write_blobs(driver, blobs)
     jobs = _with_first_times(driver, jobs)
     known = known_origins(driver, [job.origin for job in jobs if job.origin is not None])
@@ -335,7 +335,7 @@ def insert(driver: Driver, jobs: Sequence[JobSpec], blobs: Sequence[Blob] = ()) 
 
 
 def _with_first_times(driver: Driver, jobs: Sequence[JobSpec]) -> Sequence[JobSpec]:
-    """A job that recurs begins at the first of its times, unless it says when."""
+    """Recurring jobs without a begin get the first time of their recurrence."""
     if not any(job.every is not None and job.begin is None for job in jobs):
         return jobs
     ((now,),) = driver.fetch("clock", {})
@@ -354,9 +354,9 @@ def _schedule(name: str, job: JobSpec) -> list[Parameters]:
 
 
 def end_scheduled(driver: Driver) -> list[str]:
-    """Ends jobs that wait at their deadline, and queues the next run of those that recur; the ids of both.
+    """Ends jobs that still wait at their deadline, and queues the next runs of recurring jobs. Returns the ids of both.
 
-    Part of a transaction.
+    Runs inside a transaction.
     """
     found: list[str] = []
     for (name,) in driver.fetch("past deadlines", {}):
@@ -375,7 +375,7 @@ def end_scheduled(driver: Driver) -> list[str]:
 
 
 def _next_run(driver: Driver, job: Job) -> JobSpec | None:
-    """The job as it runs next; None for one that was cancelled, which ends the recurrence."""
+    """The next run of a recurring job; None if it was cancelled, which ends the recurrence."""
     if job.state == "cancelled" or job.every is None:
         return None
     ((now,),) = driver.fetch("clock", {})
@@ -386,7 +386,7 @@ def _next_run(driver: Driver, job: Job) -> JobSpec | None:
 
 
 def known_origins(driver: Driver, origins: Sequence[str]) -> dict[str, str]:
-    """The ids of the jobs that these origins are, or once were."""
+    """The ids of jobs, existing or deleted, by origin."""
     return dict(driver.fetch("taken origins", {"origins": json_text(origins)})) if origins else {}
 
 
@@ -422,7 +422,7 @@ def new_id() -> str:
 
 
 def _refuse_cycles(jobs: Sequence[JobSpec]) -> None:
-    """Jobs of one submission may name each other; older ones cannot name these."""
+    """Refuses cycles within one submission; older jobs cannot depend on new ones."""
     graph = {job.id: [*job.after, *job.after_any] for job in jobs if job.id}
     if not any(graph.values()):
         return
@@ -439,7 +439,7 @@ def _may_edit(job: Job, changes: Mapping[str, object]) -> bool:
 
 
 def edited(job: Job, changes: Mapping[str, object]) -> JobSpec:
-    """The spec with these changes. Raises for a field that cannot be edited, and for a value outside its limits."""
+    """The spec with these changes. Raises for a field that cannot be edited and for an invalid value."""
     if unknown := set(changes) - set(editable()):
         raise BadInputError(f"a job has no field {min(unknown)!r} to edit")
     if "directory" in changes and job.snapshot and changes.get("snapshot", True):
@@ -455,7 +455,7 @@ def edited(job: Job, changes: Mapping[str, object]) -> JobSpec:
 
 
 def cloned(job: Job, changes: Mapping[str, object], submitter: str) -> JobSpec:
-    """A new job that asks for the same with these changes. It runs the same snapshot or commit, if the job does."""
+    """A copy of a job with these changes. It keeps the snapshot or commit of the job."""
     asked = check_changes(job, changes)
     if asked.pin and asked.directory != job.directory:
         raise BadInputError(
@@ -470,7 +470,7 @@ def cloned(job: Job, changes: Mapping[str, object], submitter: str) -> JobSpec:
 
 
 def check_changes(job: Job, changes: Mapping[str, object]) -> JobSpec:
-    """The spec with these changes. Raises also for what `edit` itself does not check."""
+    """The spec with these changes. Also checks fields that `edited` does not."""
     asked = edited(job, changes)
     if "command" in changes:
         check_command(asked.command)
@@ -480,23 +480,23 @@ def check_changes(job: Job, changes: Mapping[str, object]) -> JobSpec:
 
 
 def moved(driver: Driver, ids: Sequence[str], place: Place) -> list[str]:
-    """Moves waiting jobs among those of their priority; their ids."""
+    """Moves waiting jobs within their priority, and returns their ids."""
     waiting = _waiting(driver)
-    names = _those(waiting, ids)
+    names = _in_order(waiting, ids)
     places = _places(driver, waiting, names, place) if names else {}
     driver.many("set position", [{"id": name, "position": at} for name, at in places.items()])
     return names
 
 
 def moved_beside(driver: Driver, ids: Sequence[str], neighbour: str, side: Side) -> list[str]:
-    """Moves waiting jobs right beside that one; their ids."""
+    """Moves waiting jobs next to a neighbour, and returns their ids."""
     waiting = _waiting(driver)
     other = next((job for job in waiting if job.id == neighbour), None)
     if other is None:
         raise BadInputError(f"nothing can be put {side} {neighbour}: no such job waits in {driver.place}")
     if neighbour in ids:
         raise BadInputError(f"job {neighbour} cannot be put {side} itself: name another that waits")
-    names = _those(waiting, ids)
+    names = _in_order(waiting, ids)
     places = beside(waiting, names, other, side) if names else {}
     equal = {"priority": other.priority}
     driver.many("set place", [{"id": name, "position": at, **equal} for name, at in places.items()])
@@ -508,8 +508,8 @@ def _waiting(driver: Driver) -> list["Waiting"]:
     return [Waiting(*row) for row in driver.fetch("waiting jobs", {})]
 
 
-def _those(waiting: Sequence["Waiting"], ids: Sequence[str]) -> list[str]:
-    """The waiting ones among these, in the order of the queue."""
+def _in_order(waiting: Sequence["Waiting"], ids: Sequence[str]) -> list[str]:
+    """The waiting jobs among these, in the order of the queue."""
     wanted = set(ids)
     return [job.id for job in waiting if job.id in wanted]
 
@@ -526,7 +526,7 @@ def _places(driver: Driver, waiting: Sequence["Waiting"], names: Sequence[str], 
 
 
 class Waiting(NamedTuple):
-    """What orders waiting jobs."""
+    """A waiting job with its sort keys."""
 
     id: str
     priority: int
@@ -534,9 +534,9 @@ class Waiting(NamedTuple):
 
 
 def stepped(waiting: Sequence[Waiting], moving: Collection[str], way: Literal["up", "down"]) -> dict[str, float]:
-    """The new positions of all jobs that move when these go one step up or down.
+    """The new positions after these jobs move one step up or down, for all jobs that change.
 
-    `waiting` is ordered. Each passes one neighbour of its own priority; none passes another that moves too.
+    `waiting` is sorted. Each passes one neighbour of its priority, but no other moving job.
     """
     order = list(waiting) if way == "up" else list(reversed(waiting))
     passed = list(order)
@@ -548,13 +548,13 @@ def stepped(waiting: Sequence[Waiting], moving: Collection[str], way: Literal["u
 
 
 def beside(waiting: Sequence[Waiting], moving: Sequence[str], neighbour: Waiting, side: Side) -> dict[str, float]:
-    """The new positions of all jobs that move when these are put right beside that one, among those of its priority.
+    """The new positions after these jobs move next to a neighbour, for all jobs that change.
 
-    `waiting` is ordered. Only when no floating-point number is left between two positions are other jobs renumbered.
+    `waiting` is sorted. Other jobs are renumbered only if no floating-point number is left between two positions.
     """
     others = [job for job in waiting if job.priority == neighbour.priority and job.id not in moving]
     at = others.index(neighbour) + (side == "after")
-    # The next submission gets a whole number above all positions.
+    # New submissions get integers above all positions.
     high = others[at].position if at < len(others) else math.floor(neighbour.position) + 1.0
     low = others[at - 1].position if at > 0 else neighbour.position - 1.0 - len(moving)
     step = (high - low) / (len(moving) + 1)

@@ -1,4 +1,4 @@
-"""Looking jobs up and listing them. No statement gets slower with the number of ended jobs."""
+"""Looks up and lists jobs. No statement slows down with the number of ended jobs."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
@@ -13,7 +13,7 @@ from stoker.queue.search import EVERY_JOB, FEW, MOST_SORTED, NEWEST_FIRST, Mark,
 from stoker.queue.table import Table, clean_text, job_of, json_text, literal
 
 GROUP_PREFIX: Final = "group:"
-"""Before a name that means a group, whatever jobs are called."""
+"""The prefix of an unambiguous group name."""
 
 MOST_QUEUED: Final = 1000
 """As in the statement `unfinished counts`."""
@@ -24,16 +24,16 @@ class Matches(NamedTuple):
 
     jobs: list[Job]
     next: Mark | None = None
-    """Where the next page begins; None on the last one."""
+    """The start of the next page; None on the last page."""
     cut: bool = False
-    """Whether more match than are sorted: only the newest of them are in the list."""
+    """Too many jobs match to sort them: the list has only the newest."""
 
 
 class JobReader(Table):
     """Queries for jobs."""
 
     def get(self, text: str) -> Job:
-        """The job with this id or name, or the only one whose id begins with this text."""
+        """The job with this id, name or unique id prefix."""
         if ID.fullmatch(text) and (rows := self._driver.fetch("one job", {"id": text})):
             return job_of(rows[0])
         if members := self.members(text):
@@ -54,9 +54,9 @@ class JobReader(Table):
         return job_of(found[0])
 
     def members(self, text: str) -> list[Job]:
-        """All jobs of the group with this name, or of `group:NAME`, in their order; none when there is no such group.
+        """All jobs of the group with this name, or of `group:NAME`, in order; none if there is no such group.
 
-        Raises when another job, which does not belong to it, is called so, too.
+        Raises if a job outside the group has the same name.
         """
         name = clean_text(text.removeprefix(GROUP_PREFIX))
         members = [job_of(row) for row in self._driver.fetch("jobs of group", {"group": name})] if name else []
@@ -71,12 +71,12 @@ class JobReader(Table):
         return members
 
     def named(self, text: str) -> list[Job]:
-        """The job that a word names, or all jobs of the group."""
+        """The job that the text names, or all jobs of the group."""
         is_job = ID.fullmatch(text) and self._driver.fetch("one job", {"id": text})
         return (not is_job and self.members(text)) or [self.get(text)]
 
     def ids_of(self, words: Iterable[str]) -> tuple[str, ...]:
-        """The ids of all jobs that these words name, each once."""
+        """The distinct ids of all jobs that these words name."""
         return tuple(dict.fromkeys(job.id for word in words for job in self.named(word)))
 
     def _by_prefix(self, text: str) -> list[Row]:
@@ -96,14 +96,14 @@ class JobReader(Table):
         """The newest jobs, or the first in the order of the queue. Running jobs that are pending come last."""
         parameters = dict[str, str | int | float | None](limit=limit, offset=offset)
         if tag is None and order == "queue" and list(states) == ["queued"]:
-            # With the state as a value, no database walks along the index of queued jobs.
+            # With the state as a parameter, no database would use the index of queued jobs.
             sql = f"{self._driver.sql('in line')} {_limit(limit)} OFFSET {max(0, offset):d}"
             return [job_of(row) for row in self._driver.fetch_text(sql, {})]
         if tag is not None:
             parameters["tag"] = clean_text(tag)
         sql = self._driver.sql("all jobs" if tag is None else "tagged jobs")
         if states:
-            # Written into the statement, so that the planner knows how many jobs have these states.
+            # Literals tell the planner how many jobs have these states.
             sql += f" WHERE j.state IN ({', '.join(literal(state) for state in states)})"
         newest = "begun first" if list(states) == ["running"] else "newest first"
         sql += " " + self._driver.sql(newest if order == "newest" else "in order")
@@ -112,7 +112,7 @@ class JobReader(Table):
     def search(
         self, query: Query = EVERY_JOB, sort: Sort = NEWEST_FIRST, after: Mark | None = None, limit: int = 50
     ) -> "Matches":
-        """One page of the jobs that match; `after` is the mark of the page before."""
+        """One page of matching jobs. `after`: the mark of the previous page."""
         if sort.by != "submitted":
             return self._sorted(query, sort, after, limit)
         rows = self._found(query, after, descending=sort.descending, is_next=after is not None, limit=limit + 1)
@@ -120,11 +120,11 @@ class JobReader(Table):
         return Matches(jobs, (jobs[-1].submitted, float(rows[limit - 1][-1])) if len(rows) > limit else None)
 
     def matching(self, query: Query) -> list[Job]:
-        """All jobs that match, the newest first."""
+        """All matching jobs, newest first."""
         return [job_of(row[:-1]) for row in self._found(query)]
 
     def with_ids(self, ids: Sequence[str]) -> list[Job]:
-        """Those of these jobs that there are."""
+        """The existing jobs among these ids."""
         sql = f"SELECT {self._driver.sql('job')} FROM stoker_jobs j WHERE {self._driver.sql('chosen jobs')}"  # noqa: S608  # our own pieces
         return [job_of(row) for row in self._driver.fetch_text(sql, {"ids": json_text(list(ids))})]
 
@@ -173,7 +173,7 @@ class JobReader(Table):
         return Matches(jobs, mark, len(found) > MOST_SORTED)
 
     def ended_since(self, at: float, limit: int = 20) -> list[Job]:
-        """Jobs that ended at this time or later, the newest end first."""
+        """Jobs that ended at this time or later, newest first."""
         return self._first(limit, "ended since", {"at": float(at)})
 
     def failed_since(self, at: float, limit: int = 20) -> list[Job]:
@@ -189,54 +189,54 @@ class JobReader(Table):
         return [job_of(row) for row in self._driver.fetch_text(sql, parameters)]
 
     def by_origin(self, prefix: str) -> list[Job]:
-        """The jobs whose origins begin with this prefix, ordered by origin."""
+        """The jobs with this prefix of their origin, sorted by origin."""
         # The last code point of Unicode follows every character of an origin.
         parameters: Parameters = {"prefix": prefix, "beyond": prefix + "\U0010ffff"}
         return [job_of(row) for row in self._driver.fetch("jobs by origin", parameters)]
 
     def counts(self) -> dict[State, int]:
-        """How many jobs are in each state; states without jobs are left out."""
+        """The number of jobs per state; states without jobs are left out."""
         return dict(self._driver.fetch("counts", {}))
 
     def unfinished_counts(self) -> dict[State, int]:
-        """The same for jobs that have not ended, in little time however many there are.
+        """The number of unfinished jobs per state, quickly even for a long queue.
 
-        Queued ones are counted up to `MOST_QUEUED`.
+        Queued jobs are counted up to `MOST_QUEUED`.
         """
         return {state: number for state, number in self._driver.fetch("unfinished counts", {}) if number}
 
     def failures(self, kind: Failure, at: float, limit: int = 20) -> list[Job]:
-        """Failures of this kind after this time that were not dismissed, the newest first."""
+        """Failures of this kind after this time, except dismissed ones, newest first."""
         return self._first(limit, "unseen failures", _failures(kind, at))
 
     def count_failures(self, kind: Failure, at: float) -> int:
         return int(self._driver.fetch("count unseen failures", _failures(kind, at))[0][0])
 
     def in_line(self, limit: int = 50) -> list[Job]:
-        """The first queued jobs in their order, ready or not."""
+        """The first queued jobs in order, ready or not."""
         return self._first(limit, "in line", {})
 
     def first_ids(self, limit: int) -> list[str]:
-        """The ids of the first queued jobs in their order."""
+        """The ids of the first queued jobs in order."""
         return [row[0] for row in self._driver.fetch_text(f"{self._driver.sql('ids in line')} {_limit(limit)}", {})]
 
     def neighbours(self, job: Job) -> tuple[str | None, str | None]:
-        """The ids of the jobs right before and after it among the queued and held ones of its priority."""
+        """The ids of its neighbours among the waiting jobs of its priority."""
         ((before, behind),) = self._driver.fetch("neighbours", _place(job))
         return before, behind
 
     def needs_of(self, jobs: Iterable[str]) -> Needs:
-        """What several jobs still wait for, and what those wait for in turn, in one query."""
+        """The unfinished dependencies of several jobs, direct and indirect, in one query."""
         wanted = list(jobs)
         return Needs(self._driver.fetch("unfulfilled needs", {"jobs": json_text(wanted)}) if wanted else ())
 
     def names(self, ids: Iterable[str]) -> dict[str, str]:
-        """The names of those of these jobs that have one."""
+        """The names of these jobs, by id; unnamed jobs are left out."""
         wanted = sorted(set(ids))
         return dict(self._driver.fetch("names", {"ids": json_text(wanted)})) if wanted else {}
 
     def durations(self, patterns: Iterable[str]) -> dict[str, list[float]]:
-        """How many seconds the last jobs with these patterns took that succeeded, the newest 15 of each."""
+        """Durations in seconds of the last 15 successful jobs of each pattern."""
         wanted, found = sorted(set(patterns)), dict[str, list[float]]()
         for pattern, seconds in self._driver.fetch("durations", {"patterns": json_text(wanted)}) if wanted else ():
             if seconds is not None:
@@ -244,7 +244,7 @@ class JobReader(Table):
         return found
 
     def forgettable(self, older_than: float, states: Sequence[State] = ENDED) -> int:
-        """How many jobs `clean` would delete."""
+        """The number of jobs that `clean` would delete."""
         return int(self._driver.fetch("count forgettable", forgettable(older_than, states))[0][0])
 
 
@@ -253,7 +253,7 @@ def _jobs(number: int) -> str:
 
 
 def _limit(rows: int) -> str:
-    """Written into the statement: PostgreSQL plans for a tenth of the table when the limit is a parameter."""
+    """A literal limit: with a parameter, PostgreSQL plans for a tenth of the table."""
     return f"LIMIT {max(0, rows):d}"
 
 
@@ -266,7 +266,7 @@ def seen(kind: Failure) -> str:
 
 
 def _place(job: Job) -> Parameters:
-    """What orders waiting jobs."""
+    """The sort keys of a waiting job."""
     return {"priority": job.priority, "position": job.position, "submitted": job.submitted, "id": job.id}
 
 

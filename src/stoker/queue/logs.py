@@ -1,7 +1,7 @@
-"""Logs of attempts: their ends, which the queue keeps, and streams to readers on other machines.
+"""Logs of attempts: tails, which the queue keeps, and streams to readers on other machines.
 
-A reader requests the whole log again and again. The worker of the machine that has it writes it chunk by chunk, and
-the chunks are deleted when nobody requests the log any more.
+A reader keeps requesting the whole log. The worker that has the log writes it chunk by chunk. The chunks are deleted
+when the requests stop.
 """
 
 import contextlib
@@ -14,16 +14,16 @@ from stoker.queue.driver import Changes, CollisionError, Parameters, Row
 from stoker.queue.model import HEARD_WITHIN, LogRequest
 from stoker.queue.table import Table, json_text, tail_of
 
-# The end of a log arrives within this many seconds after the outcome, if the worker is there.
+# The last tail arrives within this many seconds after the outcome, if the worker is alive.
 LAST_WITHIN: Final = 10.0
 SECONDS_BETWEEN_LOOKS: Final = 0.02
-# In seconds: a log that was streamed to its end stays for a reader that follows soon.
+# A completely streamed log stays for this many seconds, for the next reader.
 KEPT: Final = 60.0
-# Read at once: a few megabytes.
+# The number of chunks per read, a few megabytes.
 _MOST_PIECES: Final = 8
 # Longer lines are split over several rows.
 _LONGEST_PIECE: Final = 2**20
-# Deleted at once, so that the caller does not wait.
+# The number of chunks deleted per call, so that the caller does not wait.
 _MOST_FORGOTTEN: Final = 16
 
 
@@ -35,27 +35,27 @@ class Logs(Table):
     """The logs of attempts."""
 
     def write(self, attempt: str, text: str, *, is_last: bool = False) -> bool:
-        """Stores the end of an attempt's log; `is_last`: nothing more will come."""
+        """Stores the tail of an attempt's log. `is_last`: it is final."""
         return bool(self._driver.fetch("write log", _tail_parameters(attempt, text, is_last)))
 
     def write_last(self, tails: Mapping[str, str]) -> None:
-        """Stores the ends of logs to which nothing more will come, by the ids of the attempts."""
+        """Stores final tails, by attempt id."""
         rows = [_tail_parameters(attempt, text, True) for attempt, text in tails.items()]
         try:
             self._driver.transaction(lambda: self._driver.many("write log", rows))
         except CollisionError:
-            # One of the jobs is removed by `stoker clean` at the same moment.
+            # `stoker clean` has just removed one of the jobs.
             for row in rows:
                 with contextlib.suppress(CollisionError):
                     self._driver.fetch("write log", row)
 
     def is_late(self, attempt: str) -> bool:
-        """Whether the end of a log is still to come: it arrives shortly after the outcome, if the worker is there."""
+        """True if the final tail is still expected: it arrives shortly after the outcome, if the worker is alive."""
         parameters: Parameters = {"attempt": attempt, "within": LAST_WITHIN, "heard": HEARD_WITHIN}
         return bool(self._driver.fetch("late log", parameters))
 
     def wait(self, attempt: str) -> None:
-        """Waits for the end of a log."""
+        """Waits for the final tail."""
         while self.is_late(attempt):
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
@@ -64,14 +64,14 @@ class Logs(Table):
         return str(rows[0][0]) if rows else ""
 
     def tails(self, attempts: Iterable[str], letters: int = 4096) -> dict[str, str]:
-        """The stored ends of several logs, by the ids of the attempts."""
+        """The stored tails of several logs, by attempt id."""
         wanted = list(attempts)
         if not wanted or letters < 1:
             return {}
         return dict(self._driver.fetch("last words", {"attempts": json_text(wanted), "letters": letters}))
 
     def request_stream(self, attempt: str, seconds: float) -> bool:
-        """Requests the whole log for this long from now on. False when there is no such attempt."""
+        """Requests the whole log for this many seconds. False if there is no such attempt."""
         which: Parameters = {"attempt": attempt, "seconds": float(seconds)}
         if self._driver.fetch("renew log stream", which):
             return True
@@ -81,11 +81,11 @@ class Logs(Table):
             return False
 
     def stream_requests(self) -> list[LogRequest]:
-        """The logs that readers request."""
+        """The current requests for logs."""
         return [LogRequest(*row) for row in self._driver.fetch("log requests", {})]
 
     def write_chunk(self, attempt: str, chunk: LogChunk) -> bool:
-        """Writes the next part. False when nobody requests it any more, or a part before it is missing."""
+        """Writes the next chunk. False if the requests have stopped, or an earlier chunk is missing."""
         return self._driver.transaction(lambda: self._write_chunk(attempt, chunk))
 
     def _write_chunk(self, attempt: str, chunk: LogChunk) -> bool:
@@ -108,7 +108,7 @@ class Logs(Table):
         return True
 
     def drop_stream(self, attempt: str) -> None:
-        """Ends a stream although it is requested: readers then have only what the queue keeps."""
+        """Ends a requested stream. Readers fall back to the stored tail."""
 
         def work() -> None:
             self._driver.fetch("drop log stream", {"attempt": attempt})
@@ -117,7 +117,7 @@ class Logs(Table):
         self._driver.transaction(work)
 
     def read_chunk(self, attempt: str, edition: str = "", start: int = 0) -> LogChunk | None:
-        """The log from `start` of this edition on, or the newest edition from its beginning."""
+        """The log from `start` if the edition is current, otherwise the newest edition from its beginning."""
         for newest, size, unfinished, behind, complete in self._driver.fetch("log stream", {"attempt": attempt}):
             begin = start if newest == edition else 0
             rows = self._driver.fetch(
@@ -127,7 +127,7 @@ class Logs(Table):
             for place, data in rows:
                 if place == begin + len(finished):
                     finished += bytes(data)
-            # Chunks that were written since the first query have another unfinished line.
+            # Chunks newer than the first query do not fit its unfinished line.
             is_all = begin + len(finished) == size
             return LogChunk(
                 edition=newest,
@@ -140,7 +140,7 @@ class Logs(Table):
         return None
 
     def expire_streams(self) -> bool:
-        """Deletes some chunks that nobody has requested lately. False when there are more."""
+        """Deletes some chunks without recent requests. False if more are left."""
         return self._driver.transaction(self._expire_streams)
 
     def _expire_streams(self) -> bool:
@@ -151,5 +151,5 @@ class Logs(Table):
 
 
 def _worker(rows: Sequence[Row]) -> Changes:
-    """The worker that has the log."""
+    """A change that concerns the worker that has the log."""
     return Changes(workers=frozenset(worker for (worker,) in rows))

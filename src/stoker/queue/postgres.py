@@ -1,7 +1,7 @@
-"""The queue in a PostgreSQL database: for many machines.
+"""The queue in a PostgreSQL database, for many machines.
 
-A store has one connection, also to listen. Through a connection pooler it does not listen, since a notification would
-reach the client that has the connection at that moment: changes are found by polling.
+A store has one connection for statements and notifications. Behind a connection pooler it polls for changes, since
+notifications would reach whichever client has the server connection.
 """
 
 import contextlib
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 MOST_TRIES: Final = 10
 CONNECTION: Final[dict[str, Any]] = {
     "connect_timeout": 10,
-    # The default would be a quarter of an hour to notice a lost network.
+    # By default it takes a quarter of an hour to notice a lost network.
     "tcp_user_timeout": 20_000,
-    # While a connection only waits, nothing is sent: keepalives notice a lost network.
+    # An idle connection sends nothing, so keepalives detect a lost network.
     "keepalives_idle": 30,
     "keepalives_interval": 10,
     "keepalives_count": 3,
     "application_name": "stoker",
 }
-# The loop that listens must not block for long.
+# A listening loop must not block for long.
 LISTENING: Final[dict[str, Any]] = {**CONNECTION, "connect_timeout": 2}
 
-# A listener tries to reconnect at most this often.
+# The interval of a listener's tries to reconnect.
 SECONDS_BETWEEN_TRIES: Final = 1.0
-# Through a connection pooler, what may have changed is asked for this often.
+# The interval of polls behind a connection pooler.
 POLLS: Final = 2.0
-# When the server has no connection left, a command tries again for this long: others end all the time.
+# A command retries for this long when the server is out of connections, which others free all the time.
 PATIENCE: Final = 3.0
 _PAUSE: Final = 0.3
 
@@ -67,7 +67,7 @@ def connect(address: Address, timeout: float | None = None) -> "PostgresDriver":
     return PostgresDriver(address, timeout)
 
 
-# The server's limit, that of a role or database, and PgBouncer's.
+# Messages for the limits of the server, of a role or database, and of PgBouncer.
 _FULL: Final = (
     "too many clients",
     "connection slots are reserved",
@@ -81,10 +81,10 @@ class TooManyConnectionsError(QueueAwayError):
 
 
 class PostgresDriver:
-    """One connection to the database, made again when it was lost."""
+    """One connection to the database, which reconnects after a loss."""
 
     def __init__(self, address: Address, timeout: float | None = None) -> None:
-        """`timeout`: seconds that one statement may take."""
+        """`timeout`: the limit for one statement in seconds."""
         try:
             import psycopg
         except ImportError:
@@ -98,7 +98,7 @@ class PostgresDriver:
         self._connection: psycopg.Connection[Row] | None = None
         self._listeners: list[PostgresChanges] = []
         self.pooled = False
-        """Whether the last connection was to a pooler."""
+        """The last connection was to a pooler."""
         self._lost_by_worker = False
 
     @property
@@ -106,7 +106,7 @@ class PostgresDriver:
         return str(self._address)
 
     def shared_address(self) -> str:
-        """With what libpq took from ~/.pgpass, from PG* variables and from this user's name."""
+        """The address completed from ~/.pgpass, PG* variables and the user name, as libpq does."""
         from urllib.parse import quote
 
         from psycopg.conninfo import conninfo_to_dict
@@ -120,7 +120,7 @@ class PostgresDriver:
             "port": info.port,
             "dbname": info.dbname,
         }
-        # Whatever has no host goes through the socket of one machine.
+        # Without a host, the connection uses a local socket.
         has_host = bool(info.host) and not info.host.startswith("/")
         missing = {
             name: str(value)
@@ -150,10 +150,10 @@ class PostgresDriver:
         def once() -> list[Row]:
             with self._explained():
                 cursor = self._connected().execute(sql.encode(), parameters, prepare=prepare)
-                # `cursor.description` says the same, but is built at each call.
+                # `cursor.description` has the same information, but is rebuilt at each call.
                 return cursor.fetchall() if cursor.pgresult and cursor.pgresult.nfields else []
 
-        # Inside a transaction only the whole transaction can be retried.
+        # Inside a transaction, only the whole transaction can be retried.
         return once() if self._in_transaction() else self._retried(once)
 
     def _in_transaction(self) -> bool:
@@ -172,7 +172,7 @@ class PostgresDriver:
 
     def many(self, statement: str, rows: Sequence[Parameters]) -> None:
         if len(rows) <= 1:
-            # The pipeline of `executemany` is a round trip also without a row, and slower than a statement with one.
+            # The pipeline of `executemany` costs a round trip even without rows, and is slower for one row.
             for row in rows:
                 self._fetched(self._statements[statement], row, True)
             return
@@ -214,14 +214,14 @@ class PostgresDriver:
             listener.attach(connection.fileno())
 
     def _notified(self, notification: "psycopg.Notify") -> None:
-        """Called while any statement of this connection is answered, and by `drain`."""
+        """Called during any statement of this connection, and by `drain`."""
         if self._connection is None or notification.pid == self._connection.info.backend_pid:
             return
         for listener in self._listeners:
             listener.note(Changes.decode(notification.payload))
 
     def drain(self) -> bool:
-        """Takes notifications that have arrived. False when the connection is lost."""
+        """Processes received notifications. False if the connection is lost."""
         if self._connection is None:
             return False
         connection = self._connection.pgconn
@@ -232,20 +232,20 @@ class PostgresDriver:
                     connection.notify_handler(one)
         except self._psycopg.Error:
             self.close()
-            # All workers lose their connections at the same moment: each waits a random time before it connects.
+            # All workers lose their connections at once, so each waits a random time before it reconnects.
             self._lost_by_worker = any(listener.as_worker for listener in self._listeners)
             return False
         return True
 
     def workers_changes(self) -> int | None:
-        """How often workers were notified so far; None when that cannot be read now."""
+        """The count of notifications to workers; None if it cannot be read now."""
         try:
             return int(self.fetch("changes", {})[0][0])
         except StokerError:
             return None
 
     def reconnect(self) -> None:
-        """Tries to connect again, and to listen, without waiting for long."""
+        """Tries to reconnect and listen, without blocking for long."""
         with contextlib.suppress(StokerError, self._psycopg.Error):
             self._connection = self._connect(LISTENING)
 
@@ -275,7 +275,7 @@ class PostgresDriver:
 
     def _create_tables(self) -> None:
         self.fetch("alone", {})
-        # Checked under the lock: another process may have created it.
+        # Checked under the lock, since another process may have created it.
         if self.version() is None:
             for statement in schema("postgres"):
                 self._connected().execute(statement.encode())
@@ -293,7 +293,7 @@ class PostgresDriver:
             self._lost_by_worker = False
             raise QueueAwayError(f"the queue {self._address} went away: the connection was closed")
         if self._connection is None:
-            # A listener's loop tries again by itself.
+            # A listener's loop retries itself.
             self._connection = self._connect() if self._listeners else self._patiently_connected()
         return self._connection
 
@@ -328,10 +328,10 @@ class PostgresDriver:
         return connection
 
     def _prepare(self, connection: "psycopg.Connection[Row]") -> None:
-        # A statement that waited for a locked row must see its new version, whatever the server's default is.
+        # A statement that waits for a locked row must see its new version, regardless of the server's default.
         connection.isolation_level = self._psycopg.IsolationLevel.READ_COMMITTED
         ((process,),) = connection.execute(b"SELECT pg_backend_pid()", prepare=False).fetchall()
-        # A pooler has its own numbers. Behind it, the next statement may run in another session.
+        # A pooler invents its own pids. Behind it, the next statement may run in another session.
         self.pooled = process != connection.info.backend_pid
         if self.pooled:
             connection.prepare_threshold = None
@@ -376,16 +376,15 @@ class PostgresDriver:
 
 
 def _last_line(error: object) -> str:
-    """libpq lists every address it tried; the last line has the reason."""
+    """The last line of a message: libpq lists every address it tried, and the reason last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and "Multiple connection" not in line]
     return lines[-1].rsplit("FATAL:", 1)[-1].strip() if lines else "no reason given"
 
 
 class PostgresChanges:
-    """What other connections of the queue have changed.
+    """Changes by other connections of the queue.
 
-    A notification may arrive with the answer to a statement, so that the socket is not readable any more: there is a
-    descriptor that is readable then too.
+    A notification may arrive with the answer to a statement and leave the socket unreadable, so an eventfd signals it.
     """
 
     def __init__(self, driver: PostgresDriver, statement: bytes, *, as_worker: bool) -> None:
@@ -408,7 +407,7 @@ class PostgresChanges:
         self._events.register(socket, select.EPOLLIN)
 
     def detach(self) -> None:
-        """The connection is closed, or about to be."""
+        """Call it when the connection closes."""
         if self._socket >= 0:
             with contextlib.suppress(OSError):
                 self._events.unregister(self._socket)
@@ -425,7 +424,7 @@ class PostgresChanges:
 
     def poll(self) -> Changes | None:
         if not self._driver.drain():
-            # Changes may have been missed meanwhile.
+            # Changes may have been missed.
             if not self.as_worker:
                 self._reconnect()
             self._take()
@@ -436,9 +435,9 @@ class PostgresChanges:
         return self._take()
 
     def _has_changed(self) -> bool:
-        """Whether workers were notified since the last poll.
+        """True if workers were notified since the last poll or the one before.
 
-        Or since the one before: the count may be ahead of the change, which is seen when it is committed.
+        The count may be ahead of the change, which is visible only after its commit.
         """
         before, was_recent = self._count, self._is_recent
         self._count = self._driver.workers_changes()

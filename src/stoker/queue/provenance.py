@@ -1,4 +1,4 @@
-"""Where a job was submitted: by whom, in which directory, at which commit, with which Python environment."""
+"""The origin of a submission: user, directory, commit and Python environment."""
 
 import contextlib
 import os
@@ -11,16 +11,16 @@ from stoker.errors import BadInputError
 if TYPE_CHECKING:
     from stoker.queue.code.packing import PackedCode
 
-# The variables that a virtualenv or a conda environment sets, or depends on.
+# Variables that a virtualenv or conda environment sets or depends on.
 KEPT: Final = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "LD_LIBRARY_PATH", "PYTHONPATH")
-# On a file server that does not answer, a job without its commit is better than a submission that hangs.
+# On a dead file server, a job without its commit is better than a hanging submission.
 GIT_SECONDS: Final = 3.0
 # A pinned job needs its commit.
 GIT_SECONDS_TO_PIN: Final = 60.0
 
 
 class Checkout(NamedTuple):
-    """The commit a directory is at, and whether tracked files differ from it; or why that is not known."""
+    """A directory's commit, and whether tracked files differ from it; or why that is unknown."""
 
     commit: str | None = None
     dirty: bool | None = None
@@ -28,7 +28,7 @@ class Checkout(NamedTuple):
 
 
 def login_name() -> str:
-    """The login name; empty for a user without one, as in some containers."""
+    """The login name; empty if the user has none, as in some containers."""
     try:
         import getpass
 
@@ -38,7 +38,7 @@ def login_name() -> str:
 
 
 def checkout_of(directory: str, *, to_pin: bool = False) -> Checkout:
-    """Asks git without taking its locks or starting its file monitor: somebody may be committing now."""
+    """Runs git without its locks and its file monitor, since a commit may be in progress."""
     from stoker.program import NOT_RUN, run_program
 
     question = ("-c", "core.fsmonitor=false", "status", "--porcelain=v2", "--branch", "--untracked-files=no")
@@ -64,7 +64,7 @@ def submitted_from(
     allow_dirty: bool = False,
     packed: "PackedCode | None" = None,
 ) -> dict[str, Any]:
-    """The fields of a job that say where it runs, with which variables, which code is there, and who submits it.
+    """The fields of a job for directory, environment, code and submitter.
 
     `bare`: without the variables of the active virtualenv or conda environment. `packed`: a snapshot of the code.
     """
@@ -92,7 +92,7 @@ def submitted_from(
 
 
 def working_directory(chosen: str | None = None) -> str:
-    """The directory as an absolute path. One given so need not exist here: the worker's machine may have it."""
+    """The directory as an absolute path. An absolute one need not exist here: the worker's machine may have it."""
     if chosen is None:
         return _here()
     path = Path(chosen).expanduser()
@@ -110,7 +110,7 @@ def working_directory(chosen: str | None = None) -> str:
 
 
 def kept_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables of the active virtualenv or conda environment; none when there is none."""
+    """The variables of the active virtualenv or conda environment, if any."""
     if not (environment.get("VIRTUAL_ENV") or environment.get("CONDA_PREFIX")):
         return {}
     return {name: environment[name] for name in KEPT if environment.get(name)}
@@ -131,7 +131,7 @@ def check_environment(environment: Mapping[str, str]) -> None:
 
 
 def _here() -> str:
-    """The current directory as the shell names it: a symbolic link may exist on every machine, its target may not."""
+    """The current directory with symbolic links as in the shell: their targets may not exist on other machines."""
     try:
         actual = Path.cwd()
     except FileNotFoundError:

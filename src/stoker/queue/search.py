@@ -1,7 +1,7 @@
-"""Searching jobs: one syntax for `list`, the verbs, the API and the page, and the text that each job is found by.
+"""Job search: one syntax for `list`, the verbs, the API and the page, and the searchable text of each job.
 
-A database finds parts of words by their trigrams: the words of a text are written with two spaces around each, so that
-a short word has one as well. SQLite has an index of them (FTS5), PostgreSQL one of arrays of numbers (GIN).
+Databases find parts of words by trigrams. Two spaces around each word give short words trigrams, too. SQLite indexes
+trigrams with FTS5, PostgreSQL arrays of numbers with GIN.
 """
 
 import re
@@ -23,7 +23,7 @@ Kind = Literal["any", "name", "command", "id", "tag", "group", "user", "machine"
 
 LONGEST_QUERY: Final = 500
 _MOST_TERMS: Final = 20
-# Of a command that is a script, the beginning; of its options, the first ones.
+# Limits for commands that are scripts, and for their options.
 _LONGEST_COMMAND: Final = 2000
 _MOST_PARAMETERS: Final = 100
 _LONGEST_PARAMETER: Final = 200
@@ -38,7 +38,7 @@ _AROUND: Final = "  "
 
 
 class Term(msgspec.Struct, frozen=True):
-    """One condition. Text is in the form in which `texts` writes it; times are seconds since the epoch, or ago."""
+    """One condition. Its text is in the form of `texts`; its time is in seconds since the epoch, or ago."""
 
     kind: Kind
     text: str = ""
@@ -47,13 +47,13 @@ class Term(msgspec.Struct, frozen=True):
 
 
 class Query(msgspec.Struct, frozen=True):
-    """All conditions hold. No state stands for every state."""
+    """A conjunction of conditions. Without states, every state matches."""
 
     terms: tuple[Term, ...] = ()
     states: tuple[State, ...] = ()
 
     def narrowed(self, states: Sequence[State] = (), tag: str | None = None, group: str = "") -> "Query":
-        """Also in one of these states, with this tag, and of this group. Raises when no state is left."""
+        """The query restricted to these states, this tag and this group. Raises if no state is left."""
         left = tuple(state for state in dict.fromkeys(states or self.states) if not self.states or state in self.states)
         if states and not left:
             raise BadInputError(f"no job is {' or '.join(self.states)} and {' or '.join(states)} at once")
@@ -66,12 +66,12 @@ EVERY_JOB: Final = Query()
 
 
 class SortKey(msgspec.Struct, frozen=True):
-    """A column that lists can be sorted by. The statement `sort by NAME` has its value, which is never NULL."""
+    """A column for sorting. The statement `sort by NAME` has its value, which is never NULL."""
 
     name: str
     title: str
     descending: bool = False
-    """Which way people expect first."""
+    """The default direction."""
 
 
 SORTS: Final[dict[str, SortKey]] = {
@@ -86,7 +86,7 @@ SORTS: Final[dict[str, SortKey]] = {
         SortKey("lasted", "Duration", descending=True),
     )
 }
-# Of more matches the newest are sorted, so that a list of a million jobs is instant in every order.
+# Only this many newest matches are sorted, so that a list of a million jobs is instant in every order.
 MOST_SORTED: Final = 10_000
 
 
@@ -104,7 +104,7 @@ NEWEST_FIRST: Final = Sort()
 
 
 def parse_sort(text: str) -> Sort:
-    """`name`; with a minus in front, the other way round. Empty: the newest first."""
+    """Parses `name`, or `-name` for the other direction. Empty means newest first."""
     name = text.strip().removeprefix("-") or "submitted"
     if name not in SORTS:
         raise BadInputError(
@@ -117,7 +117,7 @@ def parse_sort(text: str) -> Sort:
 
 
 def parse_query(text: str) -> Query:
-    """`name:resnet state:failed since:2d lr=1e-3 "two words"`. Raises BadInputError."""
+    """Parses `name:resnet state:failed since:2d lr=1e-3 "two words"`. Raises BadInputError."""
     if len(text) > LONGEST_QUERY:
         raise BadInputError(f"the search has {len(text):,} characters: at most {LONGEST_QUERY} are allowed")
     if text.count('"') % 2:
@@ -188,7 +188,7 @@ def _states(value: str) -> tuple[State, ...]:
 
 
 def _time(field: str, value: str) -> tuple[float, bool]:
-    """A duration ago, or a date with or without a time, by the clock of this machine."""
+    """Parses a duration ago, or a local date with or without a time."""
     try:
         if (seconds := parse_duration(value)) <= LONGEST_SECONDS:
             return seconds, True
@@ -204,13 +204,13 @@ def _time(field: str, value: str) -> tuple[float, bool]:
 
 
 def _parameter(key: str, value: str) -> Term:
-    """A whole value; without one, any."""
+    """A term for a parameter with this whole value, or with any value."""
     token = f"{_AROUND}{_folded(key).replace('-', '_')}="
     return Term("parameter", f"{token}{_value(value)}{_AROUND}" if value.strip() else token)
 
 
 def _sought(text: str) -> str:
-    """A part of a word, or of several. One or two characters begin a word, so that they have a trigram."""
+    """The text to find, a part of one or more words. One or two characters match only the start of a word."""
     folded = _folded(text)
     return folded if len(folded) >= 3 or not folded else _AROUND + folded
 
@@ -219,17 +219,17 @@ def _sought(text: str) -> str:
 
 
 class Texts(NamedTuple):
-    """What a job is found by."""
+    """The searchable text of a job."""
 
     name: str
     command: str
     marks: str
-    """Its id, tags, group and parameters."""
+    """Id, tags, group and parameters."""
     owner: str
 
 
 def texts(job: str, spec: JobSpec) -> Texts:
-    """Secrets in the command are masked: viewers may search, and must not find out what they are."""
+    """The searchable text of a job. Secrets are masked, since viewers could otherwise guess them by searching."""
     command = masked_command(shell_text(spec.command))
     tags = [_folded(tag) for tag in spec.tags]
     parameters = [f"{key}={value}" for key, value in dict.fromkeys(_parameters(spec.name, command))]
@@ -244,7 +244,7 @@ def texts(job: str, spec: JobSpec) -> Texts:
 
 
 def _parameters(name: str, command: str) -> Iterator[tuple[str, str]]:
-    """`lr=1e-3`, `--lr=1e-3` and `--lr 1e-3`."""
+    """Parameters such as `lr=1e-3`, `--lr=1e-3` and `--lr 1e-3`."""
     try:
         words = shlex.split(command[:_LONGEST_COMMAND], comments=False)
     except ValueError:
@@ -263,7 +263,7 @@ def _parameters(name: str, command: str) -> Iterator[tuple[str, str]]:
 
 
 def _value(text: str) -> str:
-    """`1e-3` and `0.001` are the same number."""
+    """Normalizes a value: `1e-3` and `0.001` are equal."""
     folded = " ".join(_folded(text).split())
     if not re.fullmatch(_NUMBER, folded):
         return folded
@@ -275,12 +275,12 @@ def _value(text: str) -> str:
 
 
 def _folded(text: str) -> str:
-    """Without differences of case, and with two spaces between words."""
+    """Normalizes case, and separates words by two spaces."""
     return _AROUND.join(text.replace("\0", " ").encode(errors="replace").decode().casefold().split())
 
 
 def _token(kind: str, text: str) -> str:
-    """What is found as a whole: with one space between its words."""
+    """A token that matches only as a whole, with single spaces between its words."""
     return f"{_AROUND}{kind}{' '.join(_folded(text).split())}{_AROUND}"
 
 
@@ -289,12 +289,12 @@ def _whole(text: str) -> str:
 
 
 def trigrams(*parts: str) -> list[str]:
-    """Every three letters in a row, each once."""
+    """All distinct trigrams."""
     return list(dict.fromkeys(part[at : at + 3] for part in parts for at in range(len(part) - 2)))
 
 
 def numbered(grams: Sequence[str]) -> str:
-    """As numbers, in PostgreSQL's form of an array. Two trigrams may have the same: the text itself decides."""
+    """Trigrams as numbers in PostgreSQL's array syntax. Collisions are harmless, since the text is compared, too."""
     return (
         "{"
         + ",".join(str((ord(gram[0]) * 1_000_003 + ord(gram[1]) * 1009 + ord(gram[2])) % (2**31 - 1)) for gram in grams)
@@ -303,53 +303,52 @@ def numbered(grams: Sequence[str]) -> str:
 
 
 def text_row(job: str, spec: JobSpec) -> dict[str, str]:
-    """The parameters of the statements that write the text of a job."""
+    """The parameters of statements that write a job's text."""
     found = texts(job, spec)
     return {"job": job, **found._asdict(), "grams": numbered(trigrams(*found))}
 
 
 # SQL
 
-# How many of the newest jobs are looked at before an index, which would first collect every match of a frequent word:
-# few at first, since most searches find a page among them.
+# The newest jobs are scanned before the index is used, which would collect every match of a frequent word. Most
+# searches fill a page from the first few.
 _LOOKED_AT: Final = (200, 1000)
-# Up to this many jobs of some states, or of some time, are all looked at, instead of those with a frequent word.
+# Up to this many jobs with certain states or times are scanned instead of using the text index.
 FEW: Final = 5000
 _ALL: Final = 2**31 - 1
-# Of jobs in these states there are few: all are looked at.
+# Few jobs have these states, so all of them are scanned.
 _FEW_STATES: Final[frozenset[State]] = frozenset({"held", "running"})
 _WAITING: Final[frozenset[State]] = frozenset({"queued", "held"})
 _ENDED: Final[frozenset[State]] = frozenset({"succeeded", "failed", "cancelled"})
 
 Mark = tuple[float | str, float | str]
-"""Where a page of a list ends: when its last job was submitted, and what tells those of one moment apart; in
-another order the last value and id."""
+"""The end of a page: submission time of its last job and a tie-breaker; in other orders its value and id."""
 
 
 def _rarest(term: Term) -> str:
-    """What to find it by: of a parameter the value, since many jobs have the same key."""
+    """The most selective text of a term: a parameter's value, since many jobs share the key."""
     key, equals, value = term.text.partition("=")
     return f"{key[-1:]}{equals}{value}" if term.kind == "parameter" and value else term.text
 
 
 class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
-    """A query in the order of submission, as statements. The next is needed when one has found less than was asked for.
+    """A query in order of submission, as a series of statements. The next one runs if one finds too few jobs.
 
-    `sql` gives the named statements, and parts of them, in the dialect of a database.
+    `sql` returns named statements and fragments in the database's dialect.
     """
 
     query: Query
     sql: Callable[[str], str]
     are_few: Callable[[str], bool]
-    """Whether a source of rows has fewer than `FEW`."""
+    """True if a source of rows has fewer than `FEW`."""
     descending: bool = True
     is_next: bool = False
-    """Whether it begins after a mark: the parameters `submitted` and `tie`."""
+    """It starts after a mark: the parameters `submitted` and `tie`."""
     limit: int | None = None
-    """None: all of them, by one statement."""
+    """None for all jobs, by one statement."""
 
     def statements(self, columns: str) -> Iterator[str]:
-        """`columns`: of `j`; one that tells jobs of one moment apart follows."""
+        """The statements. `columns` are of `j`; a tie-breaker is added."""
         filters, grams, narrow = self._conditions()
         if not grams and not narrow:
             yield self._by_submission(columns, filters)
@@ -377,7 +376,7 @@ class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
         return values | ({"words": words, "grams": numbered(grams)} if grams else {})
 
     def machines(self) -> dict[str, str]:
-        """The parts of names of machines that it asks for, by the parameters that become the ids of their workers."""
+        """The requested parts of machine names, by the parameters that will hold the ids of their workers."""
         return {f"term{number}": term.text for number, term in enumerate(self.query.terms) if term.kind == "machine"}
 
     @property
@@ -385,13 +384,13 @@ class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
         return "<" if self.descending else ">"
 
     def _grams(self) -> list[str]:
-        """The trigrams that its text must have; none: it has no condition on the text."""
+        """The required trigrams; none without a condition on the text."""
         return trigrams(
             *(_rarest(term) for term in self.query.terms if term.kind not in {"since", "before", "machine"})
         )
 
     def _conditions(self) -> tuple[list[str], list[str], str]:
-        """Conditions on the job `j` and its text `t`; trigrams; and another index to find jobs by."""
+        """Conditions on the job `j` and its text `t`, trigrams, and a narrower source of job ids."""
         filters, narrow = list[str](), list[str]()
         for number, term in enumerate(self.query.terms):
             time = " ago" if term.ago else " at"
@@ -409,7 +408,7 @@ class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
         return self.sql(name).replace("term", f"term{number}")
 
     def _changed(self, number: int, time: str) -> str:
-        """The ids of jobs in these states that came into them since then."""
+        """A statement for the ids of jobs that entered these states since then."""
         parts = []
         for states, name in (
             (_ENDED, f"ended since{time}"),
@@ -425,14 +424,14 @@ class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
         return [f"j.state IN ({', '.join(map(literal, self.query.states))})"] if self.query.states else []
 
     def _by_submission(self, columns: str, filters: Sequence[str]) -> str:
-        """Along the index of all jobs, or of those in a state."""
+        """A statement that uses the index of all jobs, or of jobs per state."""
         columns, order, conditions = f"{columns}, j.position", ("j.submitted", "j.position"), self._after_last()
         if len(self.query.states) > 1:
             return self._statement(columns, self._first_jobs(self.limit, [*filters, *conditions]), [], *order)
         return self._statement(columns, "stoker_jobs j", [*self._in_states(), *filters, *conditions], *order)
 
     def _among_first(self, columns: str, most: int, filters: Sequence[str], grams: Sequence[str]) -> str:
-        """Those that match among the first jobs in these states."""
+        """A statement that scans the first jobs in these states."""
         if not grams:
             source = self._first_jobs(most, self._after_last())
             return self._statement(f"{columns}, j.position", source, filters, "j.submitted", "j.position")
@@ -440,7 +439,7 @@ class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
         return self._statement(f"{columns}, t.seq", self._first_texts(most), joined, "t.seq")
 
     def _among(self, columns: str, ids: str, filters: Sequence[str], grams: Sequence[str]) -> str:
-        """Those that match among the jobs with these ids."""
+        """A statement that scans the jobs with these ids."""
         source, joined = f"({ids}) n CROSS JOIN stoker_jobs j", ["j.id = n.id", *filters, *self._in_states()]
         if not grams:
             joined += self._after_last()
@@ -466,7 +465,7 @@ class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
         return [f"{seq} {self._beyond} {self.sql('last seq')}"] if self.is_next else []
 
     def _submitted_before(self) -> list[str]:
-        """What changed before a moment was submitted before it: the index begins there."""
+        """Conditions for the index: a job that changed before a time was submitted before it."""
         return [
             self._numbered("submitted before ago" if term.ago else "submitted before at", number)
             for number, term in enumerate(self.query.terms)
@@ -474,7 +473,7 @@ class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def _first_jobs(self, limit: int | None, conditions: Sequence[str], columns: str = "*") -> str:
-        """Of each state by itself, because the index finds the newest of one state, not of several."""
+        """The first jobs, selected per state, because the index finds the newest jobs of one state only."""
         of_state = [[f"j.state = {literal(state)}"] for state in self.query.states] or [list[str]()]
         within = [*self._submitted_before(), *conditions]
         parts = [
@@ -484,7 +483,7 @@ class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
         return "(" + " UNION ALL ".join(f"SELECT * FROM ({part}) AS one" for part in parts) + ") j"  # noqa: S608  # the same
 
     def _first_texts(self, limit: int) -> str:
-        """With the jobs that they are of."""
+        """The first texts, joined with their jobs."""
         if not self.query.states and not self._submitted_before():
             part = self._first(limit, "*", "stoker_texts t", self._after_seq("t.seq"), "t.seq")
             return f"({part}) t {self.sql('job_of_text')}"
@@ -492,8 +491,8 @@ class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
         if self.is_next and limit == _ALL:
             after = [f"j.submitted {self._beyond}= {self.sql('last submitted')}"]
         elif self.is_next:
-            # Each state begins right after the last job, since of many of one moment not all are looked at. If that job
-            # was deleted, none are, and the index finds them.
+            # Each state starts right after the last job, since not all of many simultaneous jobs are scanned. If that
+            # job was deleted, the scan finds nothing, and the index is used.
             after = [
                 f"(j.submitted, j.position) {self._beyond} ({self.sql('last submitted')}, ({self.sql('last place')}))"
             ]

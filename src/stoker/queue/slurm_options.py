@@ -1,4 +1,4 @@
-"""What a job may ask of a cluster with Slurm, in the words of `sbatch`."""
+"""The Slurm options of a job, in the terms of `sbatch`."""
 
 import re
 import shlex
@@ -14,12 +14,12 @@ FURTHER: Final = "sbatch"
 """The key of further options of `sbatch`, a list."""
 KEYS: Final = (*NAMED, FURTHER)
 
-# What Stoker sets itself to know its attempts again, and to have their output, order and end.
+# Options that Stoker sets itself to identify attempts and to control their output, order and end.
 _SET_BY_STOKER: Final = {
     "--comment": "", "--job-name": "J", "--output": "o", "--error": "e", "--wrap": "", "--parsable": "", "--array": "a",
     "--dependency": "d", "--requeue": "", "--no-requeue": "", "--signal": "", "--export": "", "--chdir": "D",
 }  # fmt: skip
-# Each has a field of the job.
+# Options with a field of the job.
 _HAS_OPTION: Final = {
     **{f"--{name}": f"--{name}" for name in NAMED},
     "--nodes": "--nodes", "--mem": "--ram", "--cpus-per-task": "--cpus", "--time": "--time-limit",
@@ -32,7 +32,7 @@ _OPTION: Final = re.compile(r"(?P<long>--[a-z][a-z0-9-]*)(?:=.*)?|-(?P<short>[A-
 
 
 def read_slurm(value: object) -> dict[str, Any]:
-    """The mapping without empty entries; further options may be one text, as typed."""
+    """The mapping without empty entries. Further options may be one text, as typed in a shell."""
     if not isinstance(value, Mapping):
         raise BadInputError(f"{str(value)[:40]!r} is not a mapping of {', '.join(KEYS)}")
     found = {str(key): entry.strip() if isinstance(entry, str) else entry for key, entry in value.items()}
@@ -74,7 +74,7 @@ def check_all_further(options: object) -> None:
 
 
 def check_further(option: object) -> None:
-    """Refuses what is no option, and what Stoker sets itself."""
+    """Refuses text that is not an option, and options that Stoker sets itself."""
     check_value(option)
     text = str(option)
     if not text.startswith("-"):
@@ -84,6 +84,6 @@ def check_further(option: object) -> None:
     name = found["long"] or _SHORT.get(found["short"], "")
     if own := _HAS_OPTION.get(name):
         raise BadInputError(f"{text!r} has an option of its own: use {own}")
-    # sbatch takes the beginning of an option for the option.
+    # sbatch accepts abbreviated options.
     if name and (whole := next((whole for whole in _SET_BY_STOKER if whole.startswith(name)), None)):
         raise BadInputError(f"{text!r} cannot be given to sbatch: Stoker sets {whole} itself")

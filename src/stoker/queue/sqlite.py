@@ -1,4 +1,4 @@
-"""The queue in a SQLite file: for one machine."""
+"""The queue in a SQLite file, for one machine."""
 
 import contextlib
 import functools
@@ -30,14 +30,14 @@ from stoker.queue.driver import (
 if TYPE_CHECKING:
     from stoker.inotify import Inotify
 
-# Transactions take milliseconds; a process that waits this long waits for one that is stuck.
+# Transactions take milliseconds; a lock held this long belongs to a stuck process.
 BUSY_SECONDS: Final = 30.0
-# Done in one statement by PostgreSQL, and in several by SQLite: how many of these must find something.
+# One statement in PostgreSQL, several in SQLite. The number of leading steps that must return rows.
 SCRIPTS: Final = {"claim": 3, "claim head": 3, "keep": 1, "succeed": 2, "succeed and claim": 2}
 # The parameter with the clock of leases.
 LEASE_CLOCK: Final = "lease_now"
 
-# inotify watches are limited per user; when none is free, one may become free later.
+# inotify watches are limited per user; one may become free later.
 SECONDS_BETWEEN_TRIES: Final = 1.0
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ _script: Final = functools.cache(script)
 
 
 def connect(address: Address, _timeout: float | None = None) -> "SqliteDriver":
-    """No timeout is needed: SQLite waits for locks by itself, and no statement takes long."""
+    """Connects. A timeout is not needed: SQLite itself waits for locks, and no statement takes long."""
     return SqliteDriver(Path(address.location))
 
 
@@ -75,7 +75,7 @@ class SqliteDriver:
 
     def transaction(self, work: Callable[[], T]) -> T:
         with self._explained():
-            self._lease_now()  # before the transaction, which may be rolled back
+            self._lease_now()  # writes the offset outside the transaction, which may be rolled back
             self._connected().execute("BEGIN IMMEDIATE")
             return self._until_commit(work)
 
@@ -89,11 +89,11 @@ class SqliteDriver:
             return self._connected().execute(sql, parameters).fetchall()
 
     def _lease_now(self) -> float:
-        """The clock of leases and retries: it cannot be set, and goes on while the machine sleeps.
+        """The clock of leases and retries. It cannot be set, and keeps running during suspend.
 
-        It is the time since boot plus an offset that makes it the time of day when the queue is first used after a
-        boot. The offset is stored in the file, so that all processes share the clock, and no step of the time of day
-        ends a lease.
+        It is the time since boot plus an offset, which makes it equal to the wall clock at the first use after a boot.
+        The offset is stored in the file, so that all processes share the clock and no step of the wall clock ends a
+        lease.
         """
         clock = time.clock_gettime(time.CLOCK_BOOTTIME)
         if self._ahead is None:
@@ -103,7 +103,7 @@ class SqliteDriver:
             try:
                 self._ahead = self._kept_ahead(boot, ahead)
             except sqlite3.OperationalError:
-                # A full disk, or a queue of an older version: whatever would change a lease then fails too.
+                # A full disk, or a queue of an older version. Any change of a lease fails then, too.
                 return clock + ahead
         return clock + self._ahead
 
@@ -181,7 +181,7 @@ class SqliteDriver:
     def version(self) -> int | None:
         if not self._exists():
             return None
-        # In one query: between two, another process may create it.
+        # A single query: another process may create the queue between two.
         ((queues, everything),) = self.fetch("is there a queue", {})
         if not queues:
             if not everything:
@@ -212,7 +212,7 @@ class SqliteDriver:
     def create(self) -> None:
         try:
             private_directory(self._path.parent)
-            # SQLite gives the write-ahead log and its index the mode of the file.
+            # The write-ahead log and its index get the mode of this file.
             os.close(open_privately(self._path, os.O_RDWR | os.O_CREAT))
         except OSError as error:
             raise StokerError(f"the queue {self._path} cannot be created: {error.strerror}") from None
@@ -222,20 +222,20 @@ class SqliteDriver:
             self._until_commit(self._create_tables)
 
     def _create_tables(self) -> None:
-        # Checked under the lock: another process may have created it.
+        # Checked under the lock, since another process may have created it.
         if self.version() is None:
             for statement in schema("sqlite"):
                 self._connected().execute(statement)
             self.fetch("write version", {"version": VERSION})
 
     def _write_ahead(self, connection: sqlite3.Connection) -> None:
-        """Sets the mode of the file in which readers never wait for a writer, nor it for them."""
+        """Switches to write-ahead logging, where readers and the writer do not wait for each other."""
         ends = time.monotonic() + BUSY_SECONDS
         while True:
             try:
                 connection.execute("PRAGMA journal_mode = WAL").fetchone()
             except sqlite3.OperationalError as error:
-                # For this change SQLite does not wait by itself.
+                # SQLite itself does not wait for this change.
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > ends:
                     raise
                 time.sleep(0.01)
@@ -254,7 +254,7 @@ class SqliteDriver:
             answer = work()
             connection.execute("COMMIT")
         except BaseException:
-            # SQLite has rolled back by itself after a full disk or a read error.
+            # After a full disk or a read error SQLite has already rolled back.
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
@@ -268,7 +268,7 @@ class SqliteDriver:
                 f"{self._path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=BUSY_SECONDS
             )
             try:
-                # A power cut may undo the last commits, but not damage the file; a crash of Stoker undoes nothing.
+                # A power cut may undo the last commits without damaging the file; a crash of Stoker undoes nothing.
                 connection.execute("PRAGMA synchronous = NORMAL")
                 connection.execute("PRAGMA foreign_keys = ON")
             except BaseException:
@@ -313,15 +313,15 @@ class SqliteDriver:
             return self._denied()
         if not self._path.is_file():
             return StokerError(f"the queue {self._path} cannot be used: {error}")
-        # This process or the machine is out of descriptors.
+        # This process or the machine is out of file descriptors.
         return QueueAwayError(f"the queue {self._path} cannot be opened now: {error}")
 
 
 class SqliteChanges:
-    """Watches the file, which a process touches after it has committed a change.
+    """Watches the file, which every process touches after committing a change.
 
-    SQLite's own writes come before a commit is visible, and would wake listeners for each heartbeat. `data_version`
-    changes when another connection has committed.
+    SQLite's own writes precede the commit, and would wake listeners for each heartbeat. `data_version` changes when
+    another connection commits.
     """
 
     def __init__(self, path: Path, data_version: Callable[[], int]) -> None:
@@ -362,8 +362,8 @@ class SqliteChanges:
 
 
 def _watched(path: Path) -> "Inotify | None":
-    """Readable after the file was touched; None when it cannot be watched."""
-    # Imported here because ctypes costs a short command milliseconds.
+    """Watches the file for touches; None if that fails."""
+    # Imported lazily: ctypes takes milliseconds to load.
     from stoker.inotify import MOVED_AWAY, REMOVED, TOUCHED, Inotify
 
     events = Inotify()

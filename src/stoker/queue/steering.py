@@ -1,4 +1,4 @@
-"""What people do to jobs, and the words for it: the verbs of the command line, of the page and of the API."""
+"""Operations of people on jobs, with their wording: the verbs of the command line, the page and the API."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -12,39 +12,39 @@ from stoker.queue.store import Store
 
 
 class Verb(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to steer jobs."""
+    """An operation on jobs."""
 
     name: str
     done: str
-    """The participle: a job was not …"""
+    """The past participle."""
     effect: str = ""
-    """What becomes of a job, if that is more than `done`."""
+    """The effect on a job, if `done` does not say it all."""
     effect_on_running: str = ""
-    """The same for a running job, if that differs."""
+    """The effect on a running job, if that differs."""
     among: tuple[State, ...]
-    """The states that a choice by tag, or of all, means."""
+    """The states that a selection by tag, or of all jobs, includes."""
     obstacles: Mapping[State, str]
-    """Why it cannot be done to a job in this state."""
+    """Why it is impossible in these states."""
     excluded: Mapping[str, str] = {}
-    """Why it cannot be done to these jobs, by their ids."""
+    """Why it is impossible for these jobs, by id."""
     objection: Callable[[Job], str | None] = lambda _job: None
-    """Why it cannot be done to a job in any state, by the job's fields."""
+    """Why it is impossible for a job because of its fields, in any state."""
     apply: Callable[[Store, list[str]], dict[str, str]]
-    """Does it in one transaction; what became of each job that was changed."""
+    """Performs it in one transaction. Returns the effect on each changed job."""
 
     def obstacle(self, job: Job, now: float) -> str | None:
-        """Why it cannot be done to this job at this time; None when it can."""
+        """Why it is impossible for this job now; None if it is possible."""
         if self.name == "retry" and job.state == "queued" and job.not_before > now:
-            return None  # it waits for its back-off
+            return None  # ends the backoff
         return self.excluded.get(job.id) or self.obstacles.get(job.state) or self.objection(job)
 
     def expected(self, job: Job) -> str:
-        """What becomes of a job to which it can be done."""
+        """The effect on a job."""
         return (job.state == "running" and self.effect_on_running) or self.effect or self.done
 
 
 def why_not_any_more(store: Store, name: str, verb: Verb) -> str:
-    """The reason after somebody else was faster: what the job is now."""
+    """The reason of a lost race: the job's new state."""
     try:
         return verb.obstacle(store.jobs.get(name), store.clock()) or "somebody else has just changed it"
     except BadInputError:
@@ -52,12 +52,12 @@ def why_not_any_more(store: Store, name: str, verb: Verb) -> str:
 
 
 def moving(place: Place) -> Verb:
-    """Among the waiting jobs of the same priority."""
+    """Moves waiting jobs within their priority."""
     return _move(f"moved {place}", lambda store, ids: store.jobs.move(ids, place))
 
 
 def moving_beside(neighbour: str, side: Side) -> Verb:
-    """To another waiting job, whose priority it takes."""
+    """Moves jobs next to another waiting job, with its priority."""
     return _move(f"moved {side} {neighbour}", lambda store, ids: store.jobs.move_beside(ids, neighbour, side))
 
 
@@ -73,7 +73,7 @@ def _move(effect: str, move: Callable[[Store, list[str]], list[str]]) -> Verb:
 
 
 def tagging(tag: str, *, remove: bool = False) -> Verb:
-    """Adds a tag to jobs in any state, or removes it."""
+    """Adds or removes a tag of jobs in any state."""
     FIELDS["tags"].kind.check((tag,))
     done = f"without the tag {tag}" if remove else f"tagged {tag}"
     same = "it does not have this tag" if remove else "it has this tag already"
@@ -110,7 +110,7 @@ CANCEL: Final = Verb(
 RETRY: Final = Verb(
     name="retry",
     done="queued again",
-    # Retrying a whole sweep means the jobs that went wrong, not the days of GPU time that went well.
+    # Retrying a whole sweep means its failed jobs, not days of successful GPU time.
     among=("failed", "cancelled"),
     obstacles={
         "running": "it is running",
@@ -120,7 +120,7 @@ RETRY: Final = Verb(
     apply=lambda store, ids: dict.fromkeys(store.jobs.retry(ids), "queued again"),
 )
 
-# The undo of cancelling a held job: queued again, it could start before it is held.
+# The undo of cancelling a held job. If it were queued and then held, it could start in between.
 REINSTATE: Final = Verb(
     name="reinstate",
     done="held again",
@@ -151,5 +151,5 @@ RELEASE: Final = Verb(
 
 
 def already(paused: bool) -> str:
-    """Why there is nothing to pause, or to resume."""
+    """Why there is nothing to pause or resume."""
     return "it is paused already" if paused else "it was not paused"

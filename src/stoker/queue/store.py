@@ -19,17 +19,17 @@ from stoker.queue.logs import Logs
 from stoker.queue.model import HEARD_WITHIN, GpuUse, NotifyUrl, Usage, View, Worker
 from stoker.queue.table import Table, clean_text, json_text, notify_of, strict_job_of
 
-# Events are found long before they are two months old.
+# Sent events are remembered for two months; no process looks further back.
 KEPT_SECONDS: Final = 60 * 86400.0
 SECONDS_BETWEEN_FORGETTING: Final = 3600.0
-# The use of each GPU is kept for a month.
+# The usage of each GPU is kept for a month.
 KEPT_MINUTES: Final = 31 * 24 * 60
-# Of one machine, each read by its key: the planner knows little of the newest minutes, and would read those of all
-# machines. Only a cluster has more, where each job has its own.
+# Up to this many GPUs of a machine are read one by one by key: the planner lacks statistics of the newest minutes, and
+# would read all machines. Only a cluster has more, with GPUs per job.
 MOST_GPUS: Final = 256
-# Of one machine that are looked at: one that was restarted more often has had trouble.
+# The limit of workers considered per machine.
 MOST_WORKERS: Final = 50
-# A thousand problems of the same kind have one cause.
+# A thousand problems of the same kind have one cause, so few are named.
 MOST_NAMED: Final = 5
 
 GPU_USES: Final[tuple[GpuUse, ...]] = get_args(GpuUse)
@@ -46,7 +46,7 @@ CONTRADICTIONS: Final = (
 
 
 class Store(Table):
-    """The queue through one connection, for one thread."""
+    """A connection to the queue, for one thread."""
 
     def __init__(self, driver: Driver) -> None:
         throttle = NotifyThrottle()
@@ -76,15 +76,15 @@ class Store(Table):
 
     @property
     def place(self) -> str:
-        """Where the queue is, for people."""
+        """The queue's address, for people."""
         return self._driver.place
 
     def shared_address(self) -> str | None:
-        """The whole address, with its password, as other machines can use it; None for a file of this machine."""
+        """The complete address with its password, for other machines; None for a local file."""
         return self._driver.shared_address()
 
     def pause(self, paused: bool = True) -> None:
-        """While it is paused nothing is claimed; what runs goes on."""
+        """Pauses or resumes claims; running jobs continue."""
         self._change(lambda: self._driver.fetch("pause queue", {"paused": int(paused)}))
 
     def paused(self) -> bool:
@@ -95,19 +95,19 @@ class Store(Table):
         return float(self._driver.fetch("clock", {})[0][0])
 
     def check(self) -> list[str]:
-        """What is wrong with the queue, a sentence for each problem."""
+        """The problems of the queue, one sentence each."""
         return problems(self._driver)
 
     def listen(self, *, as_worker: bool = False) -> ChangeListener:
-        """Wakes when another process has changed the queue; `as_worker`: in a way that concerns workers."""
+        """Listens to changes by other processes. `as_worker`: only to those that concern workers."""
         return self._driver.listen(as_worker=as_worker)
 
     def flush_due(self) -> float | None:
-        """In how many seconds `flush` should be called; None when nothing is deferred."""
+        """Seconds until `flush` is due; None if nothing is deferred."""
         return self._throttle.flush_due()
 
     def flush(self) -> None:
-        """Sends a deferred notification, if it is due and the database is there."""
+        """Sends a due notification, if the database can be reached."""
         if self._throttle.flush_due() == 0.0:
             self._send_deferred(limited=True)
 
@@ -121,7 +121,7 @@ class Store(Table):
 
 
 class PeriodicTask:
-    """Due at the first call, and then once in this many seconds."""
+    """Is due at the first call, and then once per interval."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -137,14 +137,14 @@ class PeriodicTask:
 
 
 class Workers(Table):
-    """The processes that own machines' GPUs."""
+    """The workers of the queue."""
 
     def heartbeat(self, worker: str, host: str, view: View) -> None:
-        """Records that a worker is alive, and what it sees of its machine."""
+        """Records a worker's heartbeat with its report."""
         self._driver.fetch("heartbeat", {"worker": worker, "host": host, "view": json_text(view)})
 
     def farewell(self, worker: str, *, removed: bool = False) -> None:
-        """Records that a worker has left, or that its machine was removed. Its attempts go on and keep its name."""
+        """Records the exit of a worker, or the removal of its machine. Its attempts continue under its id."""
 
         def work() -> None:
             for (view,) in self._driver.fetch("view of worker", {"worker": worker}):
@@ -156,7 +156,7 @@ class Workers(Table):
         self._throttled_change(lambda: self._driver.fetch("keep no more", kept))
 
     def count(self) -> int:
-        """How many are there."""
+        """The number of live workers."""
         return int(self._driver.fetch("count workers", {"age": HEARD_WITHIN})[0][0])
 
     def all(self) -> list[Worker]:
@@ -173,18 +173,18 @@ class Workers(Table):
         ]
 
     def of_host(self, host: str) -> list[str]:
-        """The ids of the last workers of a machine, the newest first."""
+        """The ids of a machine's recent workers, newest first."""
         wanted: Parameters = {"host": clean_text(host), "most": MOST_WORKERS}
         return [row[0] for row in self._driver.fetch("workers of host", wanted)]
 
     def pause(self, worker: str, paused: bool = True) -> bool:
-        """While it is paused it claims nothing. False when there is no such worker."""
+        """Pauses or resumes a worker's claims. False if there is no such worker."""
         parameters: Parameters = {"worker": clean_text(worker), "paused": int(paused)}
         return self._changed(lambda: self._driver.fetch("pause worker", parameters)) != []
 
 
 class UsageTable(Table):
-    """What each GPU did: one row for each GPU and minute, for charts and GPU-hours."""
+    """The usage of GPUs: one row per GPU and minute, for charts and GPU-hours."""
 
     def __init__(self, driver: Driver, throttle: NotifyThrottle) -> None:
         super().__init__(driver, throttle)
@@ -193,7 +193,7 @@ class UsageTable(Table):
     def write(self, rows: Sequence[Usage]) -> None:
         if not rows:
             return
-        # In one order, so that two processes that write the same rows do not deadlock.
+        # Sorted, so that two processes with the same rows do not deadlock.
         written = [_row(usage) for usage in sorted(rows, key=lambda usage: (usage.host, usage.gpu, usage.minute))]
         self._driver.transaction(lambda: self._driver.many("write usage", written))
         if self._cleanup.is_due():
@@ -208,9 +208,9 @@ class UsageTable(Table):
         until_minute: int = 2**31 - 1,
         step: int = 1,
     ) -> list[Usage]:
-        """By machine, GPU and time; `step`: one row for this many minutes, which begin at a multiple of it.
+        """Rows by machine, GPU and time. `step`: minutes per row, aligned to multiples of it.
 
-        A value is unknown only where it is in each of the minutes.
+        A value is unknown only if it is unknown in all minutes of the row.
         """
         if host is not None and gpu is None:
             gpus = self._gpus_of(host)
@@ -225,7 +225,7 @@ class UsageTable(Table):
         return self._read("usage_of_all", since_minute, until_minute, step)
 
     def _gpus_of(self, host: str) -> list[str]:
-        """The GPUs of a machine of which there are minutes; one more than `MOST_GPUS` if there are more."""
+        """The GPUs of a machine that have rows, at most one more than `MOST_GPUS`."""
         wanted: Parameters = {"host": clean_text(host), "most": MOST_GPUS + 1}
         return [row[0] for row in self._driver.fetch("gpus of host", wanted)]
 
@@ -274,12 +274,12 @@ def _usage_of(row: Row, step: int) -> Usage:
 
 
 def _at_most(mean: Any, peak: Any) -> Any:
-    """The mean of equal numbers may be a little more than each of them."""
+    """The mean, limited to the peak, which rounding may exceed."""
     return mean if mean is None or peak is None else min(mean, peak)
 
 
 class Notices(Table):
-    """The keys of events that were sent, so that only one of many processes sends each; and URLs of the page."""
+    """Keys of sent events, so that only one process sends each, and notification URLs of the page."""
 
     def __init__(self, driver: Driver, throttle: NotifyThrottle) -> None:
         super().__init__(driver, throttle)
@@ -294,18 +294,18 @@ class Notices(Table):
         return bool(self._driver.fetch("delete notice", {"name": clean_text(key)}))
 
     def is_anyone_to_notify(self) -> bool:
-        """Whether the queue names anybody: on the page, in a job or in a group."""
+        """True if any notification is set on the page, in a job or in a group."""
         return bool(self._driver.fetch("is anyone to notify", {})[0][0])
 
     def urls(self) -> list[NotifyUrl]:
-        """Those that were added on the page, the oldest first."""
+        """The notification URLs of the page, oldest first."""
         return [
             NotifyUrl(id=name, url=url, name=called, events=notify_of(events), added=added)
             for name, url, called, events, added in self._driver.fetch("notify urls", {})
         ]
 
     def add_url(self, url: str, name: str, events: Sequence[str]) -> str | None:
-        """Its id; None if it is there already."""
+        """Adds a URL and returns its id; None if it exists already."""
         parameters: Parameters = {"id": new_id(), "url": url, "name": clean_text(name), "events": json_text(events)}
         rows = self._change(lambda: self._driver.fetch("add notify url", parameters), FOR_PEOPLE)
         return rows[0][0] if rows else None
@@ -319,17 +319,17 @@ class Notices(Table):
 
 
 class Feeds(Table):
-    """What feeds know of what they have read; it changes in the transaction that submits their jobs."""
+    """The memory of feeds, updated in the transaction that submits their jobs."""
 
     def memory(self, feed: str) -> tuple[int, str]:
-        """The version and text of what this feed knows; version 0 before the first look."""
+        """Version and text of a feed's memory; version 0 before the first read."""
         rows = self._driver.fetch("read feed", {"name": feed})
         return (rows[0][0], rows[0][1]) if rows else (0, "")
 
     def take(self, feed: str, version: int, memory: str, jobs: Sequence[JobSpec]) -> bool:
-        """Submits jobs, which carry their ids, and replaces the feed's memory, in one transaction.
+        """Submits jobs, which have their ids, and replaces the feed's memory, in one transaction.
 
-        False, and nothing is done, when another process has changed the memory since `version`.
+        False, without any change, if another process has changed the memory since `version`.
         """
         check_submission(jobs)
         parameters: Parameters = {"name": feed, "version": version, "memory": memory}
@@ -344,12 +344,12 @@ class Feeds(Table):
         return until_free(self._driver, lambda: self._change(work, ready_among(jobs)))
 
     def known_origins(self, origins: Sequence[str]) -> set[str]:
-        """Those of them that are, or once were, jobs."""
+        """The origins that are, or once were, jobs."""
         return set(known_origins(self._driver, origins))
 
 
 def problems(driver: Driver) -> list[str]:
-    """A sentence for each problem. In a damaged file nothing else is checked."""
+    """The problems of a queue, one sentence each. In a damaged file nothing else is checked."""
     if damage := driver.damage():
         return [f"the file is damaged: {line}" for line in damage[:MOST_NAMED]]
     return [*_contradictions(driver), *_unreadable(driver), *_cycles(driver)]

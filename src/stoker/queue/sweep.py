@@ -11,14 +11,14 @@ from stoker.queue.commands import Command, check_command, filled, mentioned
 from stoker.queue.field_kinds import LONGEST_LABEL
 from stoker.queue.fields import JobSpec, spec_of
 
-# More at once is most likely a mistake.
+# More jobs at once are most likely a mistake.
 MOST_JOBS: Final = 100_000
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_.-]*"
 _COMMA = r"(?<!\\),"
 _RANGE = r"(?a)([+-]?\d+)\.\.([+-]?\d+)(?:\.\.([+-]?\d+))?"
 _RANGE_OF_OTHERS = r"(?ia)[+-]?[\d.]*\d(e[+-]?\d+)?\.\.[+-]?\d[\d.]*(e[+-]?\d+)?"
-# Placeholders that are filled when the job starts.
+# Placeholders that are replaced at the start of the job.
 _TAKEN: Final = {
     "id": "the job's id",
     "gpus": "how many GPUs the job was given",
@@ -30,14 +30,14 @@ _TAKEN: Final = {
 
 
 class Sweep(NamedTuple):
-    """One parameter, and the values it takes in turn."""
+    """One parameter with its values."""
 
     name: str
     values: Sequence[str]
 
 
 def parse_sweep(text: str) -> Sweep:
-    """The sweep in `NAME=A,B,C`; each part may be a range like `1..5` or `0..10..2`."""
+    """Parses `NAME=A,B,C`. Each part may be a range like `1..5` or `0..10..2`."""
     name, equals, written = text.partition("=")
     if not equals or not re.fullmatch(_NAME, name):
         raise BadInputError(f"{text!r} is not a sweep: write it like lr=1e-3,1e-4 or seed=1..5")
@@ -50,7 +50,7 @@ def parse_sweep(text: str) -> Sweep:
 
 
 def sweep_of(name: str, values: Sequence[str]) -> Sweep:
-    """The sweep over values that are taken literally."""
+    """A sweep over literal values."""
     if not re.fullmatch(_NAME, name):
         raise BadInputError(f"{name[:40]!r} cannot be swept: a name like lr or model.width can")
     _refuse_taken(name)
@@ -63,7 +63,7 @@ def sweep_of(name: str, values: Sequence[str]) -> Sweep:
 def job_specs(
     values: Mapping[str, Any], commands: Iterable[Command], sweeps: Sequence[Sweep] = (), most: int = MOST_JOBS
 ) -> list[JobSpec]:
-    """Jobs with these values of their fields: one for each command and each combination of the swept parameters."""
+    """Jobs with these fields, one for each command and each combination of swept parameters."""
     names = [sweep.name for sweep in sweeps]
     if twice := [name for name in names if names.count(name) > 1]:
         raise BadInputError(f"{twice[0]!r} is swept twice: write all its values into one --sweep")
@@ -77,10 +77,10 @@ def job_specs(
 
 
 def _variants(command: Command, name: str, sweeps: Sequence[Sweep]) -> Iterator[tuple[Command, str]]:
-    """The command and the name, like `bert lr=1e-3 seed=1`, of each combination; the last sweep varies fastest."""
+    """Command and name (like `bert lr=1e-3 seed=1`) of each combination. The last sweep varies fastest."""
     names = [sweep.name for sweep in sweeps]
     words = (command,) if isinstance(command, str) else command
-    # Decided by the command as it was written: a value that looks like a placeholder makes none.
+    # Only the original command counts: a value that looks like a placeholder is literal.
     present = set().union(*(mentioned(word, names) for word in words))
     for values in itertools.product(*(sweep.values for sweep in sweeps)):
         chosen = dict(zip(names, values, strict=True))
@@ -90,7 +90,7 @@ def _variants(command: Command, name: str, sweeps: Sequence[Sweep]) -> Iterator[
 
 
 def _named(name: str, label: str) -> str:
-    """The name of one job of a sweep, cut where a name must end."""
+    """The name of one job of a sweep, truncated to the limit."""
     if not label:
         return name
     whole = "".join(letter if letter.isprintable() else " " for letter in f"{name} {label}".strip())

@@ -1,4 +1,4 @@
-"""The base of the store's tables: changes that notify listeners; rows of the database as jobs and attempts."""
+"""The base of the store's tables: changes that notify listeners, and conversion of rows to jobs and attempts."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar, get_args
@@ -14,7 +14,7 @@ from stoker.queue.model import Attempt, Job, KeptGpus
 
 T = TypeVar("T")
 
-# The last screens of output; the whole log is in the worker's file.
+# The last screens of output; the worker's file has the whole log.
 LOG_TAIL: Final = 64 * 1024
 JOB_COLUMNS: Final = (
     *("id", "spec", "priority", "state", "position", "submitted", "started", "ended", "not_before", "retries_left"),
@@ -23,14 +23,14 @@ JOB_COLUMNS: Final = (
 )
 
 
-# Made once: there may be a hundred thousand rows.
+# Created once, for up to a hundred thousand rows.
 _SPEC: Final = msgspec.json.Decoder(dict[str, Any])
-# The cap is one of the group; it and `notify` may change while a job runs.
+# The cap belongs to the group; it and `notify` may change while a job runs.
 _IN_SPEC: Final = tuple(name for name in JobSpec.__struct_fields__ if name not in {"id", "origin", "at_most", "notify"})
 
 
 def columns(asked: JobSpec) -> dict[str, str | int | float | None]:
-    """The columns of a job: all fields in `spec`, and those that statements use by themselves."""
+    """The columns of a job: all fields in `spec`, and separate columns for those that statements use."""
     wanted = {name: getattr(asked, name) for name in _IN_SPEC}
     return {
         "name": asked.name,
@@ -46,7 +46,7 @@ def columns(asked: JobSpec) -> dict[str, str | int | float | None]:
 
 
 def notify_text(entries: Sequence[str]) -> tuple[str, str]:
-    """The entries of `notify` as they are stored: those of the job, and those for the end of its group."""
+    """The stored entries of `notify`: the job's, and those for the end of its group."""
     if not entries:
         return "", ""
     found = [parse_subscription(entry) for entry in dict.fromkeys(entries)]
@@ -72,12 +72,12 @@ def json_text(value: object) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Text that every database accepts."""
+    """The text without characters that a database refuses."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
 
 
 def literal(state: State) -> str:
-    """A state as a part of a statement."""
+    """A state as an SQL literal."""
     if state not in get_args(State):
         raise BadInputError(f"{state!r} is not a state of a job")
     return f"'{state}'"
@@ -89,7 +89,7 @@ def tail_of(text: str) -> str:
 
 
 def job_of(row: Row) -> Job:
-    """A row of the statements that select `{job}`. A job whose spec cannot be read has no command, and never starts."""
+    """The job in a row of `{job}`. A job with an unreadable spec has no command, and never starts."""
     try:
         return strict_job_of(row)
     except msgspec.MsgspecError:
@@ -98,7 +98,7 @@ def job_of(row: Row) -> Job:
 
 
 def strict_job_of(row: Row) -> Job:
-    """The same; raises MsgspecError when the spec cannot be read."""
+    """Like `job_of`, but raises MsgspecError for an unreadable spec."""
     fields: dict[str, Any] = dict(zip(JOB_COLUMNS, row, strict=True))
     asked = _SPEC.decode(fields.pop("spec"))
     asked.update(fields)
@@ -140,7 +140,7 @@ class Table:
         self._throttle = throttle
 
     def _throttled_change(self, work: Callable[[], T], changes: Changes | Callable[[T], Changes] = EVERYTHING) -> T:
-        """A change that a worker makes many times a second; its loop calls `flush`."""
+        """Like `_change`, for changes many times a second by a worker, whose loop calls `flush`."""
         return self._change(work, changes, at_once=self._throttle.may_send(), limited=True)
 
     def _change(
@@ -151,7 +151,7 @@ class Table:
         at_once: bool = True,
         limited: bool = False,
     ) -> T:
-        """Does it in one transaction, and notifies listeners, now or with `flush`, when the answer is not empty."""
+        """Runs a change in one transaction. If its answer is not empty, notifies listeners, now or with `flush`."""
         of_answer = changes if callable(changes) else lambda _answer: changes
         notified = False
 
@@ -172,7 +172,7 @@ class Table:
         return answer
 
     def _rung(self, change: Callable[[int], list[Row]], place: int) -> list[Row]:
-        """A change in one statement, which notifies people if `ring` says so; `place`: of the column that tells."""
+        """Runs a single-statement change that itself notifies people if `ring` is 1. `place`: the column of `rung`."""
         due = self._throttle.may_send() and self._throttle.flush_due() is None
         rows = change(int(due))
         if rows and due and rows[0][place] is not None:
@@ -184,5 +184,5 @@ class Table:
         return rows
 
     def _changed(self, work: Callable[[], list[Row]], changes: Changes = EVERYTHING) -> list[str]:
-        """The same; the first column of the answer."""
+        """Like `_change`, but returns the first column of the answer."""
         return [row[0] for row in self._change(work, changes)]

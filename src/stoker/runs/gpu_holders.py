@@ -1,4 +1,4 @@
-"""Which processes on the GPUs are the job's own, so that looks can leave out the GPUs that only others use."""
+"""Tells the job's own processes on GPUs from others, so that looks can skip GPUs that only others use."""
 
 import math
 from typing import Final, NamedTuple, Protocol
@@ -6,17 +6,17 @@ from typing import Final, NamedTuple, Protocol
 from stoker.gpus.model import Holder, Look, known
 from stoker.gpus.prober import Prober
 
-# A process is the job's from its start. One that is not is asked about again after this, in case it could not be read.
+# A process never changes owner, but a foreign one is checked again after this, in case it could not be read.
 _RECHECK: Final = 30.0
 
 
 class _Job(Protocol):
     def owns(self, pid: int) -> bool:
-        """Whether this process belongs to the job."""
+        """True if this process belongs to the job."""
 
 
 class _Foreign(NamedTuple):
-    """A process on the GPUs that is not the job's."""
+    """A foreign process on the GPUs."""
 
     since: float
     """When it was first seen."""
@@ -24,12 +24,12 @@ class _Foreign(NamedTuple):
 
     @property
     def recheck_at(self) -> float:
-        """Ever more seldom: on a machine with many jobs most processes are of others."""
+        """The next check; intervals grow, since most processes on a shared machine are foreign."""
         return self.checked_at + max(_RECHECK, self.checked_at - self.since)
 
 
 class GpuHolders:
-    """Called at every look."""
+    """Tracks the owners of processes from look to look."""
 
     def __init__(self, job: _Job) -> None:
         self._job = job
@@ -39,11 +39,11 @@ class GpuHolders:
         self._foreign: dict[Holder, _Foreign] = {}
         self._recheck_at = math.inf
         self._gpus: set[str] = set()
-        """Those that the prober was asked for."""
+        """The GPUs that the prober reads."""
         self._passed_over: frozenset[Holder] = frozenset()
 
     def own_pids(self, look: Look) -> tuple[int, ...]:
-        """Those of the job, at a look."""
+        """The pids of the job's processes at a look."""
         listed = {
             (process.pid, process.started)
             for reading in look.readings
@@ -54,7 +54,7 @@ class GpuHolders:
         if listed == self._listed and look.at < self._recheck_at:
             return self._own_pids
         own = self._own & listed
-        # One that was not passed over and is not listed is gone.
+        # A foreign process that is neither listed nor passed over has ended.
         self._foreign = {who: one for who, one in self._foreign.items() if who in listed or who in self._passed_over}
         for who in listed - own:
             one = self._foreign.get(who)
@@ -71,7 +71,7 @@ class GpuHolders:
         return self._own_pids
 
     def narrow(self, prober: Prober, gpus: set[str], next_look: float) -> None:
-        """Has the next look leave out the readings that say nothing about the job."""
+        """Lets the next look skip readings that do not concern the job."""
         passed_over = self._passed_over
         if passed_over != self._foreign.keys() or next_look >= self._recheck_at:
             passed_over = frozenset([who for who, one in self._foreign.items() if next_look < one.recheck_at])

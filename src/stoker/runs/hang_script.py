@@ -1,6 +1,6 @@
 """Two ranks that train for some steps and then hang in a collective: the program of `stoker doctor --hang-test`.
 
-It needs PyTorch and nothing of Stoker: it may run in another Python. `python hang_script.py STEPS SECONDS_PER_STEP`.
+It may run in another Python, with PyTorch and without Stoker. `python hang_script.py STEPS SECONDS_PER_STEP`.
 """
 
 import datetime
@@ -50,7 +50,7 @@ def work(rank: int, steps: int, seconds: float) -> None:
             say(f"step {step}/{steps}")
     if rank == 0:
         distributed.all_reduce(gradient)
-        torch.cuda.synchronize()  # for ever: the other rank takes no part
+        torch.cuda.synchronize()  # never returns: the other rank does not take part
     while True:
         time.sleep(60)
 

@@ -1,6 +1,6 @@
-"""A harmless hang on two GPUs, and what their counters show while the ranks work and while they hang.
+"""A harmless hang on two GPUs, which compares their counters during work and during the hang.
 
-The ranks run under `stoker run` with its rules off, so that nothing of them survives.
+The ranks run under `stoker run` without rules, so that no process survives.
 """
 
 import contextlib
@@ -28,19 +28,19 @@ from stoker.runs.processes.syscalls import set_parent_death_signal
 
 STEPS: Final = 40
 RANKS: Final = 2
-# Loading PyTorch and the first collective.
+# Covers loading PyTorch and the first collective.
 START_PATIENCE: Final = 180.0
-# How long the command gets to end by itself.
+# The time for the command to exit.
 GRACE: Final = 5.0
 _LONGEST_WORK: Final = 20.0
-# A context of a program that was not listed takes more.
+# An unlisted program's context takes more.
 _FREE_MEMORY: Final = 2 * 2**30
 _STEP: Final = re.compile(r"step (\d+)/")
 _WITH: Final = re.compile(r"with (PyTorch .*)")
 
 
 class Times(NamedTuple):
-    """How long each part takes, in seconds."""
+    """The durations of the parts in seconds."""
 
     hang: float
 
@@ -54,17 +54,17 @@ class Times(NamedTuple):
 
     @property
     def every(self) -> float:
-        """Between two looks."""
+        """The interval of looks."""
         return min(1.0, self.work / 8)
 
     @property
     def limit(self) -> float:
-        """After this the command is ended, whatever becomes of this process."""
+        """The time limit of the command, in case this process dies."""
         return START_PATIENCE + self.work + self.hang + 60.0
 
 
 class Shown(NamedTuple):
-    """What one counter of one GPU showed in one phase."""
+    """The values of one counter of one GPU in one phase."""
 
     median: float
     lowest: float
@@ -92,11 +92,11 @@ class HangTest(NamedTuple):
     looks_hung: int
     counters: tuple[Measured, ...]
     is_seen: bool
-    """Whether the stalled rule finds the hang, with a window of half of it."""
+    """The stalled rule detects the hang with a window of half its duration."""
 
 
 def free_gpus(look: Look) -> tuple[Gpu, ...]:
-    """Those that nobody uses. Slices of GPUs are left out: collectives do not work between them."""
+    """The unused GPUs, without MIG slices, between which collectives do not work."""
     pairs = zip(look.gpus, look.readings, strict=True)
     return tuple(gpu for gpu, reading in pairs if gpu.parent is None and _is_free(reading))
 
@@ -119,7 +119,7 @@ def run_hang_test(
     user: str,
     report: Callable[[str], None],
 ) -> HangTest:
-    """Runs the command, which prints `step N/…`, and looks at the GPUs until it has hung long enough."""
+    """Runs the command, which prints `step N/…`, and observes the GPUs until it has hung long enough."""
     with _Ranks(command, environment) as ranks:
         report("the ranks start")
         looks: list[Look] = []
@@ -152,7 +152,7 @@ def _progress(look: Look, gpus: Sequence[Gpu], ranks: "_Ranks") -> JobProgress:
 
 
 class _Ranks:
-    """The command, and what it has printed."""
+    """The running command and its output."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.steps = 0
@@ -168,7 +168,7 @@ class _Ranks:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            # Ctrl-C is for this process, which then ends the command.
+            # Ctrl-C goes to this process, which then stops the command.
             start_new_session=True,
             preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM),  # noqa: PLW1509 - one system call
         )
@@ -195,7 +195,7 @@ class _Ranks:
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
-        # `stoker run` ends its tree by itself; only one that is stuck is killed, and its reaper then ends the tree.
+        # `stoker run` stops its tree itself. If it is stuck, it is killed, and its reaper stops the tree.
         try:
             self._process.wait(GRACE * 2 + 10)
         except subprocess.TimeoutExpired:
@@ -208,7 +208,7 @@ class _Ranks:
 
 def _result(gpus: Sequence[Gpu], looks: Sequence[Look], ranks: _Ranks, times: Times, user: str) -> HangTest:
     began, hung_at = ranks.began_at or 0.0, ranks.stepped_at or 0.0
-    # A look speaks for the time since the one before: the first of each phase is of both.
+    # A look covers the time since the previous one, so the first look of each phase covers both.
     working = [look for look in looks if began + times.every < look.at <= hung_at]
     hung = [look for look in looks if look.at > hung_at + 2 * times.every]
     readings = {phase: [_readings(found, gpu) for gpu in gpus] for phase, found in (("w", working), ("h", hung))}

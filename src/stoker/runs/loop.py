@@ -1,6 +1,6 @@
-"""The event loop around one command: its reaper, signals, GPU readings and timers, all in one `poll`.
+"""The event loop around one command: reaper, signals, GPU readings and timers in one `poll`.
 
-A driver that hangs delays readings and nothing else. What differs between commands is a `CommandHandler`.
+A hung driver delays only readings. A `CommandHandler` adds what differs between commands.
 """
 
 import math
@@ -19,50 +19,50 @@ T = TypeVar("T")
 
 
 class CommandHandler(Generic[T]):
-    """What is done about the events of one command. The first hook that returns a result ends the loop."""
+    """Handles the events of one command. The first hook that returns a result ends the loop."""
 
     def descriptors(self) -> Iterable[int]:
-        """What else to wait for."""
+        """Further file descriptors to wait for."""
         return ()
 
     def due(self) -> float:
-        """When to call `on_tick` at the latest, in monotonic seconds."""
+        """The monotonic time when `on_tick` is due at the latest."""
         return math.inf
 
     def on_started(self) -> None:
-        """The command runs."""
+        """Called when the command has started."""
 
     def on_start_failed(self, failed: Failed) -> T | None:
-        """The command could not be started. Called again in every round until it returns a result."""
+        """Called in every round after a failed start, until it returns a result."""
         raise NotImplementedError
 
     def on_exit(self, status: int) -> T | None:
-        """The command ended, with this wait status. Called again in every round until it returns a result."""
+        """Called in every round after the command has exited with this wait status, until it returns a result."""
         raise NotImplementedError
 
     def on_reaper_killed(self) -> T | None:
         raise NotImplementedError
 
     def on_deadline_passed(self) -> T | None:
-        """The deadline passed that was set with `Reaper.set_deadline`."""
+        """Called when the deadline of `Reaper.set_deadline` passes."""
         return None
 
     def on_suspended(self, signum: int) -> None:
-        """The command was stopped by a job-control signal and can be continued."""
+        """Called when a job-control signal has suspended the command."""
 
-    def on_signal(self, received: Received) -> T | None:  # noqa: ARG002 - for those who override it
-        """A signal arrived here. With no result, it is forwarded to the command."""
+    def on_signal(self, received: Received) -> T | None:  # noqa: ARG002 - overridden
+        """Called for a signal to this process. Without a result, the signal is forwarded to the command."""
         return None
 
     def on_second_interrupt(self) -> T | None:
-        """Ctrl-C was pressed twice in a row."""
+        """Called when Ctrl-C is pressed twice in a row."""
         return None
 
     def on_look(self, look: Look) -> T | None:
         raise NotImplementedError
 
     def on_look_failed(self, error: Exception) -> T | None:
-        """Taking or handling a look failed."""
+        """Called when taking or handling a look fails."""
         raise error
 
     def on_tick(self) -> T | None:
@@ -70,12 +70,12 @@ class CommandHandler(Generic[T]):
         return None
 
     def on_error(self, error: Exception) -> None:
-        """A hook or the loop itself failed."""
+        """Called when a hook or the loop itself fails."""
         raise error
 
 
 class CommandLoop(Generic[T]):
-    """`run()` waits until the command is over. Another event loop polls `fileno()` and calls `step()` instead."""
+    """The loop: `run()` returns after the command; another event loop can call `step()` instead."""
 
     def __init__(
         self,
@@ -101,11 +101,11 @@ class CommandLoop(Generic[T]):
                 self._handler.on_error(error)
 
     def step(self) -> T | None:
-        """Handles whatever has happened, without waiting."""
+        """Handles all events without waiting."""
         return self._step(None)
 
     def _step(self, readable: Container[int] | None) -> T | None:
-        """`readable`: the descriptors that are; None: that is not known."""
+        """`readable`: the readable descriptors; None if unknown."""
         result: T | None = None
         if self._signals is not None and (readable is None or self._signals.fileno() in readable):
             result = self._handle_signals(self._signals)
@@ -118,16 +118,16 @@ class CommandLoop(Generic[T]):
         return result
 
     def stop(self, signum: int, grace: float, *, has_signal: bool = False) -> TerminationOutcome:
-        """Stops the command and everything it started, and waits for that. A Ctrl-C meanwhile ends the grace.
+        """Stops the command and all its processes, and waits for that. Ctrl-C ends the grace.
 
-        `has_signal`: somebody else has sent the signal to the command already.
+        `has_signal`: the command already has the signal.
         """
         self._reaper.cancel_start()
         first = self._reaper.job if self._reaper.status is None else None
         return stop(self._reaper, signum, grace, first=first, has_signal=has_signal, hurry=self._signals)
 
     def _wait(self) -> Container[int]:
-        """The descriptors that are readable when something has happened, or is due."""
+        """Waits for an event or a due time. Returns the readable descriptors."""
         poll = select.poll()
         poll.register(self._reaper.fileno(), select.POLLIN)
         for descriptor in self._handler.descriptors():
@@ -149,13 +149,13 @@ class CommandLoop(Generic[T]):
                 result = self._handler.on_second_interrupt()
             if result is not None:
                 return result
-            # A terminal sends its signals to the whole foreground group: the command has them already.
+            # A terminal signals the whole foreground group, so the command already has the signal.
             if not received.from_kernel and not is_from_job(received, self._reaper):
                 self._reaper.signal(received.signal)
         return None
 
     def _handle_reaper_events(self, *, may_read: bool) -> T | None:
-        """`may_read`: whether there may be one."""
+        """`may_read`: there may be an event."""
         result: T | None = None
         while may_read and result is None and (event := self._reaper.next_event()) is not None:
             match event:
@@ -172,7 +172,7 @@ class CommandLoop(Generic[T]):
                     result = self._handler.on_deadline_passed()
                 case ReaperKilled():
                     result = self._handler.on_reaper_killed()
-        # Events come once, but handling them may fail: then it is tried again in the next round.
+        # Events come once, but their handling may fail and is then retried in the next round.
         if result is None and self._failed is not None:
             result = self._handler.on_start_failed(self._failed)
         elif result is None and self._reaper.status is not None:
@@ -188,7 +188,7 @@ class CommandLoop(Generic[T]):
 
 
 def is_from_job(received: Received, reaper: Reaper) -> bool:
-    """Whether the job itself sent this signal. If that cannot be determined, the signal counts as anyone else's."""
+    """True if the job itself sent this signal. An undeterminable sender counts as foreign."""
     try:
         return reaper.owns(received.sender)
     except OSError:

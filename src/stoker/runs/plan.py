@@ -1,4 +1,4 @@
-"""The plan of a run: the command, and when it is stopped."""
+"""The plan of a run: the command, and when to stop it."""
 
 import signal
 from typing import Final
@@ -12,29 +12,29 @@ from stoker.rules.rule import Policy, Stored
 
 # A training needs time to write a checkpoint on SIGTERM.
 DEFAULT_GRACE: Final = 30.0
-# The code of GNU timeout for a command whose time was over.
+# The exit code of GNU timeout after a timeout.
 IDLE_EXIT_CODE: Final = 124
-# The GPUs that the job sees, narrowed to those that it uses.
+# The job's visible GPUs, narrowed to those that it uses.
 OF_THE_JOB: Final = "job"
-# No GPU is looked at: for a job that has none, or that is never to be stopped for idleness.
+# Reads no GPU, for a job without GPUs or without rules.
 UNWATCHED: Final = "none"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One command and the rule it runs under."""
+    """A command and its rules."""
 
     command: tuple[str, ...]
     policy: Stored = {}
-    """The settings of the rules that it is judged by, as far as they are not the defaults."""
+    """The settings of its rules that differ from the defaults."""
     gpus: str = OF_THE_JOB
-    """`job` (those it sees, narrowed to those it uses), `mine` (only those it uses), `visible`, `all`, `0,2`, uuids,
-    or `none`: it is not watched."""
+    """`job` (visible GPUs, narrowed to used ones), `mine` (only used ones), `visible`, `all`, `0,2`, uuids, or `none`
+    to watch no GPU."""
     signal_name: str = "TERM"
     grace: float = DEFAULT_GRACE
     max_time: float | None = None
     dry_run: bool = False
     then: tuple[str, ...] = ()
-    """Actions after a rule has stopped it, as `--then` takes them."""
+    """Actions of `--then`, after a rule has stopped it."""
     idle_exit_code: int = IDLE_EXIT_CODE
     source: str = "auto"
     deadline: float = DEFAULT_DEADLINE
@@ -50,7 +50,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_signal(text: str) -> signal.Signals:
-    """`TERM`, `SIGTERM` or `15`."""
+    """Parses `TERM`, `SIGTERM` or `15`."""
     word = text.strip().upper()
     try:
         if word.isdigit():

@@ -1,7 +1,7 @@
-"""The progress of a job, as its supervisor can see it without touching the job.
+"""The progress of a job, observed by its supervisor without touching the job.
 
-Several sources are read at every look. The most trusted one that has shown at least two increases counts, and a less
-trusted one never replaces it: a heartbeat in the output goes on while the training hangs.
+Each look reads several sources. The most trusted one with at least two increases counts, and less trusted ones never
+replace it: a heartbeat in the output continues while the training hangs.
 """
 
 import math
@@ -22,34 +22,34 @@ from stoker.step_file import RankSteps, read_steps
 if TYPE_CHECKING:
     from stoker.logs.steps import StepCounter
 
-# Increases after which a source counts: one may be a file that was just begun.
+# A source counts after this many increases; a single one may be the start of a file.
 _LEAST_INCREASES: Final = 2
-# Bytes of one file that are read per look. Of output that grows faster, the end.
+# The number of bytes read from a file per look, from the end if it grows faster.
 _MOST_BYTES: Final = 64 * 1024
 _MOST_TAILS: Final = 8
-# Reading a large process tree takes no more than this share of a core, unless it is older than a minute.
+# The limit for scanning a large process tree, as a share of a core, unless the last scan is older than a minute.
 _MOST_CPU: Final = 0.001
 _OLDEST_SCAN: Final = 60.0
-# Numbers that fit into a recording.
+# The largest number that fits into a recording.
 _MOST_STEPS: Final = 2**53
 
 _LOG_NAME: Final = re.compile(r"\.(?:log|out|err|txt|jsonl)$")
 _EVENTS_NAME: Final = re.compile(r"(?:^|/)events\.out\.tfevents\.[^/]*$|\.csv$")
 _CHECKPOINT_NAME: Final = re.compile(r"\.(?:ckpt|pt|pth|safetensors|distcp)(?:\.[^/]*)?$|/checkpoint-\d[^/]*/[^/]*$")
-# Most files of a job are none of these.
+# A quick filter, since most files of a job are none of these.
 _NAME: Final = re.compile("|".join((_LOG_NAME.pattern, _EVENTS_NAME.pattern, _CHECKPOINT_NAME.pattern, r"\.wandb$")))
 _STANDARD_OUTPUT: Final = (1, 2)
 
 
 class _Job(Protocol):
-    """Where the processes of the job come from."""
+    """A source of the job's processes."""
 
     def measured_processes(self, files: KeptFiles) -> list[Stat]:
-        """Those that live, as far as one look finds them."""
+        """The live processes that a single scan finds."""
 
 
 class _Source:
-    """What one source has shown."""
+    """The steps seen by one source."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -58,7 +58,7 @@ class _Source:
         self._looked: float | None = None
 
     def advance(self, by: int, at: float, since: float | None = None) -> None:
-        """`at`: the time of the look. `since`: when the last step was made, where that is known."""
+        """Adds steps. `at`: the time of the look. `since`: the time of the last step, if known."""
         self.steps = min(self.steps + by, _MOST_STEPS)
         self.since = at if since is None else min(since, at)
         self._increases += at != self._looked
@@ -70,7 +70,7 @@ class _Source:
 
 
 class ProgressTracker:
-    """Called at every look. It never raises and never waits."""
+    """Reads the sources at every look. It never raises and never blocks."""
 
     def __init__(
         self,
@@ -80,31 +80,31 @@ class ProgressTracker:
         log: Callable[[], str | None] = lambda: None,
         every: float = 5.0,
     ) -> None:
-        """`directory`: that of the run. `log`: the file with the job's output, if Stoker writes it."""
+        """`directory`: the run's. `log`: the file with the job's output, if Stoker writes it."""
         self._job = job
         self._directory = directory
         self._device = _device(directory)
-        """The file system of the record, which the supervisor uses anyway."""
+        """The file system of the record, on which the supervisor depends anyway."""
         self._log = log
         self._every = every
         self._sources: dict[Trust, _Source] = {trust: _Source() for trust in _BEST_FIRST}
         self._ranks: dict[int, RankSteps] = {}
         self._tails: dict[str, _Tail] = {}
         self._positions: dict[tuple[str, int, int], int] | None = None
-        """Of the files that the job writes; None before the first scan."""
+        """Positions in the files that the job writes; None before the first scan."""
         self._files = KeptFiles()
         self._meter = UsageMeter(self._files.read)
         self._usage = ProcessUsage()
         self._scan_due = self._files_due = -math.inf
         self._cost = 0.0
-        """Processor seconds of the last scan."""
+        """The CPU seconds of the last scan."""
 
     def observe(self, at: float, pids: tuple[int, ...] = ()) -> JobProgress:
-        """`pids`: the job's processes on GPUs."""
+        """The progress at a look. `pids`: the job's processes on GPUs."""
         for read in (self._read_calls, self._read_log, self._scan):
             try:
                 read(at)
-            except Exception:  # noqa: BLE001, S112 - progress that cannot be seen must not cost the run
+            except Exception:  # noqa: BLE001, S112 - a failure here must not affect the run
                 continue
         seen = JobProgress(cpu=self._usage.cpu, io=self._usage.io, pids=pids)
         for trust, source in self._sources.items():
@@ -116,7 +116,7 @@ class ProgressTracker:
         self._files.close()
 
     def progress(self, wall: float) -> RunProgress | None:
-        """For the record of the run. `wall`: what turns monotonic seconds into seconds since the epoch."""
+        """The progress for the record. `wall`: the offset from monotonic seconds to seconds since the epoch."""
         for trust, source in self._sources.items():
             if source.counts:
                 since = round(source.since + wall, 3)
@@ -124,7 +124,7 @@ class ProgressTracker:
         return None
 
     def _all_ranks(self, wall: float) -> tuple[RankProgress, ...]:
-        """Every process that called `stoker.step()`; of each rank, the newest."""
+        """The processes that called `stoker.step()`, the newest of each rank."""
         newest: dict[int, RankSteps] = {}
         for one in sorted(self._ranks.values(), key=lambda one: one.since):
             newest[-one.pid if one.rank is None else one.rank] = one
@@ -161,7 +161,7 @@ class ProgressTracker:
             self._sources["log"].advance(steps, at)
 
     def _scan(self, at: float) -> None:
-        """Processor time, input and output of the processes, and the files that they write."""
+        """Reads CPU time and I/O of the processes, and the files that they write."""
         if at < self._scan_due:
             return
         begun = time.thread_time()
@@ -174,7 +174,7 @@ class ProgressTracker:
         finally:
             self._files.end_round()
             before, self._cost = self._cost, time.thread_time() - begun
-            # The lower of two: the first scan loads code, and others meet a busy machine.
+            # The lower cost of two scans: the first loads code, and others may meet a busy machine.
             pause = min(before, self._cost) / _MOST_CPU
             self._scan_due = at + max(self._every / 2, min(pause, _OLDEST_SCAN))
 
@@ -194,12 +194,12 @@ class ProgressTracker:
             self._sources["output"].advance(1, at)
 
     def _read_tails(self, files: Sequence[WrittenFile]) -> Mapping[Trust, int]:
-        """The new steps in files whose content shows them."""
+        """Counts new steps in the content of files."""
         readable = {file.path: (kind, file) for file in files if (kind := _tail_of(file)) is not None}
         self._tails = {path: tail for path, tail in self._tails.items() if path in readable or path == ""}
         found: dict[Trust, int] = {}
         for path, (kind, file) in readable.items():
-            # A file server that does not answer must not stop the supervisor.
+            # A dead file server must not block the supervisor.
             if path not in self._tails and len(self._tails) < _MOST_TAILS and file.is_on(self._device):
                 self._tails[path] = kind()
             tail = self._tails.get(path)
@@ -216,7 +216,7 @@ def _is_wanted(path: str, descriptor: int) -> bool:
 
 
 class _Tail:
-    """The end of a file that grows."""
+    """The end of a growing file."""
 
     trust: ClassVar[Trust]
 
@@ -224,12 +224,12 @@ class _Tail:
         self._file = (0, 0)
         self._stamp = (-1, -1)
         self._done = 0
-        """Bytes that need not be read again."""
+        """The bytes that are done."""
         self.has_grown = False
-        """Whether the last read found a change since the one before."""
+        """The last read found a change."""
 
     def read(self, path: str) -> int:
-        """How many new steps it shows."""
+        """The number of new steps in the file."""
         self.has_grown = False
         try:
             if _stamp(os.stat(path)) == (self._file, self._stamp):  # noqa: PTH116 - at every look
@@ -238,9 +238,9 @@ class _Tail:
         except OSError:
             return 0
         try:
-            found = os.fstat(descriptor)
-            file, stamp = _stamp(found)
-            if not stat.S_ISREG(found.st_mode) or (file, stamp) == (self._file, self._stamp):
+            status = os.fstat(descriptor)
+            file, stamp = _stamp(status)
+            if not stat.S_ISREG(status.st_mode) or (file, stamp) == (self._file, self._stamp):
                 return 0
             self.has_grown = self._stamp != (-1, -1)
             if file != self._file:
@@ -248,7 +248,7 @@ class _Tail:
             elif found.st_size < self._done:
                 self._shorten(found.st_size)
             self._file, self._stamp = file, stamp
-            return self._count(descriptor, found.st_size)
+            return self._count(descriptor, status.st_size)
         except OSError:
             return 0
         finally:
@@ -262,8 +262,8 @@ class _Tail:
         raise NotImplementedError
 
 
-def _stamp(found: os.stat_result) -> tuple[tuple[int, int], tuple[int, int]]:
-    return (found.st_dev, found.st_ino), (found.st_size, found.st_mtime_ns)
+def _stamp(status: os.stat_result) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (status.st_dev, status.st_ino), (status.st_size, status.st_mtime_ns)
 
 
 class _LogTail(_Tail):
@@ -294,7 +294,7 @@ class _LogTail(_Tail):
         # The last line may be rewritten in place: it is read again.
         self._done = begin + max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if self._counter is None:
-            # Its patterns take a while to compile, and most commands are short.
+            # Imported lazily: its patterns take a while to compile, and most commands are short.
             from stoker.logs.steps import StepCounter
 
             self._counter = StepCounter()

@@ -2,12 +2,12 @@
 
 One directory per run, below `runs/` in the state directory:
 
-    spec.json      what was asked for; written once, before anything is started
+    spec.json      the specification, written once before the start
     status.json    the current state; replaced atomically at every change
-    readings       every look, in the format of `stoker record`; one older part of it as `readings.1`
-    steps.PID      the steps that this process of the command reported by `stoker.step()`
-    snooze.json    until when no rule may stop it, if it is snoozed
-    report.md      why it was stopped
+    readings       every look, in the format of `stoker record`; `readings.1` has an older part
+    steps.PID      the steps that a process reported by `stoker.step()`
+    snooze.json    the current snooze, if any
+    report.md      the report on a stop
 """
 
 import contextlib
@@ -26,17 +26,17 @@ from stoker.paths import private_directory, remove_tree, write_atomically
 from stoker.procfs import Identity, boot_id, is_gone
 from stoker.rules.rule import RuleWarning, Stored
 
-# Enough to look back over weeks of experiments; a record is mostly its readings, a few MiB at the most.
+# Enough for weeks of experiments; a record is mostly readings, a few MiB at most.
 MOST_RECORDS: Final = 200
 OLDEST_RECORD: Final = 60 * 86400.0
-# Two of these at five seconds between looks are more than a week of eight GPUs.
+# Two parts hold more than a week of eight GPUs with a look every five seconds.
 MOST_READINGS: Final = 16 * 2**20
 
 Ending: TypeAlias = str
-"""`exited`, `time limit`, `signal`, `could not start`, `supervisor killed`; of jobs of the queue also `cancelled`,
-`preempted`, `lease` (another machine may run it), `machine` (the worker was stopped), `not started` (the machine was
-short of processes, memory or descriptors) and `node lost` (one of several machines). If a rule stopped it: the kind of
-its verdict, such as `idle`."""
+"""`exited`, `time limit`, `signal`, `could not start`, `supervisor killed`. Queued jobs also have `cancelled`,
+`preempted`, `lease` (another machine may run it), `machine` (the worker was stopped), `not started` (the machine lacked
+processes, memory or descriptors) and `node lost` (one of several machines). After a stop by a rule, the kind of its
+verdict, such as `idle`."""
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -55,7 +55,7 @@ _ENDED: Final = {
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for."""
+    """The specification of a run."""
 
     id: str
     command: tuple[str, ...]
@@ -65,26 +65,26 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     boot: str
     supervisor: int
     supervisor_started: int
-    """Start time of the supervisor in clock ticks since boot: with its pid, its identity."""
+    """The supervisor's start time in clock ticks since boot, which identifies it together with the pid."""
     started: float
     """Seconds since the epoch."""
     policy: Stored
-    """The settings of its rules, with the defaults."""
+    """The settings of its rules, including defaults."""
     rule: str
-    """The rules in words."""
+    """A description of the rules."""
     gpus: str
     dry_run: bool
 
 
 class RankProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps of one process that calls `stoker.step()`."""
+    """The steps of a process that calls `stoker.step()`."""
 
     rank: int | None
-    """None where its launcher has not set one."""
+    """None if its launcher sets no rank."""
     pid: int
     steps: int
     since: float
-    """When it reported the last one, in seconds since the epoch."""
+    """The time of its last step in seconds since the epoch."""
 
 
 class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,15 +92,15 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: int
     since: float
-    """When the last one was seen, in seconds since the epoch."""
+    """The time of the last step in seconds since the epoch."""
     trust: Trust
-    """Where they are seen."""
+    """Their source."""
     ranks: tuple[RankProgress, ...] = ()
-    """Of each process that reports its own."""
+    """The processes that report their own steps."""
 
 
 class Status(msgspec.Struct, kw_only=True):
-    """The current state."""
+    """The current state of a run."""
 
     state: Literal["starting", "running", "stopping", "ended"] = "starting"
     job: int | None = None
@@ -108,31 +108,31 @@ class Status(msgspec.Struct, kw_only=True):
     verdict: str = "waiting"
     verdict_reason: str = ""
     verdict_progress: float = 0.0
-    """The share of the rule's window that has passed."""
+    """The elapsed share of the rule's window."""
     progress: RunProgress | None = None
-    """Its own steps; None while they cannot be seen."""
+    """The job's steps; None while none are visible."""
     warning: RuleWarning | None = None
-    """What people are warned of now."""
+    """The current warning."""
     used: tuple[str, ...] = ()
-    """The uuids of the GPUs on which it was seen."""
+    """The uuids of the GPUs that it has used."""
     ending: Ending | None = None
     reason: str = ""
-    """Why it ended, in a sentence."""
+    """The reason of its end, in a sentence."""
     exit_code: int | None = None
     ended: float | None = None
     rule: str = ""
-    """The name of the rule that stopped it; empty if none did."""
+    """The rule that stopped it, if any."""
     left: tuple[str, ...] = ()
-    """What outlived the stop, in words."""
+    """Descriptions of whatever outlived the stop."""
 
 
 class Snooze(msgspec.Struct, frozen=True):
-    """No rule may stop the run for a while."""
+    """Keeps rules from stopping the run for a while."""
 
     until: float
-    """Monotonic seconds, for the supervisor."""
+    """The end in monotonic seconds, for the supervisor."""
     wall: float
-    """Seconds since the epoch: for people."""
+    """The end in seconds since the epoch, for people."""
     by: str
 
 
@@ -141,7 +141,7 @@ class Record:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        # Read at every look or heartbeat, where Path takes its time.
+        # Plain strings, since `Path` is slow and these are used at every look.
         self._status_path = f"{directory}/status.json"
         self._snooze_path = f"{directory}/snooze.json"
         self._unwritten: Spec | None = None
@@ -160,7 +160,7 @@ class Record:
 
     @property
     def is_kept(self) -> bool:
-        """Whether there is a directory for it."""
+        """True if it has a directory."""
         return True
 
     def spec(self) -> Spec:
@@ -173,7 +173,7 @@ class Record:
             return Status()
 
     def status_version(self) -> int:
-        """Another number after each change of the status; 0 when there is none."""
+        """A number that changes with the status; 0 without a status."""
         try:
             return os.stat(self._status_path).st_mtime_ns  # noqa: PTH116
         except OSError:
@@ -189,7 +189,7 @@ class Record:
         return snooze if snooze.until > time.monotonic() else None
 
     def write_spec(self, spec: Spec) -> None:
-        """A spec that cannot be written now is written with a later status."""
+        """Writes the spec. After a failure, a later status writes it, too."""
         self._unwritten = spec
         _replace(self.directory / "spec.json", spec)
         self._unwritten = None
@@ -213,19 +213,19 @@ class Record:
         _replace_text(self.report, readable(text).encode())
 
     def forget_if_empty(self) -> None:
-        """Removes a directory in which nothing could be written."""
+        """Removes an empty directory, after all writes have failed."""
         with contextlib.suppress(OSError):
             self.directory.rmdir()
 
     def is_alive(self, spec: Spec) -> bool:
-        """Whether its supervisor still runs."""
+        """True if its supervisor runs."""
         if spec.boot != boot_id():
             return False
         return not is_gone(Identity(spec.supervisor, spec.supervisor_started))
 
 
 class NoRecord(Record):
-    """The record of a run without a directory: nothing is kept."""
+    """The record of a run without a directory, which stores nothing."""
 
     def __init__(self) -> None:
         super().__init__(Path(os.devnull, "no record"))
@@ -265,7 +265,7 @@ class Records:
                 except FileExistsError:
                     if name is None:
                         continue
-                    remove_tree(directory)  # of another queue, or of one that was created again
+                    remove_tree(directory)  # left by another queue, or by one before its re-creation
                     directory.mkdir(mode=0o700)
                 return Record(directory)
         except OSError as error:
@@ -294,19 +294,19 @@ class Records:
         return found[0]
 
     def prune(self) -> None:
-        """Deletes ended runs that are too many or too old."""
+        """Deletes surplus and old runs that have ended."""
         too_old = time.time() - OLDEST_RECORD
-        for place, record in enumerate(self.newest_first()):
+        for index, record in enumerate(self.newest_first()):
             with contextlib.suppress(OSError, StokerError):
                 spec = record.spec()
-                if (place >= MOST_RECORDS or spec.started < too_old) and not record.is_alive(spec):
+                if (index >= MOST_RECORDS or spec.started < too_old) and not record.is_alive(spec):
                     remove_tree(record.directory)
 
 
 class Journal:
-    """The readings of one run: the newest part, and one older part of the same size.
+    """The readings of one run on disk, in a newer and an older part.
 
-    A supervisor runs for days, so it keeps none in memory. A full disk costs the run its readings, never the job.
+    A supervisor runs for days, so it keeps none in memory. A full disk loses readings, but does not affect the job.
     """
 
     def __init__(self, record: Record) -> None:
@@ -314,7 +314,7 @@ class Journal:
         self._is_kept = record.is_kept
         self._writer: RecordingWriter | None = None
         self.failure: str | None = None
-        """Why the last look could not be written. The next one is tried again."""
+        """Why the last look could not be written. The next one is tried anyway."""
 
     def append(self, look: Look) -> None:
         if not self._is_kept:
@@ -336,7 +336,7 @@ class Journal:
         looks: list[Look] = []
         for part in (_older(self._path), self._path):
             with contextlib.suppress(StokerError):
-                # Times of one run are of one boot, so they are this process's own.
+                # All times of a run belong to one boot, so they are comparable.
                 looks += [look for look in RecordingReader(part) if look.at >= since]
         return looks
 
@@ -352,7 +352,7 @@ class Journal:
 
 
 class Summary(msgspec.Struct, kw_only=True):
-    """What is known of a run now. The fields are documented in docs/reference/json.md."""
+    """The summary of a run. docs/reference/json.md documents the fields."""
 
     id: str
     state: Literal["starting", "running", "stopping", "ended", "lost"]
@@ -378,7 +378,7 @@ class Summary(msgspec.Struct, kw_only=True):
     containment: str
     ending: str | None
     stopped_by: str
-    """The name of the rule that stopped it; empty if none did."""
+    """The rule that stopped it, if any."""
     reason: str
     exit_code: int | None
     left: tuple[str, ...]
@@ -409,7 +409,7 @@ def summary_of(record: Record) -> Summary:
 
 
 def in_a_word(summary: Summary) -> str:
-    """How it ended, or its state: for a column of a table."""
+    """Its ending or state, for a table."""
     if summary.state == "lost":
         return "lost"
     if summary.state == "ended":
@@ -423,7 +423,7 @@ def in_a_word(summary: Summary) -> str:
 
 
 def readable(text: str) -> str:
-    """Text that JSON and pages can hold: bytes that are not UTF-8 become `\\xe9`."""
+    """The text for JSON and pages: bytes that are not UTF-8 become `\\xe9`."""
     return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 

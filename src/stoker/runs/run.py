@@ -1,4 +1,4 @@
-"""One `stoker run`: its record, its reaper, and its supervisor in the foreground of a terminal."""
+"""Runs `stoker run`: the record, the reaper, and the supervisor in the foreground of a terminal."""
 
 import contextlib
 import os
@@ -32,9 +32,9 @@ def supervise(
     on_rule_stop: Callable[[Verdict], None] | None = None,
     on_warning: Callable[[str], None] | None = None,
 ) -> int:
-    """The exit code that the whole command ends with. `on_rule_stop` is called after a rule has stopped it.
+    """Runs the plan and returns the exit code. `on_rule_stop` is called after a stop by a rule.
 
-    `on_warning` is called with what people should be notified of meanwhile; it returns at once.
+    `on_warning` is called with warnings for people; it must return at once.
     """
     prober = Prober(plan.source, deadline=plan.deadline, start=forked, sharing="start")
     _check_gpus(plan, prober)
@@ -55,16 +55,16 @@ def supervise(
 
 
 def _create_record(plan: Plan) -> Record:
-    """A command runs also where no record can be written."""
+    """Creates the record. The command runs even if that fails."""
     record: Record = NoRecord()
     try:
         records = Records(state_home())
-        # First: old records may take the space that is missing.
+        # Pruning first may free the needed space.
         records.prune()
         record = records.create()
         record.write_spec(spec_of(plan, record))
     except StokerError as error:
-        # With a directory for it, the spec is written again with the status, and a failure is logged then.
+        # If there is a directory, the spec is written with the next status, which logs a failure.
         if not record.is_kept:
             log(f"{error}; the command runs without a record")
             record.write_spec(spec_of(plan, record))
@@ -99,15 +99,15 @@ def spec_of(plan: Plan, record: Record) -> Spec:
 
 
 def record_orphan_stop(stop: OrphanStop) -> None:
-    """Writes the status of a job whose supervisor was killed. Called in the reaper, which has stopped the job."""
+    """Writes the status of a job after its supervisor was killed. Runs in the reaper, which has stopped the job."""
     record = Record(Path(stop.about))
     status = record.status()
     if status.state == "ended":
-        return  # the supervisor was killed after it wrote the end
+        return  # the supervisor wrote the end before it was killed
     code = None if stop.status is None else exit_code(stop.status)
     ending: Ending = "supervisor killed"
     reason = f"Stoker itself was killed, so the job was stopped: {stop.words}."
-    # A job that was being stopped did not end on its own. One whose start was not recorded yet did.
+    # During a stop the job did not end by itself. Before its start was recorded it did.
     if stop.ended_before and status.state != "stopping":
         ending, reason = "exited", f"It ended by itself with code {code}, and Stoker was killed a moment later."
     with contextlib.suppress(StokerError):
@@ -125,7 +125,7 @@ def record_orphan_stop(stop: OrphanStop) -> None:
 
 
 def _check_gpus(plan: Plan, prober: Prober) -> None:
-    """Raises `BadInputError` for GPUs that do not exist. A machine that cannot be read now may be readable later."""
+    """Raises `BadInputError` for GPUs that do not exist, if the machine can be read now."""
     if plan.gpus in {OF_THE_JOB, "mine", "visible", "all"}:
         return
     with contextlib.suppress(AbsentError):
@@ -135,7 +135,7 @@ def _check_gpus(plan: Plan, prober: Prober) -> None:
 
 
 def _here() -> str:
-    """A shell runs a command in a directory that was removed, too."""
+    """The current directory, which may have been removed."""
     try:
         return str(Path.cwd())
     except FileNotFoundError:

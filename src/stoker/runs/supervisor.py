@@ -1,4 +1,4 @@
-"""The supervisor of one run: starts the command, watches its GPUs, forwards signals, stops it and reports why."""
+"""The supervisor of a run: starts the command, watches its GPUs, forwards signals, stops it and reports why."""
 
 import contextlib
 import math
@@ -42,25 +42,25 @@ if TYPE_CHECKING:
     from stoker.runs.postmortem.facts import NodeFacts, RunFacts
     from stoker.runs.postmortem.report import Postmortem
 
-# Commands that end sooner never pay for a GPU helper.
+# Commands that end sooner need no GPU helper.
 FIRST_LOOK: Final = 3.0
-# Drivers are loaded late on freshly booted machines.
+# A freshly booted machine may load drivers late.
 ABSENT_RETRY: Final = 60.0
-# How old the progress in the status on disk may be; changes of the verdict are written at once.
+# The interval of writing progress to the status; changes of the verdict are written at once.
 STATUS_EVERY: Final = 10.0
-# The same while neither steps are made nor this share of a window passes: only the times in a sentence would differ.
+# The interval without new steps and with less than this share of a window, when only times in a sentence differ.
 QUIET_STATUS_EVERY: Final = 30.0
 STATUS_SHARE: Final = 0.01
-# After a round of the loop that failed, so that a lasting problem does not keep a core busy.
+# The pause after a failed round of the loop, so that a lasting problem does not keep a core busy.
 ERROR_PAUSE: Final = 0.2
-# The driver takes seconds to clear the memory of a large job. Who still holds it after this is named.
+# The driver takes seconds to clear the memory of a large job. Later holders are named.
 MEMORY_PATIENCE: Final = 15.0
 MEMORY_POLL: Final = 0.2
 _FROM_TERMINAL: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
 class StopRequest(NamedTuple):
-    """Why a controller wants the job stopped, and the exit code of the run."""
+    """A controller's request to stop the job, with the exit code of the run."""
 
     ending: Ending
     reason: str
@@ -68,73 +68,73 @@ class StopRequest(NamedTuple):
 
 
 class Controller(Protocol):
-    """What may stop a run from outside: for a queued job, its worker and its lease."""
+    """Stops a run from outside: for a queued job, on behalf of its worker and its lease."""
 
     def fileno(self) -> int:
-        """Readable when `poll` has something to do."""
+        """A descriptor that becomes readable when `poll` has work."""
 
     def due(self) -> float:
-        """When to call `poll` at the latest, in monotonic seconds."""
+        """The monotonic time when `poll` is due at the latest."""
 
     def poll(self) -> StopRequest | None:
-        """Handles what has arrived. Never blocks."""
+        """Handles messages. Never blocks."""
 
     def on_signal(self, received: Received) -> StopRequest | None:
-        """What a signal to the supervisor means; None: it is for the job."""
+        """Interprets a signal to the supervisor; None passes it on to the job."""
 
     def on_started(self) -> None:
-        """Called when the job was started. Never raises."""
+        """Called when the job has started. Never raises."""
 
     def job_has_signal(self, signum: int) -> bool:
-        """Whether who asked this process to end has sent this signal to every process of the job, too."""
+        """True if the sender also signalled every process of the job."""
 
     def max_grace(self) -> float:
-        """Seconds until another machine may run the job: it must be gone by then."""
+        """Seconds until another machine may run the job; it must have ended by then."""
 
     def on_exit(self, code: int) -> StopRequest | None:
-        """Why a command that has ended with this code was ended from outside; None: it ended by itself."""
+        """Why the command exited with this code, if it was stopped from outside; None otherwise."""
 
     def on_ended(self, status: Status) -> None:
-        """Called as soon as the run is over, before the status is on disk."""
+        """Called at the end of the run, before the status is on disk."""
 
 
 class OtherNodes(Protocol):
-    """The other machines of a run over several: it is judged, explained and stopped on all of them together."""
+    """The other machines of a multi-node run, which is judged, explained and stopped as a whole."""
 
     @property
     def here(self) -> str:
-        """What people call this machine."""
+        """This machine's name for people."""
 
     def descriptors(self) -> Iterable[int]:
-        """Readable when something of them has arrived."""
+        """Descriptors that become readable when messages arrive."""
 
     def due(self) -> float:
-        """When to call `observation` at the latest, in monotonic seconds."""
+        """The monotonic time when `observation` is due at the latest."""
 
     def share(self, observation: Observation) -> None:
-        """What this machine sees."""
+        """Passes on this machine's observation."""
 
     def observation(self) -> Observation | None:
-        """What all of them see, when there is something new. Never blocks."""
+        """A new observation of all machines, if any. Never blocks."""
 
     def ended(self, code: int) -> int | None:
-        """The command has ended here with this code. The code of the whole run; None while others go on."""
+        """Notes the exit code of the command here. Returns the code of the whole run; None while others run."""
 
     def ask_for_facts(self) -> None:
-        """Asks each for its part of the report. Never raises."""
+        """Requests their parts of the report. Never raises."""
 
     def facts(self) -> "Sequence[NodeFacts]":
-        """Their parts of the report; waits for them, but not for long."""
+        """Their parts of the report, after a short wait."""
 
     def stop(self, ending: Ending, reason: str) -> None:
         """Asks them to stop. Never raises, never blocks."""
 
     def finish(self, ending: Ending, reason: str) -> Sequence[str]:
-        """Stops them and waits until nothing of the run is left; what may be left after a while, in words."""
+        """Stops them and waits for their end. Describes what may be left after a while."""
 
 
 class Supervisor(CommandHandler[int]):
-    """Runs one plan. `run` is called once."""
+    """Runs one plan. Call `run` once."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Supervisor(CommandHandler[int]):
         self.nodes: OtherNodes | None = None
         """The other machines of the run, if it has several; set before `run`."""
         self._is_left_clean = False
-        """Whether what the command left behind was stopped."""
+        """Leftover processes of the command are stopped."""
         self._on_warning = on_warning
         tags = {"STOKER_RUN": record.id, "STOKER_RUN_DIR": str(record.directory)} if record.is_kept else {}
         self._environment = {**environment, **tags}
@@ -164,7 +164,7 @@ class Supervisor(CommandHandler[int]):
         self._written_at = self._started_at
         self._written_progress = self._status.progress
         self.unwritten = False
-        """Whether the last status could not be written."""
+        """The last status could not be written."""
         policies = plan.policies
         self._judge = Judge(
             policies,
@@ -200,7 +200,7 @@ class Supervisor(CommandHandler[int]):
         return self._status
 
     def run(self, log: str | None = None, log_limit: int = 0) -> int:
-        """The exit code that the whole command ends with. `log` is the file that keeps the job's output."""
+        """Runs the plan and returns the exit code. `log`: the file for the job's output."""
         plan, self._log_path = self._plan, log
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self._journal.close)
@@ -253,7 +253,7 @@ class Supervisor(CommandHandler[int]):
         return None if request is None else self._stop_as_requested(request)
 
     def on_second_interrupt(self) -> int:
-        """No report, no grace: a person is waiting."""
+        """Stops without report and grace, because a person is waiting."""
         reason = "Ctrl-C was pressed twice."
         self._write_status(state="stopping", ending="signal", reason=reason)
         outcome = self._terminate(0.0)
@@ -271,7 +271,7 @@ class Supervisor(CommandHandler[int]):
         return self._stop_as_requested(StopRequest("lease", reason, 128 + signal.SIGTERM))
 
     def on_error(self, error: Exception) -> None:
-        """A bug in Stoker, or a machine short of memory or descriptors, must never cost the job."""
+        """Logs the error. A bug in Stoker or a lack of memory or descriptors must not affect the job."""
         self._log_once("round", f"{_message(error)}; the job goes on")
         time.sleep(ERROR_PAUSE)
 
@@ -304,7 +304,7 @@ class Supervisor(CommandHandler[int]):
             used = tuple(sorted(self._scope.used)) if isinstance(self._scope, JobScope) else ()
             self._status = msgspec.structs.replace(self._status, used=used)
             self.nodes.share(observation)
-            return None  # all of them are judged together, in `on_tick`
+            return None  # `on_tick` judges all machines together
         return self._judge_observation(observation)
 
     def _judge_observation(self, observation: Observation) -> int | None:
@@ -320,7 +320,7 @@ class Supervisor(CommandHandler[int]):
         return self._stop_by_rule(judgement.verdict) if stops else None
 
     def _read_snooze(self) -> None:
-        """Read before every verdict, so that a snooze takes effect at once."""
+        """Reads the snooze before every verdict, so that it takes effect at once."""
         snooze = self._record.snooze()
         until = snooze.until if snooze else None
         if until == self._snoozed_until:
@@ -363,7 +363,7 @@ class Supervisor(CommandHandler[int]):
         if not self._is_left_clean:
             if self._controller is not None and (request := self._controller.on_exit(exit_code(status))) is not None:
                 return self._stop_as_requested(request)
-            self._reaper.update()  # most jobs leave nothing behind, and the reaper says so at the same time
+            self._reaper.update()  # most jobs leave nothing behind, which the reaper reports at the same time
             left, settled = self._reaper.scan_processes()
             if left:
                 log(f"the command ended and left {len(left)} process(es) behind: they are stopped")
@@ -375,14 +375,14 @@ class Supervisor(CommandHandler[int]):
         return None if code is None else self._end("exited", f"It ended by itself with code {code}.", code)
 
     def on_reaper_killed(self) -> int:
-        """The kernel made the processes of the job children of this one."""
+        """Stops the job. The kernel has made its processes children of this one."""
         reason = "The reaper of the job was killed from outside, so the job was stopped."
         log(reason)
         self._terminate(self._plan.grace)
         return self._end("signal", reason, OWN_FAILURE)
 
     def _stop_as_requested(self, request: StopRequest) -> int:
-        """No report unless its time is over: the controller knows why."""
+        """Stops on request of the controller, with a report only at the time limit."""
         if request.ending == "time limit" and (code := self._stop("time limit", request.reason, code=request.code)):
             return code
         self._write_status(state="stopping", ending=request.ending, reason=request.reason)
@@ -396,7 +396,7 @@ class Supervisor(CommandHandler[int]):
     def _stop(self, ending: Ending, reason: str, *, code: int, verdict: Verdict | None = None) -> int | None:
         """Collects the report while the processes live, then terminates them.
 
-        Returns None if a snooze arrived before the first signal: the run then goes on.
+        Returns None if a snooze arrives before the first signal; the run then continues.
         """
         self._write_status(state="stopping", ending=ending, reason=reason)
         postmortem: Postmortem | None = None
@@ -404,7 +404,7 @@ class Supervisor(CommandHandler[int]):
             if self.nodes is not None:
                 self.nodes.ask_for_facts()
             postmortem = self._postmortem(verdict)
-            # Written already now, in case this process is killed during the stop.
+            # Written now in case this process is killed during the stop.
             postmortem.write()
             if self.nodes is not None:
                 postmortem.add_nodes(self.nodes.here, self.nodes.facts())
@@ -423,7 +423,7 @@ class Supervisor(CommandHandler[int]):
         return self._end(ending, reason, code)
 
     def _postmortem(self, verdict: Verdict | None) -> "Postmortem":
-        """The facts of this machine, collected for a bounded time."""
+        """Collects the facts of this machine within a time limit."""
         from stoker.runs.postmortem.report import Postmortem
 
         log_path = self._log_path
@@ -433,7 +433,7 @@ class Supervisor(CommandHandler[int]):
             self._journal,
             judged=self._judged_gpus,
             verdict=verdict,
-            # Only queued jobs have a log. A command that a job starts inherits the variable.
+            # Only queued jobs have a log; the variable alone may be inherited from a job.
             job=None if log_path is None else self._environment["STOKER_JOB_ID"],
             log=None if log_path is None else Path(log_path),
         )
@@ -441,12 +441,12 @@ class Supervisor(CommandHandler[int]):
         return found
 
     def collect_facts(self) -> "RunFacts":
-        """This machine's part of the report on a run over several."""
+        """This machine's part of the report on a multi-node run."""
         return self._postmortem(None).facts
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
-        """A report that fails must not keep the job from being stopped."""
+        """Logs a failure of the report, which must not prevent the stop."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the stop goes on
@@ -460,7 +460,7 @@ class Supervisor(CommandHandler[int]):
         return self._loop.stop(signum, grace, has_signal=has_signal)
 
     def _gpus_still_held(self) -> tuple[str, ...]:
-        """Waits until the driver has freed the memory, and names the processes that still hold some after a while."""
+        """Waits for the driver to free the memory, and names the processes that hold some after a while."""
         if not self._status.used:
             return ()
         ends = time.monotonic() + MEMORY_PATIENCE
@@ -477,7 +477,7 @@ class Supervisor(CommandHandler[int]):
             time.sleep(MEMORY_POLL)
 
     def _holders(self, look: Look) -> tuple[str, ...]:
-        """Processes that the driver lists on the GPUs of the job and that are its own, or gone."""
+        """Processes listed on the job's GPUs that belong to the job or have exited."""
         found: list[str] = []
         for gpu, reading in zip(look.gpus, look.readings, strict=True):
             if gpu.uuid not in self._status.used or not known(reading.processes):
@@ -496,7 +496,7 @@ class Supervisor(CommandHandler[int]):
             self._status, state="ended", ending=ending, reason=reason, exit_code=code, ended=time.time()
         )
         if self._controller is not None:
-            # Before it is on disk: the worker waits for this to start the next job, and keeps it.
+            # Reported before it is on disk: the worker waits for this to start the next job, and stores it.
             self._controller.on_ended(ended)
         self._status = ended
         self._write_status()
@@ -505,7 +505,7 @@ class Supervisor(CommandHandler[int]):
     # Status and log
 
     def _write_status(self, **changes: Any) -> None:
-        """Changes the status on disk. A full disk costs the run its record, never the job."""
+        """Writes changes of the status. A full disk does not affect the job."""
         self._status = msgspec.structs.replace(self._status, **changes)
         self._written_at, self._written_progress = time.monotonic(), self._status.progress
         try:
@@ -535,7 +535,7 @@ class Supervisor(CommandHandler[int]):
             )
 
     def _warning(self, judgement: Judgement) -> RuleWarning | None:
-        """The warning that holds now. It stays the same while it lasts, unless the moment of the stop has moved."""
+        """The current warning. The same one persists, unless the time of the stop has moved."""
         verdict, acts_in = judgement.warned, judgement.acts_in
         if verdict is None or judgement.fired:
             return None

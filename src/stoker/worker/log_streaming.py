@@ -15,51 +15,51 @@ from stoker.queue.driver import CollisionError
 from stoker.queue.logs import KEPT
 from stoker.queue.model import LogRequest
 
-# Requests are checked no more often than this, however often the queue changes.
+# The shortest interval of checks for requests, however often the queue changes.
 _CHECK_EVERY: Final = 1.0
-# Meanwhile readers have the tail in the queue. The stream itself may have filled the disk.
+# Until a retry, readers have the tail in the queue. The stream itself may have filled the disk.
 _RETRY_WHEN_AWAY: Final = 5.0
 _RETRY_AFTER_ERROR: Final = 60.0
-# Other workers remove the streams of machines that are gone.
+# Other workers remove the streams of dead machines.
 _EXPIRE_EVERY: Final = 600.0
 # As fast as people read; each chunk is a row.
 _SEND_EVERY: Final = 0.5
-# One chunk: between two of them the worker does its other work.
+# The size of a chunk. Between chunks the worker does its other work.
 _STEP: Final = 256 * 1024
-# Further requests wait: each stream has a file open.
+# The limit of open streams, each of which has an open file. Further requests wait.
 _MAX_OPEN: Final = 32
-# Of all streams in the queue, complete ones too.
+# The limit for all streams in the queue, including complete ones.
 _MAX_STORED: Final = 512 * 2**20
 # A longer log is not streamed: readers get its tail.
 _MAX_LOG: Final = 128 * 2**20
-# The same for one line: it is sent as a whole, and an unfinished one again with each change.
+# The limit of a line, which is sent as a whole, and again with each change while it is unfinished.
 _MAX_LINE: Final = 4 * 2**20
 _MAX_UNFINISHED: Final = 64 * 1024
 
 
 class LogStreaming:
-    """All logs that this machine streams now. A failure here never affects a job."""
+    """The logs that this machine streams. A failure never affects a job."""
 
     def __init__(self, identity: WorkerIdentity) -> None:
         self._identity = identity
         self._streams: dict[str, _LogStream] = {}
-        """By attempt, least recently sent first."""
+        """Streams by attempt, least recently sent first."""
         self._refused: set[str] = set()
-        """Attempts whose log cannot be streamed, until their requests end."""
+        """Requested attempts whose log cannot be streamed."""
         self._checked = -math.inf
         self._check_at = 0.0
         self._expire_at = 0.0
         """When to remove streams without readers."""
 
     def note_change(self) -> None:
-        """The queue has changed: there may be a new request."""
+        """Schedules a check for requests after a change of the queue."""
         self._check_at = min(self._check_at, self._checked + _CHECK_EVERY)
 
     def due(self) -> float:
         return min([self._check_at, self._expire_at, *(stream.due for stream in self._streams.values())])
 
     def step(self, store: Store) -> None:
-        """One step of what is due. Raises QueueAwayError; streams then start over later."""
+        """Performs one due step. Raises QueueAwayError; streams then start over later."""
         try:
             self._step(store, time.monotonic())
         except QueueAwayError:
@@ -107,14 +107,14 @@ class LogStreaming:
             self._expire_at = min(self._expire_at, self._checked + KEPT + 1.0)
         for attempt, request in requests.items():
             if attempt in self._streams and not self._streams[attempt].is_read_as(request.edition):
-                # The request had ended for a moment, and the new reader starts over.
+                # The request had ended for a moment, so the new reader starts over.
                 self._forget(attempt)
             if attempt in self._streams or attempt in self._refused or not self._has_room():
                 continue
             directory = self._identity.directory_of(request.job, request.number)
             if is_log_of(directory, attempt):
                 self._streams[attempt] = _LogStream(request, directory)
-        # New requests change the queue; only the end of one must be polled for.
+        # New requests change the queue; only their end needs polling.
         self._check_at = self._checked + _CHECK_EVERY if requests else math.inf
 
     def _has_room(self) -> bool:
@@ -127,7 +127,7 @@ class LogStreaming:
 
 
 class _LogStream:
-    """One log, from its beginning."""
+    """The stream of one log."""
 
     def __init__(self, request: LogRequest, directory: Path) -> None:
         self._attempt = request.attempt
@@ -137,15 +137,15 @@ class _LogStream:
         self._sent: LogChunk | None = None
         self.due = 0.0
         self.is_refused = False
-        """Whether another try cannot succeed."""
+        """Another try cannot succeed."""
 
     @property
     def size(self) -> int:
-        """Bytes of it in the queue."""
+        """Its bytes in the queue."""
         return 0 if self._sent is None else self._sent.size
 
     def is_read_as(self, edition: str) -> bool:
-        """Whether readers have this stream."""
+        """True if readers have this edition."""
         return self._sent is None or edition == self._edition
 
     @property
@@ -153,13 +153,13 @@ class _LogStream:
         return self._sent is not None and self._sent.is_complete
 
     def send(self, store: Store) -> bool:
-        """Sends one chunk. False when the stream is over: no reader is left, or the log cannot be streamed."""
+        """Sends one chunk. False if the stream ends: no reader is left, or the log cannot be streamed."""
         try:
             chunk = self._next()
         except (StokerError, OSError):
             chunk = None
         if chunk is None or chunk.size > _MAX_LOG:
-            # A log that has grown too long starts over: its file is shorter, since the writer limits its size.
+            # A log that has grown too long starts over: its file is shorter, since the writer rotates it.
             self.is_refused = chunk is None
             store.logs.drop_stream(self._attempt)
             return False
@@ -180,10 +180,10 @@ class _LogStream:
         self._reader.close()
 
     def _next(self) -> LogChunk | None:
-        """The next chunk; None when the log is too long. Raises StokerError or OSError when it cannot be read."""
+        """The next chunk; None if the log is too long. Raises StokerError or OSError if it cannot be read."""
         if self._sent is None and _size_of(self._record.directory) > _MAX_LOG:
             return None
-        # Before reading: what is read after the end is all.
+        # Checked before reading, since a read after the end gets everything.
         has_ended = not self._record.has_attempt()
         finished, unfinished = self._reader.read(_STEP)
         is_complete = has_ended and not self._reader.is_behind
@@ -207,5 +207,5 @@ def _size_of(directory: Path) -> int:
 
 
 def _state_of(chunk: LogChunk) -> tuple[object, ...]:
-    """What may change although no line was finished."""
+    """The state that may change without a new finished line."""
     return chunk.unfinished, chunk.is_behind, chunk.is_complete

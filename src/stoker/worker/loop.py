@@ -1,6 +1,6 @@
 """The worker's loop: claims jobs for an engine, renews leases, delivers results, sends heartbeats and streams logs.
 
-The worker may be killed at any moment: attempts go on without it, and the next worker finds them.
+The worker may be killed at any moment: attempts continue, and the next worker finds them.
 """
 
 import contextlib
@@ -32,31 +32,33 @@ from stoker.worker.log_streaming import LogStreaming
 from stoker.worker.scheduler import Scheduler
 
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Figures on other machines are at most five seconds old: one second passes between two chances to send, and one of them
-# may be missed. All machines together send no more than this many in a second; what changes otherwise is sent at once.
+# The interval of heartbeats. Figures on other machines are at most five seconds old, even if one chance per second is
+# missed. All machines together send at most this many per second; changes are sent at once.
 _HEARTBEATS: Final = 4.0
 _MOST_HEARTBEATS: Final = 100
-# However many they are, a machine that is silent for a minute counts as lost.
+# The longest interval in a large fleet, since a machine that is silent for a minute counts as lost.
 _SLOWEST_HEARTBEATS: Final = 15.0
-# Changes are sent at once, but no more often than people notice.
+# The shortest interval of changes: people do not notice more.
 _CHANGES: Final = 1.0
 # Usage is written soon after the end of each minute; nothing waits for it.
 _USAGE_EVERY: Final = 5.0
 _LOG_TAILS_EVERY: Final = 3.0
-# After the outcome: nobody notices this delay.
+# The delay of the final tail after the outcome, which nobody notices.
 _LAST_LOGS_WITHIN: Final = 0.02
-# Of all jobs that run, by the number of workers and the jobs of this one: each is some kilobytes in the database's log.
+# The limit of tails per second of all running jobs, estimated from this worker's jobs and the number of workers. Each
+# adds some kilobytes to the database's log.
 _MOST_LOG_TAILS: Final = 200
-# Between two tries to reach a queue that is away.
+# The delay between two tries to reach an absent queue.
 _FIRST_PAUSE: Final = 0.5
 _LAST_PAUSE: Final = 10.0
-# When a database comes back, workers connect about this far apart: a connection costs it some milliseconds.
+# Workers reconnect to a restarted database about this far apart, since a connection costs it milliseconds.
 _APART: Final = 0.01
 _TIDY_EVERY: Final = 600.0
-# After a round that failed for want of descriptors, memory or processes. It is logged again after a minute without one.
+# The pause after a round that failed for lack of descriptors, memory or processes. A failure is logged again after a
+# quiet minute.
 _TROUBLE_PAUSE: Final = 0.2
 _TROUBLE_QUIET: Final = 60.0
-# Between two searches for attempts of an earlier worker, while some of them cannot be looked at.
+# The interval of searches for attempts of an earlier worker, while some cannot be checked.
 _SEARCH_AGAIN: Final = 2.0
 _GIVEN_UP: Final = "The queue had given the job up, and another worker may run it."
 
@@ -67,8 +69,8 @@ def work(
     log: Log,
     create_queue: Callable[[], None],
 ) -> int:
-    """Works until a signal asks for its end."""
-    # Before there is any connection, and before the home is taken: an engine may fork.
+    """Runs a worker until a signal stops it."""
+    # Created before any connection and before the home is locked, since an engine may fork.
     engine = engine_module(options.engine).create(options, engine_options, log)
     try:
         identity = WorkerIdentity(state_home())
@@ -76,7 +78,7 @@ def work(
         engine.close()
         raise
     try:
-        # A wrong address of the queue is an error now; a queue that is away is waited for.
+        # A wrong address of the queue is an error now; an absent queue may come back.
         with contextlib.suppress(QueueAwayError):
             create_queue()
         log(f"at work for {queue_address(options.queue)}")
@@ -88,7 +90,7 @@ def work(
 
 
 class WorkerLoop:
-    """One worker from its start to its end."""
+    """The loop of one worker."""
 
     def __init__(self, options: WorkerOptions, identity: WorkerIdentity, engine: Engine, log: Log) -> None:
         self._options = options
@@ -113,15 +115,15 @@ class WorkerLoop:
         self._tidy_at = 0.0
         self._trouble_logged = -math.inf
         self._adopted = False
-        """Whether the queue knows that the attempts of earlier workers are this one's now."""
+        """The queue has transferred the attempts of earlier workers to this one."""
         self._unadopted: list[RunningAttempt] = []
         self._claims_known = True
-        """Whether all claims of earlier workers that never started were found."""
+        """All claims of earlier workers that never started are found."""
         self._search_at = math.inf
-        """When to search again for attempts of an earlier worker: not all of them could be looked at."""
+        """When to search again for attempts of an earlier worker, if some could not be checked."""
 
     def run(self) -> int:
-        """Runs until a signal asks for its end, or nothing is left to do."""
+        """Runs until a signal stops it, or nothing is left to do."""
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self._signals.close)
             cleanup.callback(self._close_queue)
@@ -184,7 +186,7 @@ class WorkerLoop:
         self._trouble_logged = time.monotonic()
 
     def _step(self, readable: set[int]) -> None:
-        """A machine that is short of descriptors, memory or processes for a while must not end its worker."""
+        """Handles events of the engine. A temporary lack of resources must not end the worker."""
         try:
             if time.monotonic() >= self._search_at:
                 self._search()
@@ -202,27 +204,27 @@ class WorkerLoop:
             self._scheduler.room_changed()
 
     def _has_nothing_left(self) -> bool:
-        """Whether nothing runs here, and nothing waits that could ever start here."""
+        """True if nothing runs here, and no waiting job can ever start here."""
         return not self._engine.attempts and self._store is not None and self._scheduler.has_nothing_left()
 
     # The queue
 
     def _ask_queue(self) -> None:
-        """Everything that the queue is asked or gets, the most urgent first. While it is away, jobs go on."""
+        """Does all work with the queue, most urgent first. While it is away, jobs continue."""
         if time.monotonic() < self._away_until:
             return
         try:
             store = self._store or self._open_queue()
             if not self._adopted or self._unadopted or (self._search_at == math.inf and not self._claims_known):
                 self._adopt(store)
-            # Before an outcome, which ends what can be written of an attempt.
+            # Before outcomes, after which an attempt cannot change.
             self._write_deferred_starts(store)
-            # Before outcomes, with which the next job is claimed by what is known of the queue.
+            # Before outcomes, which also claim the next job based on the known state of the queue.
             self._note_changes(store)
             self._deliver(store)
             if self._search_at == math.inf:
                 self._scheduler.place(store)
-            # Before anything that may be large or slow: a lease that ends costs the job.
+            # Before anything large or slow, since an expired lease costs the job.
             self._renew_leases(store)
             self._deliver_last_logs(store)
             self._send_heartbeat(store)
@@ -237,7 +239,7 @@ class WorkerLoop:
             self._lose_queue(QueueAwayError(f"the queue cannot be served: {error}"))
 
     def _note_changes(self, store: Store) -> None:
-        """Takes notifications of changes: jobs that may start, and requests to this worker."""
+        """Processes notifications: jobs that may start, and requests to this worker."""
         changes = self._changes.poll() if self._changes is not None else None
         if self._scheduler.polls_now():
             changes = EVERYTHING
@@ -257,12 +259,12 @@ class WorkerLoop:
         if self._absence_logged:
             self._renew_at = 0.0
         if self._adopted:
-            # A claim whose answer was lost.
+            # The answer to a claim may have been lost.
             self._requeue_unstarted(store)
         return store
 
     def _note_queue_works(self) -> None:
-        """After a whole round: a queue that can be opened may still be damaged."""
+        """Notes a complete round: a damaged queue may open without working."""
         self._backoff.reset()
         if self._absence_logged:
             self._log("the queue is back")
@@ -289,13 +291,13 @@ class WorkerLoop:
     # Attempts of earlier workers
 
     def _search(self) -> None:
-        """Looks for attempts of an earlier worker of this home. Nothing is started before all of them are known."""
+        """Searches for attempts of earlier workers of this home. Nothing starts before all of them are known."""
         found = self._engine.find()
         self._search_at = math.inf if found.complete else time.monotonic() + _SEARCH_AGAIN
         self._unadopted += found.attempts
 
     def _adopt(self, store: Store) -> None:
-        """Takes over attempts of earlier workers, and stops those that the queue has given up."""
+        """Takes over attempts of earlier workers, and stops those with a lost lease."""
         running = [attempt for attempt in self._unadopted if attempt.result is None]
         held = store.attempts.adopt([attempt.id for attempt in running], self._identity.worker, self._engine.lease)
         for attempt in running:
@@ -308,7 +310,7 @@ class WorkerLoop:
         self._requeue_unstarted(store)
 
     def _requeue_unstarted(self, store: Store) -> None:
-        """Requeues claims of which nothing was ever started: the worker or the database was killed in between."""
+        """Requeues claims that never started, because the worker or the database was killed in between."""
         self._claims_known = True
         for attempt in store.attempts.running(f"{self._identity.key}-"):
             if attempt.id in self._engine.attempts:
@@ -332,12 +334,12 @@ class WorkerLoop:
                 continue
             accepted = self._scheduler.finish(store, attempt)
             if not accepted:
-                # Its supervisor delivers it when this worker is held up for long.
+                # Its supervisor may have delivered it while this worker was held up.
                 known = store.attempts.get(attempt.id)
                 accepted = known is not None and result.outcome != "lost" and known.outcome == result.outcome
             attempt.recorded = True
             attempt.acknowledge()
-            # One that could not be started is logged as trouble of the machine, once.
+            # A failed start is logged as trouble of the machine, once.
             if not _is_trouble(result) or attempt.gpu_failed:
                 lasted = "" if attempt.pending else f" after {format_duration(round(attempt.lasted()))}"
                 how = f" with code {result.exit_code}" if result.exit_code else ""
@@ -346,7 +348,7 @@ class WorkerLoop:
                 self._log(f"{attempt.job}: {result.outcome}{lasted}{how}{late}")
 
     def _deliver_last_logs(self, store: Store) -> None:
-        """Those of many short jobs in one transaction, and none while the next job starts."""
+        """Delivers final tails of many short jobs in one transaction, and not while the next job starts."""
         settled = [one for one in self._engine.attempts.values() if one.recorded and one.is_settled]
         if not settled:
             return
@@ -409,7 +411,7 @@ class WorkerLoop:
     def _renew_leases(self, store: Store) -> None:
         if time.monotonic() < self._renew_at:
             return
-        # By the worker's option also where leases are longer: a renewal tells what was cancelled or given up.
+        # The worker's option also limits longer leases: a renewal returns cancellations and lost leases.
         self._renew_at = time.monotonic() + min(self._engine.lease, self._options.lease) / 4
         held = {name: attempt for name, attempt in self._engine.attempts.items() if not attempt.recorded}
         if not held:
@@ -426,7 +428,7 @@ class WorkerLoop:
     # Reports
 
     def _write_deferred_starts(self, store: Store) -> None:
-        """When and where attempts run that were given to a cluster manager."""
+        """Writes when and where attempts run that a cluster manager starts."""
         changed = {
             attempt.id: start
             for attempt in self._engine.attempts.values()
@@ -443,7 +445,7 @@ class WorkerLoop:
                 self._log(f"{attempt.job}: began as {attempt.where}")
 
     def _send_heartbeat(self, store: Store) -> None:
-        """That this worker is alive, and why jobs wait, as soon as that changes."""
+        """Sends a heartbeat with a report, at once after a change."""
         moment = time.monotonic()
         if moment < self._heartbeat_at:
             return
@@ -473,7 +475,7 @@ class WorkerLoop:
                 self._store.workers.farewell(self._identity.worker)
 
     def _write_usage(self, store: Store) -> None:
-        """Rows that could not be written while the queue was away are still there."""
+        """Writes usage, including rows from the time when the queue was away."""
         if time.monotonic() < self._usage_at:
             return
         self._usage_at = time.monotonic() + _USAGE_EVERY
@@ -482,7 +484,7 @@ class WorkerLoop:
             self._engine.usage_written(rows)
 
     def _tidy(self) -> None:
-        """Whether or not the queue is there: a full disk may be what keeps it away."""
+        """Cleans up, even while the queue is away: a full disk may be the cause of that."""
         if time.monotonic() < self._tidy_at and not self._identity.needs_tidying:
             return
         self._tidy_at = time.monotonic() + _TIDY_EVERY
@@ -494,12 +496,12 @@ class WorkerLoop:
 
 
 def _is_trouble(result: AttemptResult) -> bool:
-    """Whether the machine could not run it: neither the job nor where it was to run is the cause."""
+    """True if the machine could not run it, for no fault of the job or its destination."""
     return result.outcome == "requeued" and not result.cause
 
 
 def _gist(view: View) -> tuple[object, ...]:
-    """What is sent at once when it changes; utilization changes all the time."""
+    """The part of a report whose changes are sent at once, unlike utilization."""
     gpus = [
         (gpu.uuid, gpu.jobs, gpu.note, gpu.state, gpu.user, gpu.unread_since, gpu.kept_for, gpu.quarantine)
         for gpu in view.gpus

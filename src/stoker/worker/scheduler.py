@@ -1,8 +1,8 @@
-"""Waiting jobs on their way to the engine: read, decided on, claimed and started; the same for every engine.
+"""Reads waiting jobs, lets the engine decide, claims and starts them; the same for every engine.
 
-The queue is read when it may have changed: the first jobs of each shape. When only the engine's room has changed, the
-engine decides on what was read before. A claim asks for the first job of a shape, whichever it is by then, unless a job
-of another shape has its turn before it: then the queue is read again.
+After a change of the queue, the first jobs of each shape are read again. If only the engine's room has changed, the
+engine decides with the known jobs. A claim takes whatever is now the first job of a shape, unless a job of another
+shape goes first: then the queue is read again.
 """
 
 import math
@@ -25,60 +25,60 @@ from stoker.queue.driver import Changes
 from stoker.queue.model import KeptGpus, ReadyJob
 from stoker.queue.store import PeriodicTask
 
-# Behind the notifications of changes: what they missed is found after this.
+# The interval of polls for changes without a notification.
 _SLOW_POLL: Final = 5.0
-# An engine that could not start a job (a full disk, no processes left) must not fail one job after another: it pauses,
+# After a failed start (a full disk, no processes left) the engine must not fail one job after another, so it pauses,
 # twice as long each time.
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 30.0
-# A failure after this long without one starts over, with a short pause and a message.
+# After this long without a failure, the next one starts over with a short pause and a message.
 _QUIET: Final = 4 * _LONGEST_PAUSE
-# Time limits are exact to within seconds: a new estimate that is no further from the last is not written.
-_SAME_TIME: Final = 5.0
-# A worker that hears of fewer jobs than there are workers waits up to this long for each that is too many, and at most
-# this long in all: a thousand that read the queue within a moment would find that the first had taken the jobs.
+# Time limits are no more exact than this, so smaller changes of an estimate are not written.
+_TIME_TOLERANCE: Final = 5.0
+# If there are fewer new jobs than workers, each worker reads the queue after a random delay of this per surplus worker,
+# with a limit. Otherwise a thousand workers would find that the first has taken the jobs.
 _SPREAD: Final = 0.002
 _LONGEST_SPREAD: Final = 0.5
-# How often workers are counted, and reservations of those that are gone are ended.
+# The interval of counting workers and ending reservations of dead ones.
 _MINUTE: Final = 60.0
 # Up to this number, workers count each other every minute; with twice as many, every second minute.
 _COUNTED_OFTEN: Final = 200
-# What was decided on holds for one round of the loop: the GPUs may be others' after that.
+# A decision holds for one round of the loop; others may use the GPUs after that.
 _PLAN_HOLDS: Final = 0.1
-# More shapes than are read at once take turns this often.
+# The interval at which shapes take turns, if they are too many to read at once.
 _NEXT_SHAPES: Final = 0.5
-# A line on a screen.
+# The limit of a command in the log.
 _LONGEST_COMMAND: Final = 100
 
 
 class Scheduler:
-    """Starts what the engine has room for."""
+    """Starts the jobs that the engine has room for."""
 
     def __init__(self, identity: WorkerIdentity, engine: Engine, log: Log) -> None:
         self._identity = identity
         self._engine = engine
         self._log = log
         self._read_at = -math.inf
-        """When the queue is read again, at the latest."""
+        """When to read the queue again, at the latest."""
         self._undecided = True
-        """Whether something may have changed since the last decision."""
+        """Something may have changed since the last decision."""
         self._planned: Decision | None = None
-        """A decision of which not everything was started yet."""
+        """A decision that is not completely carried out."""
         self._planned_at = -math.inf
         self._heads = Heads()
         self._heads_at = -math.inf
         self._has_all_shapes = False
         self._waiting: list[ReadyJob] = []
-        """What is left of the heads."""
+        """The unclaimed jobs of the heads."""
         self._never: frozenset[str] = frozenset()
         self._others_never = True
-        """Whether of the shapes that were read before these none can ever start here."""
+        """No job of the shapes read before these can ever start here."""
         self._reserved: tuple[Reservation, ...] = ()
         self._poll_at = 0.0
         self._minute = PeriodicTask(_MINUTE)
         self._minutes = 0
         self.workers = 1
-        """How many there are, as of the last minute."""
+        """The number of workers at the last count."""
         self._no_starts_until = -math.inf
         self._failed_at = -math.inf
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
@@ -88,40 +88,40 @@ class Scheduler:
         self._read_at = -math.inf
 
     def note_changes(self, changes: Changes) -> None:
-        """Reads the queue again if that could change a decision: a job that comes after an equal one could not."""
+        """Schedules a read if a new job could change the decision: not if an equal job waits before it."""
         number = 0
         for shape, ready in changes.ready.items():
             first = next((job for job in self._waiting if job.shape == shape), None)
             if first is None or first.priority < ready.priority:
                 number += ready.number
         if number or changes.everything:
-            # Workers come one after the other when there are fewer jobs than workers.
+            # Spreads the reads of many workers after few new jobs.
             self._read_soon(self.workers - max(1, number))
 
     def _read_soon(self, others: int) -> None:
-        """Reads the queue again, at another moment than the other workers."""
+        """Schedules a read after a random delay, unlike other workers."""
         longest = min(_LONGEST_SPREAD, _SPREAD * max(0, others))
         self._read_at = min(self._read_at, time.monotonic() + random.uniform(0.0, longest))  # noqa: S311 - no secret
 
     def room_changed(self) -> None:
-        """The engine may have room for jobs that it had none for, or less."""
+        """Notes that the engine has more or less room."""
         self._undecided = True
 
     def due(self) -> float:
         return -math.inf if self._undecided or self._planned is not None else min(self._poll_at, self._read_at)
 
     def polls_now(self) -> bool:
-        """Whether it is time to read the queue although no change was notified."""
+        """True if the slow poll is due."""
         return time.monotonic() >= self._poll_at
 
     def why_paused(self) -> dict[str, str] | None:
-        """Why jobs wait while the engine starts nothing; None when it does."""
+        """Why jobs wait during a pause of the engine; None without a pause."""
         if time.monotonic() >= self._no_starts_until:
             return None
         return {job.id: f"waits until this machine can start jobs again: {self._problem}" for job in self._waiting}
 
     def has_nothing_left(self) -> bool:
-        """Whether nothing waits that could ever start here."""
+        """True if no waiting job can ever start here."""
         is_settled = not self._undecided and self._read_at == math.inf
         return is_settled and self._others_never and self._are_never()
 
@@ -129,7 +129,7 @@ class Scheduler:
         return all(job.id in self._never for job in self._waiting)
 
     def place(self, store: Store) -> None:
-        """Starts what fits, if anything changed or it is time."""
+        """Starts the jobs that fit, if anything has changed or a read is due."""
         moment = time.monotonic()
         if moment < self.due():
             return
@@ -148,7 +148,7 @@ class Scheduler:
         self._engine.commit(preempt)
 
     def _read(self, store: Store, moment: float) -> None:
-        """Reads the first jobs of each shape. Those of the reservations are always among them."""
+        """Reads the first jobs of each shape, including those with reservations."""
         if self._minute.is_due():
             if self._minutes % (1 + self.workers // _COUNTED_OFTEN) == 0:
                 self.workers = store.workers.count()
@@ -157,7 +157,7 @@ class Scheduler:
         reserved = {one.job for one in self._reserved}
         also = {job.shape for job in self._waiting if job.id in reserved}
         self._others_never = not self._heads.after or (self._others_never and self._are_never())
-        # Between two slow polls, jobs that can never start here need not be read again.
+        # Between slow polls, jobs that can never start here are not read again.
         is_slow_poll = moment >= self._poll_at
         known = (
             [] if is_slow_poll or not self._has_all_shapes else [job for job in self._waiting if job.id in self._never]
@@ -165,7 +165,8 @@ class Scheduler:
         without, before = {job.shape for job in known}, self._heads.after
         self._heads = store.attempts.heads(self._identity.worker, self._heads.after, also, without)
         self._has_all_shapes = not before and not self._heads.after
-        # The queue may have given up an attempt that still stops here: until then this worker starts no other one.
+        # An attempt may still be stopping here after losing its lease. Until it has stopped, this worker must not
+        # start another attempt at the job.
         stopping = self._stopping()
         fresh = {job.id: job for job in (*known, *self._heads.jobs) if job.id not in stopping}
         self._waiting = sorted(fresh.values(), key=lambda job: job.rank[1:])
@@ -192,26 +193,26 @@ class Scheduler:
         return decision
 
     def _start_all(self, store: Store, decision: Decision) -> tuple[str, ...]:
-        """Starts what was decided on, and agrees on reservations; what to preempt."""
+        """Carries out a decision: starts jobs and writes reservations. Returns the attempts to preempt."""
         self._planned = None
         jobs = {job.id: job for job in self._waiting}
         starts = [start for start in decision.start if start.job in jobs]
         horizon = self._horizon(decision)
         for start in starts:
             if horizon is not None and jobs[start.job].rank > horizon:
-                break  # jobs that were not read may come before it
+                break  # unread jobs may go first
             if not self._start(store, start, jobs[start.job]):
                 self.queue_changed()  # other workers were faster
         if horizon is not None:
             self.queue_changed()
             return ()
-        # Of a decision that was made for a claim before, some jobs may be gone.
+        # Jobs of an earlier decision may have been claimed since.
         reserved = tuple(one for one in decision.reserved if one.job in jobs)
         if len(reserved) < len(decision.reserved):
             self.room_changed()
             return ()
         if not self._reserve(store, reserved, jobs):
-            # Another machine was faster: nothing is stopped for a job that it has. Others were refused as well.
+            # Another machine was faster, so nothing is stopped for the job. Other workers were refused as well.
             self._read_soon(self.workers)
             return ()
         if decision.complete:
@@ -219,9 +220,9 @@ class Scheduler:
         return decision.preempt
 
     def _horizon(self, decision: Decision) -> tuple[object, ...] | None:
-        """The last job up to which the decision holds, when it takes all that was read of a shape and there is more.
+        """The rank up to which the decision holds, if it uses up the read jobs of a shape that has more.
 
-        At least one of that shape starts: otherwise the next reading would be the same.
+        At least one job of that shape starts; otherwise the next read would be the same.
         """
         starts = {start.job for start in decision.start}
         taken = starts.union(one.job for one in decision.reserved)
@@ -233,7 +234,7 @@ class Scheduler:
     # Reservations are agreed on in the queue: one machine for each job
 
     def _reserve(self, store: Store, reserved: tuple[Reservation, ...], jobs: Mapping[str, ReadyJob]) -> bool:
-        """Writes reservations that affect others. False when another machine has reserved GPUs meanwhile."""
+        """Writes reservations that affect others. False if another machine has just reserved GPUs."""
         for one in reserved:
             known = jobs[one.job].kept
             if not one.affects_others and known is None:
@@ -250,19 +251,19 @@ class Scheduler:
         return True
 
     def _note_kept(self, job: str, kept: KeptGpus | None) -> None:
-        """The queue is not read again for what this worker has written itself."""
+        """Updates a known job after writing its reservation, without another read."""
         self._waiting = [replace(one, kept=kept) if one.id == job else one for one in self._waiting]
 
     def _is_written(self, reserved: Reservation, known: KeptGpus, now: float) -> bool:
-        """Whether the queue has this reservation, up to a few seconds of its start."""
+        """True if the queue has this reservation, give or take a few seconds of its start."""
         if known.worker != self._identity.worker or known.gpus != reserved.ready:
             return False
         if known.until is None:
             return math.isinf(reserved.starts_in)
-        return abs(max(now, known.until) - now - reserved.starts_in) < _SAME_TIME
+        return abs(max(now, known.until) - now - reserved.starts_in) < _TIME_TOLERANCE
 
     def _release(self, store: Store, reserved: tuple[Reservation, ...]) -> None:
-        """Removes the reservations from the queue that this worker no longer has."""
+        """Removes this worker's obsolete reservations from the queue."""
         jobs = {one.job for one in reserved}
         written = {job.id for job in self._waiting if job.kept is not None and job.kept.worker == self._identity.worker}
         if (written | {one.job for one in self._reserved if one.affects_others}) - jobs:
@@ -274,9 +275,9 @@ class Scheduler:
     # Starts
 
     def finish(self, store: Store, attempt: RunningAttempt) -> bool:
-        """Writes the outcome of an attempt, and claims and starts the next job at the same time if it can.
+        """Writes the outcome of an attempt, and if possible claims and starts the next job at the same time.
 
-        False when the attempt has an outcome already.
+        False if the attempt already has an outcome.
         """
         result = attempt.result
         if result is None:
@@ -294,7 +295,7 @@ class Scheduler:
         return done.accepted
 
     def _next_start(self) -> Start | None:
-        """What starts next by what was read before; None when that is not known, or the queue must be read first."""
+        """The next start among known jobs; None if there is none, or the queue must be read first."""
         if not self._no_starts_until <= time.monotonic() < min(self._read_at, self._poll_at):
             return None
         if self._planned is None or self._planned_at < time.monotonic() - _PLAN_HOLDS:
@@ -307,7 +308,10 @@ class Scheduler:
         return next(job for job in self._waiting if job.id == name)
 
     def _claim(self, start: Start, job: ReadyJob) -> ClaimRequest:
-        """No job behind the next one of another shape. Shapes that were passed over do not fit in any case."""
+        """The claim for the job's shape, limited to jobs before the next one of another shape.
+
+        Earlier shapes do not matter: they do not fit.
+        """
         behind = (
             other
             for other in self._waiting
@@ -325,9 +329,9 @@ class Scheduler:
         )
 
     def _start(self, store: Store, start: Start, job: ReadyJob) -> bool:
-        """Claims the job, or another that fits in its place, and starts it. False when there is none."""
+        """Claims the job or another of its shape, and starts it. False if there is none."""
         if time.monotonic() < self._no_starts_until:
-            return False  # the one before it could not be started
+            return False  # the previous start failed
         claimed_at, claim = lease_clock(), self._claim(start, job)
         if job.kept is None:
             claimed = store.attempts.take_head(claim)
@@ -358,7 +362,7 @@ class Scheduler:
             self._log(f"{job.id}: {what}{where}: {_shortened(job)}")
 
     def _drop(self, claimed: Job, shape: str) -> None:
-        """Forgets a job that was claimed, and those before it, which other workers have taken."""
+        """Drops a claimed job, and those before it, which other workers have claimed."""
         place = (-claimed.priority, claimed.position, claimed.submitted, claimed.id)
         self._waiting = [
             job
@@ -369,7 +373,7 @@ class Scheduler:
             self.queue_changed()
 
     def start_failed(self, job: str, why: str) -> None:
-        """A job could not be started and goes back to the queue: pauses before the next one is tried."""
+        """Notes a failed start, and pauses before the next one. The job is requeued."""
         moment = time.monotonic()
         if moment - self._failed_at > _QUIET:
             self._backoff.reset()
@@ -379,7 +383,7 @@ class Scheduler:
         self.queue_changed()
 
     def start_succeeded(self, since: float) -> None:
-        """A job that was started at that time did run: the pause after the next failure is short again."""
+        """Notes that a job started then has run, which resets the pause."""
         if since > self._failed_at:
             self._backoff.reset()
 

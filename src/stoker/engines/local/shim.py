@@ -363,7 +363,6 @@ class LocalExecution(Execution):
             if self._recorded or (lease_clock() >= self._until and not self._record.directory.exists()):
                 break
             # A suspended worker does not renew the lease, and must not cause a second run of the job.
-
             trusts_until = min(trusts_worker_until, self._until - self._attempt_spec.lease * _RENEW_ALONE_AT)
             alone = self._channel is None or lease_clock() >= trusts_until
             if alone and self._delivery is None and lease_clock() >= self._next_delivery:

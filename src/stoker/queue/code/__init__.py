@@ -1,1 +1,1 @@
-"""The code of a job as it was at its submission: packed, stored once per content, compared."""
+"""The code of a job at its submission: packing, deduplicated storage, comparison."""

@@ -1,6 +1,6 @@
-"""An archive of files that is the same for the same content: a compressed tar without times and owners.
+"""A reproducible archive of files: a compressed tar without times and owners.
 
-Its name is the SHA-256 of the tar, so that another version of zlib makes no other name of it.
+Its digest is the SHA-256 of the uncompressed tar, so it does not depend on the version of zlib.
 """
 
 import os
@@ -19,7 +19,7 @@ from stoker.units import format_memory
 if TYPE_CHECKING:
     import tarfile
 
-# The queue is near, and code is small: a person waits for this.
+# Fast compression: the queue is near, code is small, and a person waits.
 _LEVEL: Final = 1
 _BLOCK: Final = 256 * 1024
 _EXECUTABLE: Final = 0o755
@@ -27,25 +27,25 @@ _PLAIN: Final = 0o644
 
 
 class CodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The code that a job runs; the queue has its files by their digest."""
+    """The code that a job runs. The queue stores its files by digest."""
 
     digest: str
     size: int
-    """Of all files, in bytes."""
+    """The total size of the files in bytes."""
     files: int
     directory: str = ""
-    """Where the job runs inside it; empty for the top."""
+    """The job's directory inside it; empty for the top."""
     root: str = ""
-    """The top of the repository on the machine that it was submitted from."""
+    """The top of the repository on the submitting machine."""
     changes: str = ""
-    """The digest of what differed from the commit; empty when nothing did."""
+    """The digest of the differences from the commit; empty without any."""
     changed: int = 0
-    """How many tracked files differed from the commit."""
+    """The number of tracked files that differ from the commit."""
     untracked: int = 0
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """All that the queue keeps for it."""
+        """The digests of everything that the queue stores for it."""
         return (self.digest, self.changes) if self.changes else (self.digest,)
 
     @property
@@ -58,10 +58,10 @@ class CodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Blob(NamedTuple):
-    """Compressed content, in a file without a name."""
+    """Compressed content in an anonymous file."""
 
     digest: str
-    """Of the content before it was compressed."""
+    """The digest of the uncompressed content."""
     size: int
     file: IO[bytes]
 
@@ -70,14 +70,14 @@ class Entry(NamedTuple):
     """One file of an archive."""
 
     path: bytes
-    """Relative to its top."""
+    """The path relative to the top."""
     executable: bool = False
     target: bytes | None = None
-    """Of a symbolic link; None for a file."""
+    """The target of a symbolic link; None for a file."""
 
 
 class Packer:
-    """Compresses what is written to it."""
+    """Compresses the data written to it."""
 
     def __init__(self) -> None:
         import hashlib
@@ -105,7 +105,7 @@ class Packer:
 
 
 class Unpacker:
-    """Reads what a `Packer` has written, and checks it. Raises StokerError when it is damaged."""
+    """Reads and verifies the output of a `Packer`. Raises StokerError if it is damaged."""
 
     def __init__(self, digest: str, compressed: Iterable[bytes]) -> None:
         import hashlib
@@ -116,11 +116,11 @@ class Unpacker:
         self._hash = hashlib.sha256()
 
     def read(self, size: int = _BLOCK) -> bytes:
-        """At most as much; nothing at the end."""
+        """Reads at most `size` bytes; empty at the end."""
         try:
             while not self._decompress.eof:
                 given = self._decompress.unconsumed_tail or next(self._compressed, b"")
-                # Output may be left after all input was taken.
+                # The decompressor may still hold output after the last input.
                 if data := self._decompress.decompress(given, size):
                     self._hash.update(data)
                     return data
@@ -134,7 +134,7 @@ class Unpacker:
         return b"".join(iter(self.read, b""))
 
     def finish(self) -> None:
-        """Reads what is left, and compares all with the digest."""
+        """Reads the rest, and verifies the digest."""
         while self.read():
             pass
         if self._hash.hexdigest() != self._digest:
@@ -151,7 +151,7 @@ def write_file(packer: IO[bytes] | Packer, file: IO[bytes]) -> None:
 
 
 class ArchiveWriter:
-    """Writes entries, which must come in the order of their paths."""
+    """Writes entries, which must be sorted by path."""
 
     def __init__(self, packer: Packer) -> None:
         import tarfile
@@ -159,7 +159,7 @@ class ArchiveWriter:
         self._tar = tarfile.open(fileobj=packer, mode="w|", format=tarfile.GNU_FORMAT, **_encoding())  # type: ignore[call-overload]  # noqa: SIM115 - closed by `close`
 
     def add(self, entry: Entry, size: int = 0, content: IO[bytes] | None = None) -> None:
-        """Raises OSError when the content is shorter."""
+        """Adds an entry. Raises OSError if the content is shorter than `size`."""
         import tarfile
 
         info = tarfile.TarInfo(os.fsdecode(entry.path))
@@ -174,7 +174,7 @@ class ArchiveWriter:
 
 
 def members(source: Unpacker) -> Iterator[tuple[Entry, IO[bytes] | None]]:
-    """The entries in their order, each file with its content, to be read before the next. Raises StokerError."""
+    """The entries in order, each file with its content, which must be read before the next. Raises StokerError."""
     import tarfile
 
     try:
@@ -194,14 +194,14 @@ def _entry(info: "tarfile.TarInfo") -> Entry:
 
 
 def _encoding() -> dict[str, Any]:
-    """As file names are read and written, so that any bytes survive."""
+    """The encoding of file names in Python, which preserves all bytes."""
     return {"encoding": sys.getfilesystemencoding(), "errors": "surrogateescape"}
 
 
 def unpack(source: Unpacker, to: Path) -> None:
-    """Writes all files below `to`, a directory without anything in it. Raises StokerError or OSError.
+    """Writes all files below `to`, an empty directory. Raises StokerError or OSError.
 
-    Links come last: while files are written, there is none that could be followed out of the directory.
+    Links are created last, so that no file can be written through a link out of the directory.
     """
     top = os.fsencode(to)
     links: list[tuple[bytes, bytes]] = []

@@ -1,4 +1,4 @@
-"""Content that jobs refer to, stored once in rows of limited size, and deleted with the last of these jobs."""
+"""Content that jobs refer to, deduplicated, stored in rows of limited size, and deleted with the last such job."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -9,9 +9,9 @@ from stoker.queue.driver import Driver, Parameters
 from stoker.queue.fields import JobSpec
 from stoker.queue.table import Table, json_text
 
-# Of one row: neither side ever has more of a blob in memory.
+# The size of a row: client and server never hold more of a blob in memory.
 _CHUNK: Final = 2**20
-# Deleted in one transaction.
+# The number of blobs deleted per transaction.
 _MOST_FORGOTTEN: Final = 20
 
 
@@ -19,11 +19,11 @@ class Blobs(Table):
     """Content by its digest."""
 
     def read(self, digest: str) -> Unpacker:
-        """What was stored. Raises StokerError, when it is read, if it is not there any more."""
+        """A reader of the stored content. Reading raises StokerError if the content was deleted."""
         return Unpacker(digest, self.chunks(digest))
 
     def chunks(self, digest: str) -> Iterator[bytes]:
-        """The same as it is stored, compressed, row by row."""
+        """The compressed content, row by row."""
         number = 0
         while rows := self._driver.fetch("blob chunk", {"digest": digest, "number": number}):
             yield bytes(rows[0][0])
@@ -34,14 +34,14 @@ class Blobs(Table):
             )
 
     def forget_unused(self) -> tuple[int, int]:
-        """Deletes what no job refers to; how many, and their bytes."""
+        """Deletes unreferenced blobs. Returns their number and size."""
         count = size = 0
         while some := self._driver.transaction(self._forget_some):
             count, size = count + len(some), size + sum(some)
         return count, size
 
     def _forget_some(self) -> list[int]:
-        # Locked first: the second statement then sees the jobs that were submitted before that.
+        # After this lock, the second statement sees all jobs submitted before it.
         rows = self._driver.fetch("lock unused blobs", {"most": _MOST_FORGOTTEN})
         if not rows:
             return []
@@ -50,7 +50,7 @@ class Blobs(Table):
 
 
 def write_blobs(driver: Driver, blobs: Iterable[Blob]) -> None:
-    """Within the transaction that submits the jobs that refer to them. Those that are there are not sent."""
+    """Writes blobs in the transaction that submits their jobs. Existing ones are not sent again."""
     for blob in blobs:
         if driver.fetch("insert blob", {"digest": blob.digest, "size": blob.size}):
             blob.file.seek(0)
@@ -59,7 +59,7 @@ def write_blobs(driver: Driver, blobs: Iterable[Blob]) -> None:
 
 
 def refer_to_blobs(driver: Driver, jobs: Sequence[tuple[str, JobSpec]]) -> None:
-    """Keeps the blobs of these jobs, by their ids, for as long as the queue has the jobs."""
+    """Records that these jobs, by id, use their blobs, which keeps the blobs as long as the jobs."""
     uses = [{"job": name, "digest": digest} for name, job in jobs if job.code for digest in job.code.digests]
     if not uses:
         return

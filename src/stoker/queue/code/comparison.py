@@ -1,4 +1,4 @@
-"""What differs: between the code of a job and its commit, or between the code of two jobs."""
+"""Differences between the code of a job and its commit, or between the code of two jobs."""
 
 import difflib
 import hashlib
@@ -11,22 +11,22 @@ from stoker.queue.code.archive import CodeSnapshot, Entry, members
 from stoker.queue.code.blobs import Blobs
 from stoker.queue.model import Job
 
-# Comparing larger files line by line takes minutes; they are data.
+# Larger files are data, and take minutes to compare line by line.
 _LONGEST_TEXT: Final = 2**20
-# As git decides it.
+# Git's rule: a NUL within this many bytes makes a file binary.
 _BINARY_WITHIN: Final = 8000
 
 
 class CodeChanges(NamedTuple):
-    """What differed from the commit when a job was submitted."""
+    """Differences from the commit at a job's submission."""
 
     difference: bytes
-    """Of tracked files, as `git diff` prints it."""
+    """The output of `git diff` for tracked files."""
     untracked: tuple[bytes, ...]
 
     @property
     def text(self) -> bytes:
-        """Both, for people."""
+        """Both parts as text for people."""
         return self.difference + b"".join(
             b"untracked: " + path.replace(b"\n", b"\\n") + b"\n" for path in self.untracked
         )
@@ -37,25 +37,25 @@ class _Content(NamedTuple):
     size: int
     digest: bytes
     text: bytes | None
-    """None for what is not compared line by line."""
+    """None for a file that is not compared line by line."""
 
 
 def code_of(job: Job) -> CodeSnapshot:
-    """Raises BadInputError for a job without one."""
+    """The job's snapshot. Raises BadInputError for a job without one."""
     if job.code is None:
         raise BadInputError(f"job {job.id} has no snapshot of its code: `stoker submit --snapshot` makes one")
     return job.code
 
 
 def read_changes(blobs: Blobs, job: Job) -> CodeChanges:
-    """Raises BadInputError for a job without a snapshot."""
+    """The job's differences from its commit. Raises BadInputError for a job without a snapshot."""
     code = code_of(job)
     if not code.changes:
         return CodeChanges(b"", ())
     source = blobs.read(code.changes)
     data = source.read_all()
     source.finish()
-    # Each path ends with NUL, and an empty one ends the list.
+    # Each path ends with NUL, and an empty path ends the list.
     names, _, difference = data.partition(b"\0\0") if not data.startswith(b"\0") else (b"", b"", data[1:])
     return CodeChanges(difference, tuple(name for name in names.split(b"\0") if name))
 
@@ -88,7 +88,7 @@ def _content(entry: Entry, file: IO[bytes] | None) -> _Content:
 
 
 def _difference(path: bytes, old: _Content | None, new: _Content | None) -> Iterator[bytes]:
-    """As git prints it, so that tools for diffs understand it."""
+    """The difference in git's format, for diff tools."""
     yield b"diff --git a/%b b/%b\n" % (path, path)
     if old is None and new is not None:
         yield b"new file mode %b\n" % _mode(new.entry)

@@ -1,4 +1,4 @@
-"""Packing the code of a job as it is now: the files that git tracks, as they are, and those that it does not ignore."""
+"""Packs the current code of a job: all files in the working tree that git does not ignore."""
 
 import contextlib
 import fnmatch
@@ -13,21 +13,21 @@ from stoker.errors import BadInputError
 from stoker.queue.code.archive import ArchiveWriter, Blob, CodeSnapshot, Entry, Packer, write_file
 from stoker.units import format_memory
 
-# A directory with data or an environment in it: its names alone would be too much.
+# More files mean that the directory contains data or a Python environment.
 MOST_FILES: Final = 100_000
-# Lists and differences of a large repository on a network take seconds.
+# Listing and comparing a large repository over a network takes seconds.
 _GIT_SECONDS: Final = 60.0
-# Somebody saves a file now and then; a file that changes all the time has no state to run.
+# An editor may save a file during packing; a file that changes constantly has no state to pack.
 _MOST_TRIES: Final = 3
 _MOST_NAMED: Final = 10
-# Of the caller: they name one repository, and submodules are others.
+# Variables of the caller that name one repository, and would be wrong in submodules.
 _OF_ONE_REPOSITORY: Final = (
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"),
     *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE"),
 )
 _DIFF: Final = ("diff", "--no-ext-diff", "--no-color", "--ignore-submodules=untracked")
 _AS_TEXT: Final = ("--no-textconv", "--submodule=diff", "--src-prefix=a/", "--dst-prefix=b/")
-# Names of files that hold secrets and little else.
+# Names of files that usually hold secrets.
 _SECRET: Final = (
     *(".env", ".env.*", ".netrc", ".pgpass", ".git-credentials", ".npmrc", ".pypirc", "credentials.json"),
     *("id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "*.pem", "*.key", "*.p12", "*.pfx", "*.kdbx"),
@@ -36,7 +36,7 @@ _NO_SECRET: Final = (".env.example", ".env.sample", ".env.template", ".env.dist"
 
 
 class _ChangedError(Exception):
-    """A file is no longer what it was when the files were listed."""
+    """A file has changed since the files were listed."""
 
     def __init__(self, path: bytes) -> None:
         super().__init__(path)
@@ -44,18 +44,18 @@ class _ChangedError(Exception):
 
 
 class _File(NamedTuple):
-    """A file as it was when it was listed."""
+    """A file at the time of listing."""
 
     path: bytes
     mode: int
     size: int
     changed: tuple[int, int, int]
-    """Inode, and the times of its content and its attributes."""
+    """Inode, mtime and ctime."""
     tracked: bool
 
 
 class _Tree(NamedTuple):
-    """All that is packed."""
+    """The files to pack."""
 
     commit: str | None
     files: tuple[_File, ...]
@@ -72,7 +72,7 @@ class PackedCode(NamedTuple):
     commit: str | None
     blobs: tuple[Blob, ...]
     secrets: tuple[str, ...]
-    """Names of packed files that look as if they held secrets."""
+    """Names of packed files that look like secrets."""
 
     def __enter__(self) -> "PackedCode":
         return self
@@ -100,10 +100,10 @@ class PackedCode(NamedTuple):
 
 
 def pack(directory: str, limit: int) -> PackedCode:
-    """Packs the repository that the directory is in. Raises BadInputError.
+    """Packs the repository that contains the directory. Raises BadInputError.
 
-    Nothing is read before the sizes are known. What changes meanwhile is packed again, so that all files are of one
-    moment.
+    Sizes are checked before reading. If a file changes during packing, packing starts over, so that the archive is
+    consistent.
     """
     top, inside = _top_of(directory)
     path = b""
@@ -126,7 +126,7 @@ def pack(directory: str, limit: int) -> PackedCode:
 
 
 def _top_of(directory: str) -> tuple[bytes, bytes]:
-    """The top of the working tree, and the directory inside it."""
+    """The top of the working tree, and the directory's path inside it."""
     shown = _git(os.fsencode(directory), "rev-parse", "--show-toplevel", "--show-prefix")
     if shown.returncode != 0:
         raise BadInputError(
@@ -137,7 +137,7 @@ def _top_of(directory: str) -> tuple[bytes, bytes]:
     return top, inside.removesuffix(b"/")
 
 
-# What is packed
+# Listing files
 
 
 def _listed(top: bytes) -> _Tree:
@@ -147,7 +147,7 @@ def _listed(top: bytes) -> _Tree:
 
 
 def _files_of(top: bytes, below: bytes, *, tracked: bool) -> Iterator[_File]:
-    """The files of the repository in this directory of the working tree, and of the repositories in it."""
+    """The files of the repository at this path of the working tree, and of nested repositories."""
     own = os.path.join(top, below)  # noqa: PTH118 - bytes
     listings = [(tracked, ("--cached",)), (False, ("--others", "--exclude-standard"))]
     seen: set[bytes] = set()
@@ -157,25 +157,25 @@ def _files_of(top: bytes, below: bytes, *, tracked: bool) -> Iterator[_File]:
         if shown.returncode != 0:
             raise BadInputError(f"the files of {_shown(own)} cannot be listed: {_complaint(shown)}")
         for name in shown.stdout.split(b"\0"):
-            # A repository that is not a submodule ends with a slash; one with conflicts is listed several times.
+            # A nested repository that is not a submodule ends with a slash. A file with conflicts is listed repeatedly.
             path = below + name.removesuffix(b"/")
             if not name or path in seen or not _is_real(top, os.path.dirname(path), real):  # noqa: PTH120 - bytes
                 continue
             seen.add(path)
             try:
-                found = os.lstat(os.path.join(top, path))  # noqa: PTH118 - bytes
+                status = os.lstat(os.path.join(top, path))  # noqa: PTH118 - bytes
             except (FileNotFoundError, NotADirectoryError):
-                continue  # deleted, or left out of a sparse checkout
-            if stat.S_ISDIR(found.st_mode):
+                continue  # deleted, or excluded by a sparse checkout
+            if stat.S_ISDIR(status.st_mode):
                 if os.path.lexists(os.path.join(top, path, b".git")):  # noqa: PTH118 - bytes
                     yield from _files_of(top, path + b"/", tracked=is_tracked)
-            elif stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode):
-                changed = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
-                yield _File(path, found.st_mode, found.st_size, changed, is_tracked)
+            elif stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+                changed = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+                yield _File(path, status.st_mode, status.st_size, changed, is_tracked)
 
 
 def _is_real(top: bytes, directory: bytes, known: dict[bytes, bool]) -> bool:
-    """Whether no link is on the way: git still lists the files behind one that took the place of a directory."""
+    """True if the path contains no symbolic link: git still lists files behind a link that replaced a directory."""
     if not directory:
         return True
     if directory not in known:
@@ -263,7 +263,7 @@ def _add(writer: ArchiveWriter, file: _File, path: bytes) -> None:
 
 
 def _changes(tree: _Tree, top: bytes) -> tuple[int, Blob | None]:
-    """How many tracked files differ from the commit, and what differs: see `comparison.read_changes`."""
+    """The number of tracked files that differ from the commit, and the differences for `comparison.read_changes`."""
     base = tree.commit or _git(top, "hash-object", "-t", "tree", os.devnull).stdout.decode().strip()
     names = _git(top, *_DIFF, "--name-only", "-z", base, "--")
     changed = names.stdout.count(b"\0")
@@ -296,7 +296,7 @@ def _is_secret(path: bytes) -> bool:
 def _git(
     directory: bytes, *words: str, nested: bool = False, output: IO[bytes] | None = None
 ) -> "subprocess.CompletedProcess[bytes]":
-    """Without its locks and its file monitor: somebody may be committing now. Names are bytes."""
+    """Runs git without its locks and its file monitor, since a commit may be in progress. Names are bytes."""
     environment = {name: value for name, value in os.environ.items() if not nested or name not in _OF_ONE_REPOSITORY}
     command: Sequence[bytes | str] = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", directory)
     try:
@@ -322,6 +322,6 @@ def _complaint(done: "subprocess.CompletedProcess[bytes]") -> str:
 
 
 def _shown(path: bytes) -> str:
-    """For people and for text in UTF-8."""
+    """The path as printable text."""
     text = path.decode(errors="backslashreplace")
     return text if text.isprintable() else ascii(text)[1:-1]
