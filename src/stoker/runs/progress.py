@@ -245,8 +245,8 @@ class _Tail:
             self.has_grown = self._stamp != (-1, -1)
             if file != self._file:
                 self._done = 0
-            elif found.st_size < self._done:
-                self._shorten(found.st_size)
+            elif status.st_size < self._done:
+                self._shorten(status.st_size)
             self._file, self._stamp = file, stamp
             return self._count(descriptor, status.st_size)
         except OSError:
