@@ -1,9 +1,12 @@
 """The queue on a real Slurm cluster as people use it: every verb and option, every outcome, every mistake."""
 
 import contextlib
+import math
 import os
 import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +21,7 @@ from stoker.queue import Attempt
 from tests.support.browser import chromium, screen
 from tests.support.command import Finished, stoker_command
 from tests.support.feeding import Feeders, write_trainer
+from tests.support.http_receiver import Receiver
 from tests.support.page_site import page_site
 from tests.support.slurm_cluster import NODES, SlurmCluster, running_cluster
 from tests.support.waiting import wait_for
@@ -30,6 +34,7 @@ DEAF = "trap 'echo asked >> saved' TERM; touch began; while :; do sleep 0.05; do
 # Windows of seconds; a job that never used a GPU is judged like any other.
 SOON = ("--for", "3s", "--unused-for", "5s", "--cpu-for", "5s", "--idle-after", "0s", "--idle-every", "250ms")
 
+RESUME = ("scontrol", "update", "NodeName=node[1-3]", "State=RESUME")
 DELETE = ("scontrol", "delete", "ReservationName=course")
 
 
@@ -246,6 +251,74 @@ def test_every_verb_works_on_jobs_of_the_cluster(login: LoginNode) -> None:  # n
     assert worker.stop() == 0
 
 
+def test_groups_times_and_the_other_verbs_hold_on_the_cluster(login: LoginNode) -> None:  # noqa: PLR0915 - one cluster for all
+    login.work("--max-pending", "5")
+    lines = login.directory / "lines"
+    lines.write_text("".join(f"echo line {number}; {login.site.until('flag')}\n" for number in range(3)))
+    on_cpus = ("--gpus", "0")
+    first, second, third = login.submit(
+        *on_cpus, "--from", str(lines), "--group", "night", "--at-most", "1", "--tag", "short"
+    ).split()
+    login.wait_until_began(first)
+    # What the group does not let run is not in Slurm either.
+    login.site.wait_for_why(second, "its group night already runs 1 of at most 1")
+    assert login.cluster.active_jobs() == [login.slurm_job(first)]
+    login.type("hold", third)
+    login.type("edit", "--at-most", "2", "night")
+    login.wait_until_began(second)
+    assert "late" in login.type("tag", "late", third)
+    login.type("tag", "--remove", "short", third)
+    assert [job["id"] for job in login.type_json("list", "--tag", "late", "--json")] == [third]
+    copied = login.type(
+        "clone", third, "--name", "copy", "--group", "none", "--at-most", "none", "--", "echo a clone"
+    ).strip()
+    login.type("wait", copied)
+    assert login.type("logs", "copy") == "a clone\n"
+    assert "2 running" in login.type("why", "night")
+    login.site.create_flag("flag")
+    login.type("wait", first, second)
+    assert login.site.job(third).state == "held"
+    login.type("release", third)
+    login.type("wait", "night")
+    # Nothing of a paused queue, and nothing before its time, is in Slurm.
+    login.type("pause")
+    last, before = login.submit(*on_cpus, "--", "true"), login.submit(*on_cpus, "--", "true")
+    assert "paused" in login.why(last)
+    login.type("move", "before", last, before)
+    later = login.submit(*on_cpus, "--begin", "+5s", "--", "date +%s")
+    login.type("resume")
+    login.type("wait", last, before)
+    assert login.slurm_job(before) < login.slurm_job(last)
+    login.type("wait", later)
+    assert int(login.type("logs", later)) >= int(login.site.job(later).begin or math.inf)
+    # Other ends, and what follows from them.
+    unlike = login.submit(*on_cpus, "--retries", "2", "--backoff", "1s", "--retry-on", "exit:75", "--", "exit 3")
+    after = login.submit(*on_cpus, "--after-any", unlike, "--", "echo after all")
+    login.type("wait", after)
+    assert [one.exit_code for one in login.site.store.attempts.of(unlike)] == [3]
+    sized = login.submit(
+        *(*on_cpus, "--batch-size", "32", "--metric", "loss"),
+        *("--", "for step in 1 2 3; do echo step=$step loss=0.$step size={batch_size}; done"),
+    )
+    with Receiver().listening() as hook:
+        url = f"failed:json://127.0.0.1:{hook.port}?cto=60&rto=60"
+        acted = login.submit(
+            *SOON, "--gpus", "1", "--then", f"exec touch {login.directory}/acted", "--notify", url, "--", "sleep 600"
+        )
+        login.type("wait", sized, acted, code=1)
+        notifier = subprocess.Popen([stoker_command(), "notify"], env={**os.environ, **login.site.environment})
+        wait_for(lambda: hook.asked, named="the message")
+        notifier.send_signal(signal.SIGTERM)
+        notifier.wait()
+    assert (login.directory / "acted").exists(), "the action ran on the node"
+    assert "size=32" in login.type("logs", sized)
+    assert "loss 0.3" in login.type("show", sized)
+    (machine,) = login.type_json("machines", "--json")
+    assert machine["engine"] == "slurm"
+    assert "deleted" in login.type("clean", "--older-than", "0s")
+    assert login.type_json("list", "--all", "--json") == []
+
+
 def test_every_outcome_is_the_right_one_here_and_in_slurm(login: LoginNode) -> None:  # noqa: PLR0915 - one cluster for all
     # A job that exits with 0 at SIGTERM may end long before its supervisor gets the signal.
     for node in NODES:
@@ -342,6 +415,38 @@ def test_every_outcome_is_the_right_one_here_and_in_slurm(login: LoginNode) -> N
     assert worker.stop() == 0
     assert login.site.store.usage.totals(0)["job"] > 3.0
     assert sorted(gpus for _ended, gpus in login.site.store.attempts.rule_stops(0.0)) == [1, 2]
+
+
+def test_job_whose_start_a_crashed_controller_has_forgotten_is_started_again(login: LoginNode) -> None:
+    login.work(lease="10s")
+    login.cluster.run("scontrol", "update", "PartitionName=main", "State=DOWN")
+    job = login.submit("--gpus", "0", "--", f"touch began; {login.site.until('flag')}")
+    login.wait_until_in_slurm(job)
+    # The state that it saves while the job waits is what it knows after the crash.
+    login.cluster.stop_controller()
+    state, kept = login.cluster.directory / "state", login.directory / "state"
+    shutil.copytree(state, kept)
+    login.cluster.start_controller()
+    began = login.directory / "began"
+    wait_for(began.exists, named="the start of the job")
+    wait_for(lambda: time.time() > began.stat().st_mtime + 4.0)
+    login.cluster.stop_controller(signal.SIGKILL)
+    shutil.rmtree(state)
+    shutil.copytree(kept, state)
+    login.cluster.start_controller()
+    # What runs there is killed, and Slurm starts the job again; or that comes too soon for the node, which refuses it:
+    # then the job is cancelled, though by nobody, and the node is drained.
+    attempts = login.site.store.attempts.of
+    log = login.record_of(job) / "output"
+    wait_for(
+        lambda: len(attempts(job)) == 2 or b"Slurm started the job again on node" in log.read_bytes(),
+        deadline=PATIENCE,
+        named="the second start",
+    )
+    login.site.create_flag("flag")
+    login.wait_until(job, "succeeded")
+    assert [one.outcome for one in attempts(job)] in (["succeeded"], ["lost", "succeeded"])
+    subprocess.run(RESUME, capture_output=True, check=False)
 
 
 def test_batch_job_with_stoker_run_ends_by_itself_without_a_queue(cluster: SlurmCluster) -> None:

@@ -1,11 +1,16 @@
 """What the worker reads of attempts on Slurm in their directories."""
 
+import os
 import time
 from pathlib import Path
+
+import msgspec
+import pytest
 
 from stoker.engines.attempt import CANCELLED, AttemptResult, result_of
 from stoker.engines.slurm.answers import SlurmJob
 from stoker.engines.slurm.attempts import SlurmAttempt
+from stoker.engines.slurm.evidence import conclude
 from stoker.engines.slurm.record import VOID, Owner, SlurmAttemptRecord, SlurmAttemptSpec
 from stoker.runs.plan import Plan
 from stoker.runs.record import Status
@@ -57,6 +62,37 @@ def test_next_worker_knows_that_slurm_had_launched_a_job_that_it_took_back(tmp_p
     waited.hear(slurm_job(8, "PENDING"))
     waited.hear(slurm_job(8, "CANCELLED"))
     assert not waited._evidence().had_node
+
+
+@pytest.mark.parametrize(
+    ("began", "ended", "started", "outcome"),
+    [
+        (3, None, 1, "cancelled"),
+        (3, 20, 1, "cancelled"),
+        # Slurm started it again while its shim ran: it had forgotten the first start, and nobody has cancelled it.
+        (3, None, 10, "lost"),
+        (3, 11, 10, "lost"),
+        # It was requeued when its first start had ended, and cancelled before its second shim had begun.
+        (3, 5, 10, "cancelled"),
+        # The clocks of Slurm and of the file system differ by as much as they like; whole seconds decide nothing.
+        (3, None, 4, "cancelled"),
+    ],
+)
+def test_job_that_slurm_cancels_since_it_had_forgotten_its_start_is_lost(
+    tmp_path: Path, began: int, ended: int | None, started: int, outcome: str
+) -> None:
+    one = attempt(tmp_path, 1)
+    one.record.write_attempt(one.spec)
+    one.record.take(Owner(7, host="node1"))
+    one.record.write_status(Status() if ended is None else Status(state="ended", ending="machine", reason="Slurm did."))
+    for name, seconds in (("attempt.json", 0), ("owner.json", began), ("status.json", ended or began)):
+        os.utime(one.record.directory / name, (5000 + seconds, 5000 + seconds))
+    listed = slurm_job(7, "CANCELLED", nodes="node1")
+    one.hear(msgspec.structs.replace(listed, submitted=100.0, start=100.0 + started))
+    one._read()
+    result = conclude(one._evidence()._replace(silent_for=1000.0, ended_for=1000.0))
+    assert isinstance(result, AttemptResult)
+    assert result.outcome == outcome
 
 
 def test_job_that_lived_between_two_answers_of_slurm_has_its_node_and_its_start(tmp_path: Path) -> None:

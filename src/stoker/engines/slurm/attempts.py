@@ -26,6 +26,8 @@ _ORDER_SEEN_WITHIN: Final = 15.0
 # answer shows most changes anyway.
 _LOOK_SHARE: Final = 0.02
 _LOOK_LONGEST: Final = 5.0
+# Slurm rounds both times of a difference to seconds.
+_WHOLE_SECONDS: Final = 2.0
 # The last line that a shim or Slurm printed says why the job did not start.
 _LAST_WORDS: Final = 4096
 _LONGEST_WORDS: Final = 200
@@ -66,6 +68,8 @@ class SlurmAttempt(RunningAttempt):
         self._running_since: float | None = None
         self._had_node = known is not None and known.launched
         self._by_mistake = False
+        self._waited_in_slurm: float | None = None
+        """Seconds from its submission to its last start, as Slurm counts them."""
         self._life: dict[str, tuple[int, float | None]] = {}
         """The last heartbeat of each node, by the name of its directory."""
         self._open: tuple[str, ...] = ()
@@ -170,6 +174,8 @@ class SlurmAttempt(RunningAttempt):
             if self.slurm_job is None:
                 self.submitted_as(job.id)
             self.state, self.reason, self.estimate = job.state, job.reason, job.start
+            is_known = job.start is not None and job.submitted is not None and job.state not in WAITING
+            self._waited_in_slurm = (job.start or 0.0) - (job.submitted or 0.0) if is_known else None
             if job.nodes and not self._had_node:
                 # Slurm clears the nodes when a launch fails and it requeues the job.
                 self._had_node = True
@@ -243,7 +249,7 @@ class SlurmAttempt(RunningAttempt):
             state=self.state,
             reason=self.reason,
             had_node=self._had_node,
-            by_mistake=self._by_mistake,
+            by_mistake=self._by_mistake or (self.state == "CANCELLED" and self._was_started_beside()),
             answers_without=self._answers_without,
             submitted=self.slurm_job is not None,
             silent_for=now - self._heard_at,
@@ -256,6 +262,19 @@ class SlurmAttempt(RunningAttempt):
             printed="" if self._over_since is None else self._printed(),
             open_nodes=self._open,
         )
+
+    def _was_started_beside(self) -> bool:
+        """Whether Slurm has started the job again while its shim ran: a controller that was killed had forgotten the
+        first start. The node does not take it twice, and Slurm cancels the job.
+
+        Slurm and the file system have different clocks, so each counts from the submission.
+        """
+        if self._waited_in_slurm is None:
+            return False
+        waited = self.record.seconds_since_written()
+        if waited is None or self._waited_in_slurm < waited.begun + _WHOLE_SECONDS:
+            return False
+        return self._status.state != "ended" or waited.ended >= self._waited_in_slurm - _WHOLE_SECONDS
 
     def _failed_starts(self) -> int:
         count, place = 0, self.record.directory.parent

@@ -64,7 +64,8 @@ class Evidence(NamedTuple):
     had_node: bool = False
     """Slurm has started the job on a node."""
     by_mistake: bool = False
-    """The worker has cancelled another attempt's job with the same id, and may have hit this one."""
+    """Nobody asked for the cancellation: the worker has cancelled another attempt's job with the same id, and may have
+    hit this one; or Slurm had forgotten that the job runs."""
     answers_without: int = 0
     """The number of consecutive complete answers without the job."""
     submitted: bool = True

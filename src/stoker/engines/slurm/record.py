@@ -24,7 +24,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -127,6 +127,15 @@ class LeaderOrder(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class Waited(NamedTuple):
+    """Seconds from the moment when an attempt was written."""
+
+    begun: float
+    """Until its shim took it, or gave its last sign of life while it waited for an earlier start to end."""
+    ended: float
+    """Until its last status was written."""
+
+
 class SlurmAttemptRecord(AttemptRecord):
     """The directory of one attempt of the Slurm engine."""
 
@@ -179,6 +188,15 @@ class SlurmAttemptRecord(AttemptRecord):
             return os.stat(self.directory / _OWNER).st_mtime  # noqa: PTH116 - one call
         except OSError:
             return None
+
+    def seconds_since_written(self) -> Waited | None:
+        """By the clock of the file system, from the attempt's spec; None when it cannot be read."""
+        names = (UNDELIVERED, _OWNER, "status.json")
+        try:
+            written, begun, ended = (os.stat(self.directory / name).st_mtime for name in names)  # noqa: PTH116 - one call
+        except OSError:
+            return None
+        return Waited(begun - written, ended - written)
 
     def replace_owner(self, owner: Owner) -> None:
         """Sets the owner to a later start of the same Slurm job. Raises OSError."""
