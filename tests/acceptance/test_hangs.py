@@ -56,7 +56,7 @@ EXPECTED: dict[Hang, Expected] = {
         "stalled",
         HUNG,
         ("- **Rank 1 (GPU {last}) is gone**", "- Rank 0 (GPU {first}) is in `all_reduce`"),
-        "A rank is gone, and the others wait for it for ever",
+        "A rank is gone, and the others wait for it forever",
     ),
     "gpu-lost": Expected(
         "stalled",

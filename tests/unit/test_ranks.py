@@ -354,7 +354,7 @@ class TestReport:
 
     def test_advice_follows_from_what_the_ranks_do(self) -> None:
         titles = [hint.title for hint in hints(distributed(101, 102, gone=[102]))]
-        assert titles == ["A rank is gone, and the others wait for it for ever", "Was it working all the same?"]
+        assert titles == ["A rank is gone, and the others wait for it forever", "Was it working all the same?"]
         titles = [hint.title for hint in hints(distributed(101, 102))]
         assert titles == ["A collective does not complete", "Was it working all the same?"]
 

@@ -1,4 +1,4 @@
-"""Why a program hangs or fails, from its stack and its output: what training programs usually hang in."""
+"""Common causes of hangs and failures of training programs, recognized by stack and output."""
 
 import itertools
 import re
@@ -7,15 +7,15 @@ from typing import Final, NamedTuple
 from stoker.logs.search import COLLECTIVE_ERROR, FULL_DISK, GPU_ERROR, NO_SHARED_MEMORY, OUT_OF_MEMORY
 from stoker.runs.postmortem.stacks import Frame, Thread
 
-# A helper that waits for work is recognised by one of these innermost calls.
+# A helper that waits for work is recognized by one of this many innermost calls.
 _INNERMOST: Final = 8
 
 
 class Cause(NamedTuple):
-    """A cause, and what to do about it: Markdown, in which `{delay}` stands for the name of an option."""
+    """A cause with its remedies, in Markdown, where `{delay}` stands for the name of an option."""
 
     pattern: re.Pattern[str]
-    """Searched in `function file` of the innermost library calls, a line each, or in the output."""
+    """Matches `function file` lines of the innermost library calls, or the output."""
     title: str
     steps: tuple[str, ...]
 
@@ -78,7 +78,7 @@ LOCK_FILE: Final = Cause(
 )
 NETWORK: Final = Cause(
     _calls(
-        # A server that accepts connections waits for nothing in particular.
+        # Excludes servers that accept connections, which is no hang.
         r"^(?!(?:\S*\.)?accept ).* (?:ssl|socket|http/client|urllib/request)\.py$",
         r" (?:urllib3|requests|httpx|aiohttp|botocore|boto3|s3fs|gcsfs|huggingface_hub|wandb|grpc|google/cloud)/",
     ),
@@ -167,13 +167,13 @@ EVENT_LOOP: Final = Cause(
     ),
 )
 
-# The first match counts, so the most specific come first.
+# The first match wins, so specific causes come first.
 CAUSES: Final = (
     INPUT, EXIT, RENDEZVOUS, COLLECTIVE, LOCK_FILE, NETWORK, CHECKPOINT, COMPILE, LOADER, SERVER, CHILD, QUEUE, JOIN,
     LOCK, EVENT, EVENT_LOOP,
 )  # fmt: skip
 
-# Found in what the job printed.
+# Causes recognized in the output.
 OUTPUT_CAUSES: Final = (
     Cause(
         re.compile(OUT_OF_MEMORY, re.IGNORECASE),
@@ -214,7 +214,7 @@ _WAITS_FOR_WORK: Final = _calls(
 
 
 def cause_of(thread: Thread) -> Cause | None:
-    """Why this thread waits, if the library calls that the innermost user code made show it."""
+    """Why this thread waits, if the library calls of the innermost user code show it."""
     calls = "\n".join(map(_call, library_calls(thread)))
     has_finished = own_call(thread) is None
     return next(
@@ -223,7 +223,7 @@ def cause_of(thread: Thread) -> Cause | None:
 
 
 def waits_for_work(thread: Thread) -> bool:
-    """Whether it is a library's helper that waits for work, which is no sign of a hang."""
+    """True for a library's helper that waits for work, which is no sign of a hang."""
     return any(_WAITS_FOR_WORK.search(_call(frame)) for frame in library_calls(thread)[:_INNERMOST])
 
 
@@ -233,7 +233,7 @@ def own_call(thread: Thread) -> Frame | None:
 
 
 def library_calls(thread: Thread) -> list[Frame]:
-    """The library calls that the innermost user code made; all calls without any user code."""
+    """The library calls of the innermost user code, or all calls without user code."""
     return list(itertools.takewhile(lambda frame: not frame.own, thread.frames))
 
 

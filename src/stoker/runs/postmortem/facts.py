@@ -1,4 +1,4 @@
-"""The facts from which the report on a run is written."""
+"""The facts for the report on a run."""
 
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -15,7 +15,7 @@ from stoker.runs.postmortem.stacks import Stack, Thread
 from stoker.runs.record import Spec, Status
 from stoker.step_file import RankSteps
 
-# Messages of the supervisor. After output without a line end they are on the same line.
+# Messages of the supervisor, which may follow output on the same line.
 _SUPERVISOR_MESSAGE: Final = re.compile(r"\bstoker: .*\n?")
 
 
@@ -25,52 +25,52 @@ def without_messages(text: str) -> str:
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of one run, collected while its processes still lived where possible."""
+    """The facts of one run, collected while its processes live if possible."""
 
     spec: Spec
     status: Status
     job: str | None = None
-    """The id of the queued job that it is an attempt of; None: it was started by `stoker run`."""
+    """The id of its queued job; None for `stoker run`."""
     exit: str
-    """How the stop went: `1 process got SIGTERM; all gone after 3 s; exit code 124`."""
+    """The outcome of the stop: `1 process got SIGTERM; all gone after 3 s; exit code 124`."""
     looks: Sequence[Look] = ()
     """The readings of the window, oldest first."""
     window: float = 0.0
-    """Seconds that the chart shows."""
+    """The time span of the chart in seconds."""
     verdict: Verdict | None = None
-    """That of the rule that stopped it."""
+    """The verdict of the rule that stopped it."""
     idle_window: float | None = None
-    """Seconds at the end of the window that the rule judged; None: all."""
+    """The last part of the window that the rule judged, in seconds; None for all of it."""
     below: float | None = None
     """The utilization below which a GPU counted as idle."""
     judged: Collection[str] | None = None
-    """The uuids of the GPUs that the rule judged; None: all."""
+    """The uuids of the judged GPUs; None for all."""
     processes: Sequence[ProcessInfo] = ()
     stacks: Sequence[Stack] = ()
     steps: Sequence[RankSteps] = ()
-    """Of every process that called `stoker.step()`."""
+    """The steps of processes that called `stoker.step()`."""
     outputs: Sequence[Output] = ()
     """The end of each output of the run."""
     driver: Maybe[str] = Unknown("it was not read")
     node: str = ""
-    """The machine that these facts are of; empty if the run is on one machine."""
+    """The machine of these facts, in a multi-node run."""
     others: "Sequence[NodeFacts]" = ()
-    """Those of the other machines of the run."""
+    """The facts of the other machines."""
 
     @property
     def did_no_work(self) -> bool:
-        """Whether it did nothing on its GPUs in the window: only then the stacks say something about the cause."""
+        """True if its GPUs were idle in the window: only then do stacks point to the cause."""
         peak = self.peak()
         return (self.verdict is not None and self.verdict.quiet) or (peak is not None and peak < self.limit)
 
     @property
     def stopped_as_idle(self) -> bool:
-        """Whether a rule stopped it because its GPUs were unused."""
+        """True if a rule stopped it because its GPUs were unused."""
         return self.verdict is not None and self.verdict.quiet and not self.verdict.hang
 
     @property
     def stopped_as_hung(self) -> bool:
-        """Whether a rule stopped it because its GPUs were fully used without doing work."""
+        """True if a rule stopped it because its GPUs were fully used without doing work."""
         return self.verdict is not None and self.verdict.hang
 
     def job_outputs(self) -> list[str]:
@@ -86,7 +86,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
         return next((process for process in self.processes if process.pid == pid), None)
 
     def last_readings(self) -> list[tuple[Gpu, Reading]]:
-        """The GPUs that the rule judged, with their last readings."""
+        """The judged GPUs with their last readings."""
         for look in reversed(self.looks):
             if look.gpus:
                 pairs = zip(look.gpus, look.readings, strict=True)
@@ -94,36 +94,36 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
         return []
 
     def pids_on_gpus(self) -> set[int]:
-        """Its processes on the GPUs that the rule judged, at the last look."""
+        """The run's processes on the judged GPUs at the last look."""
         own = {process.pid for process in self.processes}
         listed = [reading.processes for _, reading in self.last_readings() if known(reading.processes)]
         return {process.pid for processes in listed for process in processes if process.pid in own}
 
     def has_other_processes(self) -> bool:
-        """Whether processes of others are on the GPUs that the rule judged."""
+        """True if foreign processes are on the judged GPUs."""
         own = {process.pid for process in self.processes}
         listed = [reading.processes for _, reading in self.last_readings() if known(reading.processes)]
         return any(process.pid not in own for processes in listed for process in processes)
 
     def peak(self) -> float | None:
-        """The highest utilization that the rule judged; None when none was read."""
+        """The highest judged utilization; None if none was read."""
         since = self.looks[-1].at - self.idle_window if self.looks and self.idle_window is not None else 0.0
-        # A look covers the time before it, so the one at the start of the window does not count.
+        # A look covers the time before it, so a look at the start of the window does not count.
         readings = [reading for look in self.looks if look.at > since for reading in look.readings]
         seen = [r.utilization for r in readings if self.judged is None or r.uuid in self.judged]
         return max((utilization.peak for utilization in seen if known(utilization)), default=None)
 
     def main_threads(self) -> Iterator[tuple[int, Thread]]:
-        """The pid and the main thread of every process whose stack is known."""
+        """Pid and main thread of every process with a known stack."""
         for stack in self.stacks:
             if known(stack.threads) and stack.threads:
                 yield stack.pid, stack.threads[0]
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
-    """What another machine of the run contributes to the report."""
+    """Another machine's part of the report."""
 
     node: str
     facts: RunFacts | None = None
     problem: str = ""
-    """Why there are no facts of it."""
+    """Why its facts are missing."""

@@ -1,4 +1,4 @@
-"""What to do next, concluded from the facts: the most informative first."""
+"""Derives hints on what to do next from the facts, most informative first."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ from stoker.runs.postmortem.stacks import NOT_INSTALLED, NOT_PYTHON, Thread
 from stoker.runs.postmortem.text import clipped, code, listed, prose, shown_frame
 from stoker.units import capitalized, format_memory
 
-# As many as one reads on a phone.
+# As many as people read on a phone.
 MOST_HINTS: Final = 5
 _LINE_END: Final = "\n"
 _BY_SIGNAL: Final = (
@@ -46,16 +46,16 @@ _UNINDENTED: Final = re.compile(r"^(?!\[\w+\]:?\s\s)\S[^\n]*", re.MULTILINE)
 
 
 class Hint(NamedTuple):
-    """One conclusion, and what follows from it."""
+    """A conclusion with its next steps."""
 
     title: str
     """Plain text: a sentence without its full stop, or a question."""
     steps: tuple[str, ...]
-    """Markdown, a sentence or two each."""
+    """One or two sentences each, in Markdown."""
 
 
 class _Options(NamedTuple):
-    """Option names where the job was started: `submit` and `edit` use other names than `run`."""
+    """The names of options, which differ between `run` and `submit`."""
 
     delay: str
     limit: str
@@ -67,7 +67,7 @@ _OF_SUBMIT: Final = _Options(delay="`--idle-after`", limit="`--time-limit`", nev
 
 
 def hints(facts: RunFacts) -> list[Hint]:
-    """At least one and at most `MOST_HINTS`."""
+    """One to `MOST_HINTS` hints."""
     found = [hint for rule in _RULES for hint in rule(facts)]
     return found[:MOST_HINTS] or [_no_hint(facts)]
 
@@ -77,7 +77,7 @@ def options_of(facts: RunFacts) -> _Options:
 
 
 def _again_with(facts: RunFacts, options: str) -> Iterator[str]:
-    """A queued job is edited and queued again."""
+    """The commands that edit a queued job and queue it again."""
     if facts.job is not None:
         job = plain_line(facts.job)
         yield f"{code(f'stoker edit {job} {options}')}, then {code(f'stoker retry {job}')}."
@@ -130,10 +130,10 @@ def _waits_for_input(facts: RunFacts) -> Iterator[Hint]:
     yield Hint(INPUT.title, (*steps, *INPUT.steps))
 
 
-# What to do about a hang, by what tells the ranks apart.
+# Hints on a hang, by the difference between ranks.
 _HANGS: Final[dict[Pattern, Hint]] = {
     "gone": Hint(
-        "A rank is gone, and the others wait for it for ever",
+        "A rank is gone, and the others wait for it forever",
         (
             "Look for its error first: in the last output below, or in the log of that rank.",
             "`dmesg -T | grep -i -e xid -e 'killed process'` shows whether a GPU or a lack of memory ended it.",
@@ -188,7 +188,7 @@ def _hangs(facts: RunFacts) -> Iterator[Hint]:
 
 
 def _in_its_code(facts: RunFacts) -> Iterator[Hint]:
-    """One hint for each cause found in the stacks, unless the GPUs were busy: a working program may be anywhere."""
+    """One hint per cause found in the stacks, unless the GPUs were busy: the stack of a busy program proves nothing."""
     if not facts.did_no_work:
         return
     working = _without_launchers(
@@ -209,7 +209,7 @@ def _in_its_code(facts: RunFacts) -> Iterator[Hint]:
 
 
 def _without_launchers(facts: RunFacts, working: Sequence[tuple[int, Thread]]) -> list[tuple[int, Thread]]:
-    """Without processes that only wait for those on the GPUs, which say more."""
+    """Leaves out processes that only wait for those on the GPUs."""
     on_gpus = facts.pids_on_gpus()
     if not any(cause_of(thread) for pid, thread in working if pid in on_gpus) and not facts.stopped_as_hung:
         return list(working)
@@ -217,7 +217,7 @@ def _without_launchers(facts: RunFacts, working: Sequence[tuple[int, Thread]]) -
 
 
 def _by_system_call(facts: RunFacts) -> Iterator[Hint]:
-    """For stacks without a known cause: C code is not on them, but its system call is known."""
+    """Hints for stacks without a known cause: they lack C code, but the system call is known."""
     if not facts.did_no_work:
         return
     unclear = [
@@ -254,7 +254,7 @@ def _in_its_output(facts: RunFacts) -> Iterator[Hint]:
                 return
     for text in facts.job_outputs():
         if _TRACEBACK in text:
-            # The lines of a traceback are indented; the first that is not says what was wrong.
+            # A traceback is indented; the first unindented line has the error.
             error = _UNINDENTED.search(text.rpartition(_TRACEBACK)[2])
             last = code(clipped(plain_line(error[0]), 120)) if error else "It is quoted at the end of this page."
             yield Hint(
@@ -376,7 +376,7 @@ def _no_hint(facts: RunFacts) -> Hint:
 
 
 def _places(facts: RunFacts, found: Sequence[tuple[int, Thread]]) -> Iterator[str]:
-    """`It is in main (train.py:30) (pid 101).`: each line of user code once."""
+    """`It is in main (train.py:30) (pid 101).` for each distinct line of user code."""
     lines: dict[str, list[str]] = {}
     for pid, thread in found:
         if frame := own_call(thread) or (thread.frames[0] if thread.frames else None):
@@ -406,7 +406,7 @@ def _loader_workers(facts: RunFacts, working: Sequence[tuple[int, Thread]]) -> I
 
 
 def _was_on_no_gpu(facts: RunFacts) -> bool:
-    """Whether it certainly was on none: an incomplete reading may hide the one time that it was."""
+    """True if it certainly used no GPU. Incomplete readings may hide a use."""
     own = {process.pid for process in facts.processes}
     if facts.status.used or not own or not facts.looks or any(look.note or look.problem for look in facts.looks):
         return False

@@ -1,4 +1,4 @@
-"""The end of what a run wrote, as a terminal would show it, without control sequences."""
+"""The end of a run's output, as a terminal shows it, without control sequences."""
 
 import os
 import re
@@ -16,47 +16,47 @@ from stoker.logs.terminal import plain_text
 from stoker.runs.postmortem.processes import answers_in_time
 
 LINES: Final = 40
-# Much more than forty ordinary lines.
+# Much more than 40 ordinary lines.
 MOST_BYTES: Final = 64 * 1024
 MOST_COLUMNS: Final = 400
-# Standard output and standard error of a program and of what it pipes into; ranks may have a file each.
+# The limit of distinct outputs: standard output and error of a program and its pipeline; ranks may have files.
 MOST_PLACES: Final = 4
 
-# What torchrun prints last, about the rank whose end it saw first on its machine.
+# The final message of torchrun, about the first rank that ended on its machine.
 _FIRST_FAILURE: Final = re.compile(
     r"first observed failure\):\s+\[0\]:\s+time +: (\S+).*?\s+rank +: (\d+) \(local_rank: \d+\)\s+exitcode +: (-?\d+)",
     re.DOTALL,
 )
-# How a rank ends that another one has left alone: an exception, or its library gives up.
+# Exit codes of a rank after the death of a peer: an exception, or its library gives up.
 _OF_OTHERS: Final = (1, -signal.SIGABRT, -signal.SIGTERM)
 
 _NAMES: Final = {1: "standard output", 2: "standard error"}
 
 
 class Output(msgspec.Struct, frozen=True):
-    """The end of what a run wrote to one file, or why it is unknown."""
+    """The end of one output of a run, or why it is unknown."""
 
     name: str
     """`standard error`, `captured output`."""
     file: str
-    """Its path; empty when it is no file."""
+    """Its path; empty if it is not a file."""
     text: Maybe[str]
 
 
 class _Place(NamedTuple):
-    """What a descriptor of a process is open on."""
+    """The target of a process's descriptor."""
 
     identity: tuple[int, int]
     descriptor: int
     path: str
     file: str
-    """Its path, if it is a file; empty otherwise."""
+    """Its path if it is a file; empty otherwise."""
 
 
 def first_failed_rank(texts: Iterable[str]) -> str:
-    """Which rank failed first and how, by what torchrun printed on each machine; empty when it printed nothing.
+    """The rank that failed first and how, according to torchrun on each machine; empty without its message.
 
-    It tells whole seconds: among failures of one second, those that a dead peer does not explain come first.
+    Times have whole seconds. Among failures of one second, those not explained by a dead peer come first.
     """
     found = [match for text in texts for match in list(_FIRST_FAILURE.finditer(text))[-1:]]
     if not found:
@@ -73,9 +73,9 @@ def _how(code: int) -> str:
 
 
 def last_outputs(pids: Sequence[int], captured: Path | None = None) -> list[Output]:
-    """The end of what the processes of a run wrote to standard output and standard error.
+    """The end of standard output and standard error of a run's processes.
 
-    `captured` is the log of a queued job. A file on a dead network mount costs half a second.
+    `captured`: the log of a queued job. A file on a dead network mount costs half a second.
     """
     pids = list(pids) or [os.getpid()]
     answers = answers_in_time(_places_of, pids)
@@ -83,7 +83,7 @@ def last_outputs(pids: Sequence[int], captured: Path | None = None) -> list[Outp
     chosen: dict[tuple[int, int], _Place] = {}
     for pid in pids:
         for place in answers.get(pid, ()):
-            # A pipe or a terminal is mentioned only if it is the command's own and nothing else is kept.
+            # A pipe or terminal is mentioned only for the command itself, and without a log.
             if place.file or (captured is None and pid == pids[0]):
                 chosen.setdefault(place.identity, place)
                 descriptors.setdefault(place.identity, set()).add(place.descriptor)
@@ -106,7 +106,7 @@ def _places_of(pid: int) -> list[_Place]:
         try:
             about, target = os.stat(path), os.readlink(path)  # noqa: PTH116, PTH115 - links that lead nowhere
         except OSError:
-            continue  # It is closed, the process has ended, or it is another user's.
+            continue  # it is closed, the process has ended, or it belongs to another user
         file = target if stat.S_ISREG(about.st_mode) else ""
         found.append(_Place((about.st_dev, about.st_ino), descriptor, path, file))
     return found
@@ -117,7 +117,7 @@ def _named(descriptors: set[int]) -> str:
 
 
 def output_tail(file: str | os.PathLike[str], lines: int = LINES) -> Maybe[str]:
-    """The last lines of a file. By its name in /proc/PID/fd a renamed file can be read too."""
+    """The last lines of a file. A path in /proc/PID/fd also works for a renamed file."""
     path = Path(file)
     try:
         mode = path.stat().st_mode
@@ -135,12 +135,12 @@ def output_tail(file: str | os.PathLike[str], lines: int = LINES) -> Maybe[str]:
     finally:
         os.close(descriptor)
     if begin and b"\n" in raw[:-1]:
-        raw = raw.partition(b"\n")[2]  # The first line is a piece of one.
+        raw = raw.partition(b"\n")[2]  # the first line is incomplete
     return last_lines(plain_text(raw.decode(errors="replace")), lines)
 
 
 def last_lines(text: str, lines: int) -> str:
-    """The last lines of a text, each cut to `MOST_COLUMNS`, without blank lines around them."""
+    """The last lines of a text, truncated to `MOST_COLUMNS`, without surrounding blank lines."""
     kept = text.strip("\n").split("\n")[-lines:]
     return "\n".join(_clip(line) for line in kept).strip("\n")
 

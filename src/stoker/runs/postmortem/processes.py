@@ -1,7 +1,7 @@
-"""The processes of a run from /proc, and what they wait for in the kernel.
+"""The processes of a run in /proc, and what they wait for in the kernel.
 
-Reading a command line takes a lock of that process and blocks if it hangs in a driver: threads do it, and late ones
-are abandoned.
+Reading a command line takes a lock of the process, and blocks if that hangs in a driver. Threads read it, and are
+abandoned if they are late.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ T = TypeVar("T")
 LATE: Final = 0.5
 # Time is counted in these steps, so that a pause of the whole machine does not count.
 _STEP: Final = 0.05
-# Some programs have megabytes of arguments.
+# The limit of a command line, since some programs have megabytes of arguments.
 MOST_COMMAND: Final = 4096
-# Only this many threads of a process are read, to stay within milliseconds.
+# The limit of threads read per process, to stay within milliseconds.
 MOST_THREADS: Final = 512
 
 _EXPLAINED: Final = {
@@ -38,7 +38,7 @@ _FROZEN: Final = ("freezer", "refrigerator")
 _ENDED: Final = frozenset("ZX")
 _CANNOT_BE_PAUSED: Final = frozenset("DTt")
 
-# The system calls that hung programs wait in, by number.
+# System calls in which hung programs wait, by number.
 _CALLS: Final[dict[str, dict[int, str]]] = {
     "x86_64": {
         0: "read", 1: "write", 7: "poll", 16: "ioctl", 17: "pread64", 19: "readv", 20: "writev", 23: "select",
@@ -62,8 +62,8 @@ _ON_A_FILE: Final = frozenset({
 _SELECTS: Final = frozenset({"select", "pselect6"})
 
 
-# The variables of torchrun, Open MPI, MPICH and Slurm: number, number on this machine, and how many there are. Slurm's
-# come last: programs that one of its tasks starts inherit them.
+# Variables of torchrun, Open MPI, MPICH and Slurm: rank, local rank, number of ranks. Slurm's come last, since programs
+# inherit them from a task.
 _RANK_VARIABLES: Final = (
     ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -77,17 +77,17 @@ _MOST_DIGITS: Final = 9
 
 
 class RankNumber(msgspec.Struct, frozen=True):
-    """Which rank of a distributed job a process is, by its environment."""
+    """The rank of a process in a distributed job, from its environment."""
 
     number: int
     local: int | None = None
-    """Its number on this machine."""
+    """The local rank on its machine."""
     total: int | None = None
-    """How many ranks the job has."""
+    """The number of ranks of the job."""
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a run at one moment. Its identity is pid plus start time."""
+    """A process of a run at one moment, identified by pid and start time."""
 
     pid: int
     parent: int
@@ -98,16 +98,16 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     command: Maybe[str]
     cpu: float
-    """Seconds of processor time so far, user and system."""
+    """CPU seconds so far, user and system."""
     threads: int
     memory: int
     """Resident bytes."""
     blocked: int = 0
-    """How many of its threads are in uninterruptible sleep."""
+    """The number of its threads in uninterruptible sleep."""
     place: Maybe[str] = Unknown("the kernel does not show it")
-    """The kernel function in which its main thread waits, or a blocked one if there is one."""
+    """The kernel function in which a blocked thread waits, or otherwise the main thread."""
     call: Maybe[str] = Unknown("the kernel does not show it")
-    """The system call that the same thread is in, with the file it is about: `read of /dev/pts/3`."""
+    """That thread's system call with its file: `read of /dev/pts/3`."""
     rank: RankNumber | None = None
 
     @property
@@ -137,7 +137,7 @@ def _explained(state: str) -> str:
 
 
 def read_processes(pids: Iterable[int], *, proc: str = "/proc") -> list[ProcessInfo]:
-    """The processes with these pids, in this order, without those that ended meanwhile."""
+    """The processes with these pids, in order, except those that have ended."""
     processes = [process for pid in pids if (process := _read_process(proc, pid))]
     read = answers_in_time(
         lambda pid: (read_command(pid, proc=proc), read_rank(pid, proc=proc)), [process.pid for process in processes]
@@ -151,7 +151,7 @@ def read_processes(pids: Iterable[int], *, proc: str = "/proc") -> list[ProcessI
 
 
 def read_command(pid: int, *, proc: str = "/proc") -> Maybe[str]:
-    """The command line with spaces between the arguments. Blocks while a hung process locks its memory."""
+    """The command line, separated by spaces. Blocks while a hung process holds the lock of its memory."""
     try:
         arguments = _read(f"{proc}/{pid}/cmdline", MOST_COMMAND)
     except OSError:
@@ -162,7 +162,7 @@ def read_command(pid: int, *, proc: str = "/proc") -> Maybe[str]:
 
 
 def read_rank(pid: int, *, proc: str = "/proc") -> RankNumber | None:
-    """None if its environment says nothing. Blocks like `read_command`."""
+    """The rank in its environment, if any. Blocks like `read_command`."""
     try:
         text = _read(f"{proc}/{pid}/environ", _MOST_ENVIRONMENT)
     except OSError:
@@ -181,7 +181,7 @@ def read_rank(pid: int, *, proc: str = "/proc") -> RankNumber | None:
 
 
 def answers_in_time(ask: Callable[[int], T], pids: Iterable[int]) -> dict[int, T]:
-    """`ask(pid)` for each pid, in threads. Late answers are missing, and cost `LATE` seconds together."""
+    """Calls `ask(pid)` for each pid in threads. Late answers are left out, and cost `LATE` seconds in total."""
     answers: dict[int, T] = {}
 
     def answer(pid: int) -> None:
@@ -190,7 +190,7 @@ def answers_in_time(ask: Callable[[int], T], pids: Iterable[int]) -> dict[int, T
     started: list[threading.Thread] = []
     for pid in pids:
         thread = threading.Thread(target=answer, args=(pid,), name=f"reader of {pid}", daemon=True)
-        with contextlib.suppress(RuntimeError):  # A machine full of processes has no thread left to give.
+        with contextlib.suppress(RuntimeError):  # the machine may be out of threads
             thread.start()
             started.append(thread)
     left = LATE
@@ -203,12 +203,12 @@ def answers_in_time(ask: Callable[[int], T], pids: Iterable[int]) -> dict[int, T
 
 
 def cannot_be_paused(pid: int, *, proc: str = "/proc") -> bool:
-    """Whether a debugger that pauses all threads of this process would have to wait."""
+    """True if a debugger that pauses all threads of this process would block."""
     return any(state in _CANNOT_BE_PAUSED for _, state in _thread_states(proc, pid))
 
 
 def has_ended(pid: int, *, proc: str = "/proc") -> bool:
-    """Whether it is a zombie or gone."""
+    """True if it is a zombie or gone."""
     try:
         return read_stat(f"{proc}/{pid}/stat").state in _ENDED
     except (OSError, ValueError):
@@ -241,7 +241,7 @@ def _read_process(proc: str, pid: int) -> ProcessInfo | None:
 
 
 def _thread_states(proc: str, pid: int) -> list[tuple[str, str]]:
-    """The id and the state letter of each thread, the main one first."""
+    """Id and state letter of each thread, main thread first."""
     found: list[tuple[str, str]] = []
     try:
         threads = [entry.name for entry in os.scandir(f"{proc}/{pid}/task")]
@@ -251,7 +251,7 @@ def _thread_states(proc: str, pid: int) -> list[tuple[str, str]]:
         try:
             found.append((thread, read_stat(f"{proc}/{pid}/task/{thread}/stat").state))
         except (OSError, ValueError):
-            continue  # It ended just now.
+            continue  # it has just ended
     return found
 
 
@@ -277,7 +277,7 @@ def _call(folder: str, process: str) -> Maybe[str]:
     name = _CALLS.get(os.uname().machine, {}).get(int(number), f"system call {number}")
     first = _number(arguments[0]) if arguments else None
     if name in _SELECTS and first == 1:
-        return f"{name} of {_target(process, 0)}"  # it is about descriptors below 1: standard input alone
+        return f"{name} of {_target(process, 0)}"  # nfds is 1, so it waits for standard input alone
     return f"{name} of {_target(process, first)}" if name in _ON_A_FILE and first is not None else name
 
 
@@ -289,13 +289,13 @@ def _number(hexadecimal: str) -> int | None:
 
 
 def _target(process: str, descriptor: int) -> str:
-    """What a descriptor is open on. The link is not followed: the file system may hang."""
+    """The target of a descriptor. The link is not followed, since the file system may hang."""
     try:
         target = str(Path(f"{process}/fd/{descriptor}").readlink())
     except OSError:
         return f"descriptor {descriptor}"
     kind = target.partition(":[")[0]
-    # Without the number of a pipe or a socket.
+    # Omits the numbers of pipes and sockets.
     shown = {"pipe": "a pipe", "socket": "a socket"}.get(kind, target)
     return f"{shown} (its standard input)" if descriptor == 0 else shown
 

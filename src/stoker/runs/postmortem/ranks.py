@@ -1,4 +1,4 @@
-"""The ranks of a job with several processes on GPUs: which of them the others wait for. Pure."""
+"""Compares the ranks of a distributed job, to find those that the others wait for. Pure."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,34 +14,34 @@ from stoker.runs.postmortem.text import clipped, code, listed, prose, shown_fram
 from stoker.units import capitalized, format_percent
 
 Pattern = Literal["gone", "failed", "elsewhere", "different", "uneven", "behind", "together", "unclear"]
-"""What tells the ranks apart, the strongest first: a process is gone, its GPU has failed, it is not in the collective,
-the collectives differ, its GPU does nothing, it made fewer steps; `together`: all are in the same call."""
+"""The difference between ranks, strongest first: a process is gone, its GPU has failed, it is not in the collective,
+the collectives differ, its GPU is unused, it is behind; `together`: all are in the same call."""
 
-# A process that was seen on a GPU only once came and went, such as a health check.
+# A process that was seen on a GPU only once is transient, such as a health check.
 LEAST_LOOKS: Final = 2
-# A GPU at or above the first waits inside a collective; one below the second has not entered it.
+# A GPU at or above the first value spins in a collective; one below the second has not entered it.
 SPINS_FROM: Final = 0.95
 STILL_BELOW: Final = 0.05
-# Seconds after which `stoker.step()` has reported a step.
+# `stoker.step()` reports a step within this many seconds.
 _REPORTED_WITHIN: Final = 1.0
 _MOST_GROUPS: Final = 6
 _PLACE_WIDTH: Final = 100
 
-# These names are used for nothing else. The others count only in a library for collectives.
+# Unambiguous names. Those of the next pattern count only in a library for collectives.
 _COLLECTIVE: Final = re.compile(r"^(?:\w+\.)*_?(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)\w*$")
 _IN_A_LIBRARY: Final = re.compile(
     r"^(?:\w+\.)*_?(?:broadcast|barrier|monitored_barrier|reduce|gather|scatter|i?send|i?recv|batch_isend_irecv)"
     r"\w*$"
 )
 _LIBRARY: Final = re.compile(r"^(?:torch/distributed/|deepspeed/comm/|horovod/|mpi4py/|jax/experimental/multihost)")
-# Collectives run on the GPU: these wait for whatever runs there.
+# Calls that wait for the GPU, on which collectives run.
 _WAITS_FOR_GPU: Final = re.compile(
     r"^(?:\S*\.)?(?:synchronize|wait|backward|_?run_backward|_engine_run_backward) torch/(?!distributed/|utils/data/)"
 )
 
 
 class Rank(NamedTuple):
-    """One process of the job on a GPU."""
+    """A process of the job on a GPU."""
 
     pid: int
     gpu: str = ""
@@ -49,14 +49,14 @@ class Rank(NamedTuple):
     number: int | None = None
     is_gone: bool = False
     trouble: str = ""
-    """What is wrong with its GPU; empty if nothing is known to be."""
+    """A known problem of its GPU; empty without one."""
     utilization: float | None = None
-    """The mean of its GPU at the last look."""
+    """The mean utilization of its GPU at the last look."""
     thread: Thread | None = None
-    """The one that shows what it does."""
+    """Its most informative thread."""
     steps: int | None = None
     node: str = ""
-    """Its machine; empty if the job is on one."""
+    """Its machine, in a multi-node job."""
 
     def __str__(self) -> str:
         if self.number is None:
@@ -65,26 +65,26 @@ class Rank(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What the ranks do, and which of them differ from the others."""
+    """The result of comparing ranks."""
 
     pattern: Pattern
     sentences: tuple[str, ...]
-    """Markdown, the most telling first."""
+    """Findings in Markdown, strongest first."""
     suspects: tuple[int, ...] = ()
     """The pids of the ranks that the others wait for."""
     suspect_nodes: tuple[str, ...] = ()
-    """The machine of each of them."""
+    """The machine of each suspect."""
 
     def suspects_on(self, node: str) -> tuple[int, ...]:
-        """The pids of those on this machine."""
+        """The suspects on this machine."""
         return tuple(pid for pid, place in zip(self.suspects, self.suspect_nodes, strict=True) if place == node)
 
 
 class _Place(NamedTuple):
-    """Where a rank is in its code."""
+    """The position of a rank in its code."""
 
     collective: str
-    """The name of the collective; empty if it is in none."""
+    """The name of its collective, if any."""
     waits_for_gpu: bool
     line: str
     """`main (train.py:30)`."""
@@ -98,10 +98,9 @@ class _Place(NamedTuple):
 def compare(
     ranks: Sequence[Rank], *, total: int | None = None, directory: str = "", blur: float = 0.0
 ) -> Comparison | None:
-    """None for fewer than two ranks.
+    """Compares ranks; None for fewer than two.
 
-    `total`: how many the job has on all machines, where known. `blur`: how far apart the steps of ranks may be without
-    a meaning.
+    `total`: the number of ranks on all machines, if known. `blur`: a difference of steps up to this is meaningless.
     """
     if len(ranks) < 2:
         return None
@@ -117,7 +116,7 @@ def compare(
 
 
 class _Comparing:
-    """Collects sentences; the first that says something sets the pattern and names the suspects."""
+    """Collects findings; the first one sets the pattern and the suspects."""
 
     def __init__(self, ranks: Sequence[Rank], total: int | None, directory: str, blur: float) -> None:
         self.pattern: Pattern = "unclear"
@@ -244,13 +243,13 @@ def _place(thread: Thread, directory: str) -> _Place:
 
 
 def collective_of(thread: Thread) -> str:
-    """The innermost collective on a stack; empty if there is none."""
+    """The innermost collective on a stack, if any."""
     found = _collective(thread)
     return found.function.rpartition(".")[2] if found is not None else ""
 
 
 def _collective(thread: Thread) -> Frame | None:
-    """Libraries around the innermost user code do not count: wrapped models always have them on their stacks."""
+    """The frame of the innermost collective. Outer library frames do not count: wrapped models always have them."""
     inner = library_calls(thread)
     for frame in (*inner, *(frame for frame in thread.frames if frame.own)):
         in_library = not frame.own and bool(_LIBRARY.match(frame.short_file))
@@ -260,7 +259,7 @@ def _collective(thread: Thread) -> Frame | None:
 
 
 def _grouped(places: Mapping[Rank, _Place]) -> list[tuple[_Place, list[Rank]]]:
-    """Ranks at the same place together, the smallest group first: it is the one that differs."""
+    """Groups ranks by position, smallest group first, since it is the odd one out."""
     groups: dict[_Place, list[Rank]] = {}
     for rank, place in places.items():
         groups.setdefault(place, []).append(rank)
@@ -310,34 +309,34 @@ def _lowered(title: str) -> str:
 
 
 def compare_ranks(facts: RunFacts) -> Comparison | None:
-    """None for a job with fewer than two processes on GPUs."""
+    """Compares the ranks of a run; None for fewer than two processes on GPUs."""
     nodes = [facts, *(one.facts for one in facts.others if one.facts is not None)]
     totals = [process.rank.total for one in nodes for process in one.processes if process.rank is not None]
     total = max((each for each in totals if each is not None), default=None)
-    # A process that makes many steps a second reports them only now and then.
+    # A process with many steps per second reports only some of them.
     lasted = max((facts.status.ended or 0.0) - facts.spec.started, 1.0)
     blur = max((each.steps for one in nodes for each in one.steps), default=0) / lasted * _REPORTED_WITHIN
     ranks = [rank for one in nodes for rank in ranks_of(one)]
     if len({rank.number for rank in ranks}) < len(ranks):
-        ranks = [rank._replace(number=None) for rank in ranks]  # each machine counts its own
+        ranks = [rank._replace(number=None) for rank in ranks]  # the numbers are local to each machine
     return compare(ranks, total=total, directory=facts.spec.directory, blur=blur if blur >= 1 else 0.0)
 
 
 def ranks_of(facts: RunFacts) -> list[Rank]:
-    """The processes of the job on GPUs, in the order of their GPUs, with those that were there before."""
+    """The job's processes on GPUs, including ended ones, in the order of GPUs."""
     alive = {process.pid: process for process in facts.processes if not process.ended}
     labels, seen = _seen_on_gpus(facts.looks, frozenset(alive))
     last = {reading.uuid: reading for reading in facts.looks[-1].readings} if facts.looks else {}
     threads = {stack.pid: _telling(stack.threads) for stack in facts.stacks if known(stack.threads) and stack.threads}
     progress = facts.status.progress
     steps = {one.pid: one.steps for one in progress.ranks} if progress is not None else {}
-    # What the files of the ranks hold at the time of the report is newer than the status.
+    # The files of the ranks are newer than the status.
     steps |= {one.pid: one.steps for one in facts.steps}
     found: dict[int, Rank] = {}
     for uuid, counts in seen.items():
         here = [pid for pid in counts if pid in alive]
         gone = [pid for pid, looks in counts.items() if pid not in alive and looks >= LEAST_LOOKS]
-        # A process that has taken the place of another is the same rank.
+        # A process that replaced another is the same rank.
         for pid in here or gone[-1:]:
             if pid not in found:
                 reading = last.get(uuid)
@@ -359,7 +358,7 @@ def ranks_of(facts: RunFacts) -> list[Rank]:
 
 
 def _seen_on_gpus(looks: Sequence[Look], alive: frozenset[int]) -> tuple[dict[str, str], dict[str, dict[int, int]]]:
-    """The label of each GPU, and in how many looks each process of the job was on it."""
+    """The label of each GPU, and the number of looks with each process of the job on it."""
     labels: dict[str, str] = {}
     seen: dict[str, dict[int, int]] = {}
     for look in looks:
@@ -374,7 +373,7 @@ def _seen_on_gpus(looks: Sequence[Look], alive: frozenset[int]) -> tuple[dict[st
 
 
 def _telling(threads: Sequence[Thread]) -> Thread:
-    """The thread in a collective, else the main one."""
+    """The thread in a collective, or the main thread."""
     return next((thread for thread in threads if collective_of(thread)), threads[0])
 
 
@@ -391,7 +390,7 @@ def _mean_of(reading: Reading | None) -> float | None:
 
 
 def _numbered(ranks: Sequence[Rank], told: Mapping[int, RankNumber]) -> list[Rank]:
-    """With their numbers, where each has another one. That of a process that is gone is the one that is missing."""
+    """The ranks with their numbers, if these are distinct. Ended processes get the missing numbers."""
     known_ranks = {rank.pid: told[rank.pid] for rank in ranks if rank.pid in told}
     numbers = {pid: rank.number for pid, rank in known_ranks.items()}
     is_complete = all(rank.pid in numbers for rank in ranks if not rank.is_gone)

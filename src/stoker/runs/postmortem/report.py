@@ -1,6 +1,6 @@
 """The report on a stopped run: what happened, what to do next, and the evidence.
 
-Imported only at the stop: a supervisor that runs beside a training for days does not need it before.
+Imported only at the stop, to keep a supervisor small that runs for days.
 """
 
 import re
@@ -46,19 +46,19 @@ from stoker.units import capitalized, format_duration, format_memory
 from stoker.version import __version__
 
 OUTPUT_LINES: Final = 40
-# Of each file, when it wrote to several.
+# The minimum for each of several files.
 FEWEST_LINES: Final = 10
 # Two lines of a usual terminal; the report has the whole sentence.
 BRIEF_WIDTH: Final = 160
-# Collecting delays the first signal by the interval between two looks at most, within these limits: py-spy takes a
-# second on a busy machine.
+# Collecting delays the first signal by at most the interval of looks, within these limits: py-spy takes a second on a
+# busy machine.
 SHORTEST_PATIENCE: Final = 1.0
 LONGEST_PATIENCE: Final = 10.0
 ASKED_WITHIN: Final = 15.0
-# The chart also shows what came before the window.
+# The chart also shows the time before the window.
 WINDOWS_SHOWN: Final = 1.5
 
-# Of Markdown.
+# Markdown markup to strip.
 _MARKS: Final = re.compile(r"\*\*|`|\\(?=\W)")
 
 _TITLES: Final[dict[Ending, str]] = {
@@ -84,9 +84,9 @@ class Postmortem:
         job: str | None,
         log: Path | None,
     ) -> None:
-        """`judged`: the uuids of the GPUs that the rule judged if the run was seen on none; None: all.
+        """`judged`: the uuids of the judged GPUs, for a run that was seen on none; None for all.
 
-        `verdict` is that of the rule that stops the run. `job` and `log` are the id and the log of a queued job.
+        `verdict`: the verdict of the rule that stops the run. `job` and `log`: id and log of a queued job.
         """
         self._record = record
         self._log = log
@@ -102,7 +102,7 @@ class Postmortem:
             job=job,
             verdict=verdict,
             exit="being stopped",
-            # Another machine of the run may ask for them a little later than the rule stopped it.
+            # Another machine of the run may request them a little after the verdict.
             looks=journal.recent(window if verdict is not None else window + ASKED_WITHIN),
             window=window,
             idle_window=rule_window,
@@ -113,7 +113,7 @@ class Postmortem:
         )
 
     def collect(self, pids: Sequence[int], *, hurry: SignalStream) -> None:
-        """Reads processes, output and stacks for a bounded time. Ctrl-C meanwhile cuts it short."""
+        """Reads processes, output and stacks within a time limit. Ctrl-C cuts it short."""
         patience = min(max(self._every, SHORTEST_PATIENCE), LONGEST_PATIENCE)
         processes = read_processes(pids)
         outputs = last_outputs(pids, self._log)
@@ -125,18 +125,18 @@ class Postmortem:
         return self._facts
 
     def add_nodes(self, here: str, others: Sequence[NodeFacts]) -> None:
-        """The facts of the other machines of the run. `here`: what people call this one."""
+        """Adds the facts of the other machines. `here`: this machine's name for people."""
         self._facts = msgspec.structs.replace(self._facts, node=here, others=others)
         self.write()
 
     def publish(self, how: str, status: Status) -> None:
-        """Completes the report with how the stop went, and logs a summary."""
+        """Completes the report with the outcome of the stop, and logs a summary."""
         self._facts = msgspec.structs.replace(self._facts, exit=how, status=_ended_now(status))
         written = self.write()
         emit(ERROR, brief(self._facts, str(self._record.report) if written else None) + "\n")
 
     def write(self) -> bool:
-        """Whether it is on disk."""
+        """Writes the report. True on success."""
         if not self._record.is_kept:
             return False
         try:
@@ -159,7 +159,7 @@ def _ended_now(status: Status) -> Status:
 
 
 def _driver() -> Maybe[str]:
-    """From the kernel module, without a driver call, which might block."""
+    """The driver version from the kernel module, without a driver call, which might block."""
     try:
         with open("/proc/driver/nvidia/version", encoding="utf-8") as version:  # noqa: PTH123 - a file of /proc
             return version.readline().strip()
@@ -182,7 +182,7 @@ def render(facts: RunFacts) -> str:
 
 
 def _machine(facts: RunFacts, ranks: Comparison | None) -> Iterator[tuple[str, str]]:
-    """What one machine of the run shows."""
+    """The sections of one machine."""
     of = f" of {prose(facts.node)}" if facts.node else ""
     yield f"## GPUs{of}", _gpus(facts)
     yield f"## Processes{of}", block(process_tree(facts)) if facts.processes else "No process was left."
@@ -208,7 +208,7 @@ def brief(facts: RunFacts, path: str | None = None) -> str:
     if facts.status.left:
         rest.append(f"left behind: {listed(list(facts.status.left), most=3)}")
     lines = [clipped(plain_line(first), BRIEF_WIDTH), *(f"  {clipped(plain_line(line), BRIEF_WIDTH)}" for line in rest)]
-    # A path is never cut.
+    # A path must not be truncated.
     return "\n".join([*lines, *([f"  report: {plain_line(path)}"] if path else [])])
 
 
@@ -227,7 +227,7 @@ def _verdict(facts: RunFacts) -> str:
 
 
 def _evidence(facts: RunFacts, ranks: Comparison | None) -> Iterator[tuple[str, str]]:
-    """What speaks for the verdict, then what the ranks do."""
+    """The evidence for the verdict, then the comparison of ranks."""
     verdict = facts.verdict
     if verdict is None or not (verdict.evidence or ranks is not None):
         return
@@ -242,7 +242,7 @@ def _advice(facts: RunFacts) -> str:
     lines = []
     for number, hint in enumerate(hints(facts), 1):
         lines.append(f"{number}. **{prose(hint.title)}{'' if hint.title.endswith('?') else '.'}**")
-        # An empty bullet would make a heading of the line before.
+        # An empty bullet would turn the previous line into a heading.
         lines += [f"   - {step}" for step in hint.steps if step]
     return "\n".join(lines)
 
@@ -269,7 +269,7 @@ def _gpu(gpu: Gpu, reading: Reading) -> str:
 
 
 def _remarks(facts: RunFacts) -> Iterator[str]:
-    """What would otherwise look like a contradiction between chart and verdict."""
+    """Explains apparent contradictions between chart and verdict."""
     if facts.stopped_as_idle and facts.has_other_processes() and not (facts.peak() or 0.0) < facts.limit:
         yield "The chart shows all work on these GPUs, including that of others; the rule counted only this run's."
     note = facts.looks[-1].note
@@ -278,7 +278,7 @@ def _remarks(facts: RunFacts) -> Iterator[str]:
 
 
 def _output(facts: RunFacts) -> str:
-    """The end of each output, and why others are missing."""
+    """The end of each output, and reasons for missing ones."""
     texts = {output: plain_text(output.text) for output in facts.outputs if known(output.text)}
     quoted = [output for output, text in texts.items() if without_messages(text).strip()]
     lines = max(OUTPUT_LINES // max(len(quoted), 1), FEWEST_LINES)
@@ -303,7 +303,7 @@ def _source(output: Output) -> str:
 
 
 def _facts(facts: RunFacts) -> str:
-    """A list, because a table with a long command scrolls sideways on a phone."""
+    """A list, since a table with a long command scrolls sideways on a phone."""
     rows = {
         "run": code(facts.spec.id),
         "command": code(masked_command(" ".join(facts.spec.command))),

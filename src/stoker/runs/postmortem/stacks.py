@@ -1,6 +1,6 @@
-"""The Python stacks of the processes of a run, read by py-spy within a deadline.
+"""Python stacks of a run's processes, read by py-spy within a deadline.
 
-py-spy reads the memory of another process, so it also works on a process that hangs.
+py-spy reads the memory of another process, so it works on a hung one, too.
 """
 
 import contextlib
@@ -21,16 +21,17 @@ import msgspec
 from stoker.gpus.model import Maybe, Unknown
 from stoker.runs.postmortem.processes import answers_in_time, cannot_be_paused, has_ended
 
-# Each reads the symbols of a whole interpreter: more at once only take processors from the job.
+# The limit of parallel py-spy processes, each of which reads the symbols of an interpreter and takes CPU from the job.
 AT_ONCE: Final = 4
-# It takes milliseconds, a second on a loaded machine: after this it waits for a thread that cannot be paused.
+# py-spy takes milliseconds, or a second on a loaded machine. If it takes longer, it waits for a thread that cannot be
+# paused.
 PATIENCE: Final = 3.0
-# Enough for a hundred threads of a hundred frames.
+# Enough for 100 threads of 100 frames.
 MOST_OUTPUT: Final = 2**20
 MOST_THREADS: Final = 256
-# The innermost frames show where it waits; the rest of an endless recursion adds nothing.
+# The innermost frames show where it waits; outer frames of an endless recursion add nothing.
 MOST_FRAMES: Final = 60
-# How long to wait for a killed py-spy.
+# The wait for a killed py-spy.
 REAP: Final = 0.5
 
 NOT_PYTHON: Final = "not a Python process"
@@ -41,11 +42,11 @@ NO_TIME_LEFT: Final = "there was no time left to read it"
 
 _THREAD: Final = re.compile(r'Thread (?P<id>\S+) \((?P<status>[^)]*)\)(?:: "(?P<name>.*)")?')
 _FRAME: Final = re.compile(r"    (?P<function>.+) \((?P<file>.*):(?P<line>\d+)\)")
-# The part of a path that only says where Python and its packages are installed.
+# The installation prefix of a path.
 _INSTALLED: Final = re.compile(
     r".*/(?:lib(?:64)?/python\d[^/]*/(?:(?:site|dist)-packages/)?|(?:site|dist)-packages/|python\d+\.zip/)"
 )
-# Where a child of `multiprocessing` begins, whichever way it was started.
+# The first own frame of a `multiprocessing` child, with any start method.
 _BEGINNING: Final = re.compile(r"\b_bootstrap .*/multiprocessing/process\.py$")
 _DENIED: Final = re.compile(r"permission denied|operation not permitted|os error (?:1|13)\b", re.IGNORECASE)
 _UNSUPPORTED: Final = re.compile(
@@ -57,7 +58,7 @@ _NO_PAUSE: Final = re.compile(r"failed to suspend", re.IGNORECASE)
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One call on a stack."""
+    """A call on a stack."""
 
     function: str
     file: str
@@ -65,28 +66,28 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def own(self) -> bool:
-        """Whether it is user code: neither of Python nor of an installed package."""
+        """True for user code, outside Python and installed packages."""
         return not self.file.startswith("<") and not _INSTALLED.search(self.file)
 
     @property
     def short_file(self) -> str:
-        """The file without the directory of the installation: `torch/utils/data/dataloader.py`."""
+        """The file without the installation directory: `torch/utils/data/dataloader.py`."""
         return _INSTALLED.split(self.file)[-1]
 
 
 class Thread(msgspec.Struct, frozen=True):
-    """One thread of a Python process, with its innermost call first."""
+    """A thread of a Python process, innermost call first."""
 
     name: str
     status: str
-    """`idle`, `active` or `active+gil`, as py-spy sees it."""
+    """`idle`, `active` or `active+gil`, according to py-spy."""
     frames: tuple[Frame, ...]
     cut: int = 0
-    """How many outer frames were left out."""
+    """The number of omitted outer frames."""
 
 
 class Stack(msgspec.Struct, frozen=True):
-    """The threads of one process, the main one first, or why they are unknown."""
+    """The threads of a process, main thread first, or why they are unknown."""
 
     pid: int
     threads: Maybe[tuple[Thread, ...]]
@@ -99,9 +100,9 @@ def never() -> bool:
 def collect_stacks(
     pids: Sequence[int], *, deadline: float, enough: Callable[[], bool] = never, proc: str = "/proc"
 ) -> list[Stack]:
-    """A stack for each pid, in this order, in at most `deadline` seconds and a moment to clean up.
+    """The stacks of these pids, in order, within `deadline` seconds plus a moment to clean up.
 
-    `enough` is called every tenth of a second: when it returns True, the rest is left out.
+    `enough` is called ten times a second, and ends the collection by returning True.
     """
     ends = time.monotonic() + deadline
     checked = answers_in_time(lambda pid: _why_not_python(proc, pid), pids)
@@ -120,16 +121,16 @@ def collect_stacks(
 
 
 def find_py_spy() -> str | None:
-    """The one installed with Stoker, else the first on PATH."""
+    """The py-spy installed with Stoker, or the first in PATH."""
     places = (str(Path(sys.executable).parent), *filter(None, os.get_exec_path()))
     return shutil.which("py-spy", path=":".join(places))
 
 
 def parse_dump(text: str) -> tuple[Thread, ...]:
-    """The threads in the output of `py-spy dump`; other lines are ignored."""
+    """Parses the output of `py-spy dump`, ignoring unknown lines."""
     found: list[Thread] = []
     frames: list[Frame] = []
-    # Before the line with the version comes the command line, which may be anything.
+    # Skips the command line before the version, which may contain anything.
     for line in text[max(text.find("\nPython v"), 0) :].splitlines():
         if match := _THREAD.fullmatch(line):
             _close(found, frames)
@@ -143,7 +144,7 @@ def parse_dump(text: str) -> tuple[Thread, ...]:
 
 
 def _close(found: list[Thread], frames: list[Frame]) -> None:
-    """The frames belong to the last thread."""
+    """Adds the frames to the last thread."""
     if found:
         own = frames[: _beginning(frames)]
         kept = tuple(own[:MOST_FRAMES])
@@ -151,7 +152,7 @@ def _close(found: list[Thread], frames: list[Frame]) -> None:
 
 
 def _beginning(frames: Sequence[Frame]) -> int:
-    """How many frames belong to this process: a forked child also has the calls of its parent."""
+    """The number of own frames: a forked child also has those of its parent."""
     places = (place for place, frame in enumerate(frames, 1) if _BEGINNING.search(f"{frame.function} {frame.file}"))
     return next(places, len(frames))
 
@@ -160,7 +161,7 @@ _Answers: TypeAlias = dict[int, Maybe[tuple[Thread, ...]]]
 
 
 class _PySpy:
-    """One py-spy that reads one process."""
+    """A py-spy process that reads one target."""
 
     def __init__(self, program: str, target: int, *, pausing: bool) -> None:
         self.target = target
@@ -174,7 +175,7 @@ class _PySpy:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, "RUST_BACKTRACE": "0", "NO_COLOR": "1"},
-            start_new_session=True,  # a Ctrl-C is for the job
+            start_new_session=True,  # Ctrl-C must not reach it
         )
 
     def fileno(self) -> int:
@@ -182,13 +183,13 @@ class _PySpy:
         return self._process.stdout.fileno()
 
     def read(self) -> bool:
-        """Reads what it has printed; whether that is all."""
+        """Reads available output. True at its end."""
         chunk = os.read(self.fileno(), 2**16)
         self.output += chunk
         return not chunk or len(self.output) > MOST_OUTPUT
 
     def end(self) -> str:
-        """Kills it if it still runs, and returns what it printed."""
+        """Kills it if it still runs, and returns its output."""
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(REAP)
@@ -198,7 +199,7 @@ class _PySpy:
 
 
 class _Readers:
-    """Reads several processes, a few at a time."""
+    """Reads several targets, a few at a time."""
 
     def __init__(self, program: str, pids: Sequence[int], ends: float, proc: str) -> None:
         self.answers: _Answers = {}
@@ -256,7 +257,7 @@ class _Readers:
             self.answers[reader.target] = _failure(text, self._proc)
 
     def _retry(self, reader: _PySpy, failure: Unknown) -> None:
-        """A process that cannot be paused is read while it runs: if it hangs, the result is the same."""
+        """Retries without pausing: for a hung process the result is the same."""
         if reader.pausing:
             self._start(reader.target, pausing=False)
         else:
@@ -277,7 +278,7 @@ def _why_not_python(proc: str, pid: int) -> Unknown | None:
 
 
 def _has_python_inside(proc: str, pid: int) -> bool:
-    """Whether the interpreter is loaded as a library."""
+    """True if the interpreter is loaded as a library."""
     try:
         with Path(f"{proc}/{pid}/maps").open("rb") as maps:
             return any(b"libpython" in line for line in maps)
@@ -286,7 +287,7 @@ def _has_python_inside(proc: str, pid: int) -> bool:
 
 
 def _failure(text: str, proc: str) -> Unknown:
-    """Why py-spy failed, from what it printed."""
+    """Why py-spy failed, from its output."""
     if _DENIED.search(text):
         return Unknown(_denied(proc))
     if _UNSUPPORTED.search(text):

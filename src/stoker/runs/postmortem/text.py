@@ -1,4 +1,4 @@
-"""Parts of a report as text: escaped Markdown, the process tree, stacks, and a chart narrow enough for a phone."""
+"""Text parts of a report: escaped Markdown, process tree, stacks, and a chart narrow enough for a phone."""
 
 import math
 import re
@@ -17,21 +17,21 @@ from stoker.units import format_duration, format_memory, format_percent, list_al
 
 # Markdown
 
-# An underscore inside a word is no markup, and file names are easier to read without backslashes.
+# An underscore inside a word is not markup, and file names are easier to read without backslashes.
 _MARKUP: Final = re.compile(r"[\\`*\[\]<>~|]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)")
-# What makes a heading or a list of a line when it comes first.
+# The start of a line that would make it a heading or a list.
 _FIRST: Final = re.compile(r"^(?:(\d{1,9})(?=[.)](?: |$))|(?=[#+=-]))")
 _TICKS: Final = re.compile("`+")
 _SHORTEST_FENCE: Final = 3
 
 
 def prose(text: str) -> str:
-    """Part of a sentence, on one line."""
+    """Escapes part of a sentence, on one line."""
     return _FIRST.sub(r"\g<1>\\", _MARKUP.sub(r"\\\g<0>", plain_line(text)))
 
 
 def code(text: str) -> str:
-    """A name or a command in a sentence, on one line."""
+    """Formats a name or command in a sentence, on one line."""
     shown = plain_line(text)
     if not shown:
         return "(empty)"
@@ -41,7 +41,7 @@ def code(text: str) -> str:
 
 
 def block(text: str) -> str:
-    """Verbatim lines between fences that none of them can close."""
+    """Formats verbatim lines, with fences that none of them can close."""
     shown = plain_text(text).strip("\n")
     fence = "`" * max(_longest_run(shown) + 1, _SHORTEST_FENCE)
     return f"{fence}text\n{shown}\n{fence}"
@@ -64,7 +64,7 @@ def _longest_run(text: str) -> int:
 
 # Processes and stacks
 
-# Wider lines scroll sideways on a phone; this still shows the script's name.
+# Wider lines scroll sideways on a phone; this width still shows the script's name.
 TREE_WIDTH: Final = 60
 FRAME_WIDTH: Final = 90
 # Limits for a run of a thousand processes; the rest is counted.
@@ -72,11 +72,11 @@ MOST_PROCESSES: Final = 40
 MOST_GROUPS: Final = 8
 MOST_THREADS: Final = 6
 MOST_OTHERS: Final = 12
-# The innermost calls show where it waits, the user's own ones further out show why.
+# The innermost calls show where it waits, outer user code shows why.
 INNERMOST: Final = 12
 OWN: Final = 6
 
-# The outermost calls of every thread and child process say nothing about the program.
+# The outermost calls of all threads and child processes, which are not informative.
 _OUTERMOST: Final = frozenset({
     ("threading.py", "run"), ("threading.py", "_bootstrap_inner"), ("threading.py", "_bootstrap"),
     ("multiprocessing/process.py", "run"), ("multiprocessing/process.py", "_bootstrap"),
@@ -94,9 +94,9 @@ def process_tree(facts: RunFacts) -> str:
 
 
 def stacks_as_markdown(facts: RunFacts, suspects: Sequence[int] = ()) -> str:
-    """A part for each different stack, then a line for every process without one.
+    """A part per distinct stack, then a line per process without a stack.
 
-    Those of the suspects come first, the most informative of the others next.
+    Suspects come first, then the most informative stacks.
     """
     groups = sorted(_groups(facts), key=lambda group: set(group[1]).isdisjoint(suspects))
     parts = [_group(facts, threads, pids) for threads, pids in groups[:MOST_GROUPS]]
@@ -112,7 +112,7 @@ def stacks_as_markdown(facts: RunFacts, suspects: Sequence[int] = ()) -> str:
 
 
 def where_it_was(facts: RunFacts) -> Iterator[str]:
-    """`load (data.py:17)`, for each place in the user's own code where a main thread was."""
+    """`load (data.py:17)` for each distinct position of a main thread in user code."""
     seen: set[str] = set()
     on_gpus = facts.pids_on_gpus()
     for threads, pids in _groups(facts):
@@ -133,14 +133,14 @@ def shown_frame(frame: Frame, directory: str) -> str:
 
 
 def _nested(processes: Sequence[ProcessInfo]) -> Iterator[tuple[ProcessInfo, int]]:
-    """Each process with its depth below the first."""
+    """Each process with its depth in the tree."""
     pids = {process.pid for process in processes}
     children: dict[int, list[ProcessInfo]] = {}
     roots = [process for process in processes if process.parent not in pids or process.parent == process.pid]
     for process in processes:
         if process not in roots:
             children.setdefault(process.parent, []).append(process)
-    # Read at different times, parents may even form a cycle: its processes are listed as roots.
+    # Parents are read at different times and may even form a cycle, whose processes become roots.
     waiting = [(process, 0) for process in reversed([*roots, *processes])]
     seen: set[int] = set()
     while waiting:
@@ -160,14 +160,14 @@ def _row(process: ProcessInfo, depth: int, directory: str) -> str:
 
 
 def _short_command(command: str, directory: str) -> str:
-    """Without directories: `python train.py`."""
+    """The command without directories: `python train.py`."""
     program, _, arguments = plain_line(masked_command(command)).partition(" ")
     shown = f"{program.rpartition('/')[2]} {arguments}".rstrip()
     return shown.replace(f" {directory.rstrip('/')}/", " ") if directory.rstrip("/") else shown
 
 
 def _groups(facts: RunFacts) -> list[tuple[tuple[Thread, ...], list[int]]]:
-    """Processes with the same stacks together: those on GPUs first, then the most informative."""
+    """Groups processes by stack: those on GPUs first, then the most informative."""
     groups: dict[object, tuple[tuple[Thread, ...], list[int]]] = {}
     for stack in facts.stacks:
         if known(stack.threads) and stack.threads:
@@ -199,7 +199,7 @@ def _heading(pids: Sequence[int], processes: Sequence[ProcessInfo]) -> str:
 
 
 def _threads(threads: Sequence[Thread], directory: str) -> Iterator[str]:
-    """The main thread, then the others, those with the same calls together."""
+    """The main thread, then the others, grouped by stack."""
     same: dict[tuple[Frame, ...], list[Thread]] = {}
     for thread in threads[1:]:
         same.setdefault(thread.frames, []).append(thread)
@@ -218,7 +218,7 @@ def _thread_names(alike: Sequence[Thread]) -> str:
 
 
 def _calls(thread: Thread, directory: str) -> Iterator[str]:
-    """The innermost calls and the user's own ones, which are marked."""
+    """The innermost calls, and marked calls in user code."""
     frames = list(thread.frames)
     while len(frames) > 1 and _is_outermost(frames[-1]):
         frames.pop()
@@ -238,7 +238,7 @@ def _is_outermost(frame: Frame) -> bool:
 
 
 def _others(facts: RunFacts) -> Iterator[str]:
-    """The processes without a stack, and why there is none."""
+    """The processes without a stack, with reasons."""
     reasons = {stack.pid: _reason(stack.threads) for stack in facts.stacks}
     for pid in dict.fromkeys([*(process.pid for process in facts.processes), *reasons]):
         reason = reasons.get(pid, "it was not read")
@@ -257,9 +257,9 @@ def _reason(threads: object) -> str | None:
 
 # The chart
 
-# What a phone held upright shows of a block of code without scrolling.
+# The width of a code block on a phone held upright.
 WIDTH: Final = 40
-# The lowest block stands for zero; anything above zero is higher.
+# The lowest block means exactly zero.
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _UNKNOWN: Final = "?"
 # Room for ` 100%` after the bars.
@@ -267,13 +267,13 @@ _CAPTION: Final = 5
 
 
 class Sample(NamedTuple):
-    """What one GPU did in the `span` seconds before a moment."""
+    """The activity of one GPU in the `span` seconds before a moment."""
 
     at: float
     """Monotonic seconds."""
     span: float
     peak: Maybe[float]
-    """The highest utilization, as a fraction of 1."""
+    """The peak utilization between 0 and 1."""
 
 
 def series_of(looks: Sequence[Look], only: Container[str] | None = None) -> list[tuple[str, list[Sample]]]:
@@ -324,7 +324,7 @@ def _bins(samples: Sequence[Sample], begin: float, width: float, columns: int) -
             continue
         # A look at the very end of a column belongs to that column, not to the next.
         last = min(math.ceil(ended), columns) - 1
-        # It counts in earlier columns that it covers by half or more: less would smear a peak over two.
+        # It also counts in earlier columns that it covers at least by half; less would smear a peak over two.
         first = min(math.ceil(max(ended - sample.span / width, 0.0) - 0.5), last)
         for place in range(first, last + 1):
             bins[place].append(sample.peak)
@@ -332,7 +332,7 @@ def _bins(samples: Sequence[Sample], begin: float, width: float, columns: int) -
 
 
 def _mark(values: Sequence[Maybe[float]], below: float | None) -> str:
-    """One character for a column. Partly unknown and otherwise idle is unknown."""
+    """The character of a column. A column that is partly unknown and otherwise idle is unknown."""
     peak = _peak(values)
     if peak is None:
         return _UNKNOWN if values else " "
@@ -347,7 +347,7 @@ def _peak(values: Sequence[Maybe[float]]) -> float | None:
 
 
 def _caption(peak: float | None) -> str:
-    """The peak of the whole window. Less than one percent is not rounded to zero."""
+    """The peak of the whole window, without rounding small values to zero."""
     if peak is None:
         return _UNKNOWN
     return "<1%" if 0 < peak < 0.005 else format_percent(peak)

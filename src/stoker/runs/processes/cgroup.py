@@ -1,4 +1,4 @@
-"""A cgroup for the job, where this user may create one: no fork escapes it, and one write kills all of it."""
+"""A cgroup for the job, if this user may create one: no fork escapes it, and one write kills all its processes."""
 
 import contextlib
 import os
@@ -10,30 +10,30 @@ from typing import Final
 from stoker.procfs import Identity, identify
 
 _OURS: Final = re.compile(r"stoker-(\d+)-(\d+)-\d+")
-# A cgroup whose last process just ended can be busy for a moment.
+# A cgroup can be busy for a moment after its last process.
 _REMOVAL_PATIENCE: Final = 0.5
-# Microseconds, the kernel's own default.
+# Microseconds, the kernel's default.
 _PERIOD: Final = 100_000
-# Where `DelegateSubgroup=` of a systemd unit puts the worker. Jobs get their cgroups beside it: the kernel limits them
-# only if the cgroup around them has no processes of its own.
+# The worker's cgroup by `DelegateSubgroup=` of its systemd unit. Jobs get sibling cgroups, since the kernel enforces
+# limits only if the parent has no processes of its own.
 _WORKERS: Final = "stoker-worker"
 
 
 class NoCgroupError(Exception):
-    """Why there is none. The message fits after "no cgroup: "."""
+    """No cgroup is available. The message fits after "no cgroup: "."""
 
 
 class Cgroup:
-    """One directory of the cgroup v2 tree, created for one job."""
+    """A cgroup v2 directory for one job."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, within: Path | None = None, *, tidy: bool = True) -> "Cgroup":
-        """A new one, inside that of this process or beside a worker's. Raises `NoCgroupError`.
+        """Creates a cgroup inside this process's, or beside a worker's. Raises `NoCgroupError`.
 
-        `tidy`: removes abandoned ones there.
+        `tidy`: also removes abandoned ones.
         """
         parent = within or _cgroup_of_jobs()
         try:
@@ -42,18 +42,18 @@ class Cgroup:
             cgroup = cls(_make(parent))
         except OSError as error:
             raise NoCgroupError(os.strerror(error.errno or 0).lower()) from error
-        # Without it, a cgroup adds nothing to tracking by descent.
+        # Without this file, a cgroup adds nothing to tracking by descent.
         if not (cgroup.path / "cgroup.kill").exists():
             cgroup.remove()
             raise NoCgroupError("the kernel is older than cgroup.kill (Linux 5.14)")
         return cgroup
 
     def add(self, pid: int) -> None:
-        """Moves a process here; its later children start here."""
+        """Moves a process into the cgroup, where its later children start."""
         (self.path / "cgroup.procs").write_text(str(pid))
 
     def evict(self, pid: int) -> bool:
-        """Moves a process to the worker's cgroup, or to the parent of this one; False when that failed."""
+        """Moves a process to the worker's cgroup or to the parent. False on failure."""
         workers = self.path.parent / _WORKERS
         try:
             ((workers if workers.is_dir() else self.path.parent) / "cgroup.procs").write_text(str(pid))
@@ -62,38 +62,38 @@ class Cgroup:
         return True
 
     def pids(self) -> list[int]:
-        """The processes here and in cgroups that the job created below."""
+        """The processes in this cgroup and in those that the job has created below."""
         found: list[int] = []
         for directory in _from_below(self.path):
             try:
                 found += map(int, (directory / "cgroup.procs").read_text().split())
             except OSError:
-                continue  # It was removed just now.
-        # Zero stands for a process outside this pid namespace.
+                continue  # it has just been removed
+        # 0 stands for a process outside this pid namespace.
         return [pid for pid in found if pid > 0]
 
     def limit(self, cpus: int, ram: int) -> bool:
-        """Sets how many CPUs and how much RAM the processes here get together, 0 for no limit; whether that holds.
+        """Limits the CPUs and RAM of all processes together; 0 for no limit. True if the limits hold.
 
-        The kernel ends the job's processes when they need more RAM. Limits are there only where the controllers are
-        delegated to this user, and where no process is in the cgroup above.
+        The kernel kills processes that need more RAM. Limits need controllers that are delegated to this user, and a
+        parent cgroup without processes.
         """
         quota = f"{cpus * _PERIOD} {_PERIOD}" if cpus else f"max {_PERIOD}"
         cpus_hold = self._set("cpu", "cpu.max", quota, asked=cpus > 0)
         ram_holds = self._set("memory", "memory.max", str(ram) if ram else "max", asked=ram > 0)
-        # Otherwise a job that needs more would be slow instead. There is no such file without swap.
+        # Swap would make such a job slow instead. Without swap the file does not exist.
         self._set("memory", "memory.swap.max", "0" if ram else "max", asked=False)
         return cpus_hold and ram_holds
 
     def _set(self, controller: str, name: str, value: str, *, asked: bool) -> bool:
-        """Writes a file of a controller, if it is there or `asked` for; whether it is as asked."""
+        """Writes a controller's file, enabling the controller if `asked`. False if an asked-for value does not hold."""
         path = self.path / name
         if asked and not path.exists():
-            # One at a time: users often have `memory` and not `cpu`.
+            # Enabled one at a time: users often have `memory` but not `cpu`.
             with contextlib.suppress(OSError):
                 (self.path.parent / "cgroup.subtree_control").write_text(f"+{controller}")
         try:
-            # Not created where it is missing.
+            # Must not create a missing file.
             with path.open("r+") as file:
                 file.write(value)
         except OSError:
@@ -101,7 +101,7 @@ class Cgroup:
         return True
 
     def kill(self) -> bool:
-        """Kills everything here and below, also children that are being forked. False when that failed."""
+        """Kills all processes in the cgroup and below, including children being forked. False on failure."""
         try:
             (self.path / "cgroup.kill").write_text("1")
         except OSError:
@@ -109,7 +109,7 @@ class Cgroup:
         return True
 
     def remove(self) -> bool:
-        """False when processes are still in it."""
+        """Removes the cgroup. False if it still has processes."""
         ends = time.monotonic() + _REMOVAL_PATIENCE
         while not _remove(self.path):
             if self.pids() or time.monotonic() > ends:
@@ -119,7 +119,7 @@ class Cgroup:
 
 
 def own_cgroup() -> Path:
-    """The directory of the v2 cgroup that this process is in. Raises `NoCgroupError`."""
+    """The v2 cgroup directory of this process. Raises `NoCgroupError`."""
     try:
         memberships = Path("/proc/self/cgroup").read_text(errors="surrogateescape")
         mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
@@ -129,13 +129,13 @@ def own_cgroup() -> Path:
 
 
 def _cgroup_of_jobs() -> Path:
-    """The directory in which jobs of this process get theirs. Raises `NoCgroupError`."""
+    """The parent directory for cgroups of jobs. Raises `NoCgroupError`."""
     own = own_cgroup()
     return own.parent if own.name == _WORKERS else own
 
 
 def cpus_here() -> int:
-    """How many CPUs this process may use."""
+    """The number of CPUs that this process may use."""
     allowed = len(os.sched_getaffinity(0))
     for quota in _limits("cpu.max"):
         amount, _, period = quota.partition(" ")
@@ -145,13 +145,13 @@ def cpus_here() -> int:
 
 
 def ram_here() -> int:
-    """How many bytes of RAM this process may use, with everything else that runs here."""
+    """The bytes of RAM that this process and all others here may use."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([pages, *(int(limit) for limit in _limits("memory.max") if limit.isdecimal())])
 
 
 def _limits(name: str) -> list[str]:
-    """The limits of this process's cgroup and of those around it."""
+    """The limits of this process's cgroup and its ancestors."""
     found: list[str] = []
     with contextlib.suppress(NoCgroupError):
         directory = own_cgroup()
@@ -163,16 +163,16 @@ def _limits(name: str) -> list[str]:
 
 
 def locate(memberships: str, mounts: str) -> Path:
-    """The same, from the contents of /proc/self/cgroup and /proc/self/mountinfo.
+    """The v2 cgroup directory, from the contents of /proc/self/cgroup and /proc/self/mountinfo.
 
-    In the hybrid layout v2 is mounted below the v1 controllers, so the usual path is not reliable.
+    In the hybrid layout v2 is mounted below the v1 controllers, so the usual path is unreliable.
     """
     inside = next((line[3:] for line in memberships.splitlines() if line.startswith("0::")), None)
     mounted = [place for line in mounts.splitlines() if (place := _cgroup2_mount(line))]
     if inside is None or not mounted:
         raise NoCgroupError("cgroup v2 is not mounted here")
     for root, point in mounted:
-        # In a container the mount can begin further down than the paths do.
+        # In a container the mount may start below the root of the paths.
         if root in ("/", inside) or inside.startswith(f"{root}/"):
             return Path(point, inside[len(root.rstrip("/")) :].lstrip("/"))
     raise NoCgroupError("the cgroup of this process is outside what is mounted here")
@@ -199,13 +199,13 @@ def _make(parent: Path) -> Path:
         try:
             path.mkdir()
         except FileExistsError:
-            number += 1  # This process has several jobs.
+            number += 1  # this process has several jobs
         else:
             return path
 
 
 def remove_abandoned(within: Path | None = None) -> None:
-    """Removes the cgroups of supervisors that were killed together with their reapers, if they are empty.
+    """Removes empty cgroups of supervisors that were killed together with their reapers.
 
     Raises OSError and `NoCgroupError`.
     """
@@ -217,7 +217,7 @@ def remove_abandoned(within: Path | None = None) -> None:
 
 
 def _from_below(path: Path) -> list[Path]:
-    """This directory and every one below it, the deepest first."""
+    """This directory and all below it, deepest first."""
     found: list[Path] = []
     try:
         with os.scandir(path) as entries:

@@ -1,4 +1,4 @@
-"""The supervisor's handle on one job: launches it under a reaper process, receives its events, and reaches all of it.
+"""The supervisor's handle on a job: launches it under a reaper process, receives its events, signals its processes.
 
 ```
   supervisor ── reaper ── the job ── its descendants
@@ -59,11 +59,11 @@ __all__ = [
     "launch",
 ]  # fmt: skip
 
-# A command starts within milliseconds. On a network disk that hangs, its supervisor must not hang too.
+# A command starts within milliseconds. The supervisor must not hang with it on a dead network disk.
 _START_PATIENCE: Final = 1.0
-# Every signal but the real-time ones.
+# All signals except real-time ones.
 _ALL_SIGNALS: Final = range(1, 32)
-# A released reaper exits at once, unless it was stopped by a signal.
+# A released reaper exits at once, unless it is suspended.
 _LEAVE_PATIENCE: Final = 1.0
 _LEAVE_POLL: Final = 0.005
 # Far below the usual limit of 1024 open files.
@@ -71,34 +71,34 @@ _MOST_PIDFDS: Final = 200
 
 
 class Started(NamedTuple):
-    """The command runs."""
+    """The command has started."""
 
     job: Identity
 
 
 class Ended(NamedTuple):
-    """The command ended; processes that it started may still run."""
+    """The command has exited; processes that it started may still run."""
 
     status: int
-    """As from waitpid; `exit_code` converts it."""
+    """The wait status; `exit_code` converts it."""
 
 
 class Stopped(NamedTuple):
-    """The command was suspended by this job-control signal, and still is."""
+    """A job-control signal has suspended the command."""
 
     signal: int
 
 
 class Empty:
-    """Nothing of the job is left."""
+    """The last process of the job has ended."""
 
 
 class DeadlinePassed:
-    """The deadline of the job passed: the reaper stops it, or has not started it."""
+    """The job's deadline has passed: the reaper stops it, or has not started it."""
 
 
 class ReaperKilled:
-    """The reaper was killed. Its processes are watched from here from now on, and their events keep coming."""
+    """The reaper was killed. The supervisor now tracks its processes itself, and their events continue."""
 
 
 ReaperEvent: TypeAlias = Started | Failed | Ended | Stopped | Empty | DeadlinePassed | ReaperKilled
@@ -113,12 +113,12 @@ def launch(
     helpers: Callable[[], Collection[int]] = frozenset,
     contain_cgroup: bool = True,
 ) -> "Reaper":
-    """Starts the program under a reaper. For a single-threaded process.
+    """Starts the program under a reaper. Call it in a single-threaded process.
 
     If this process is killed, the reaper stops the job with `signum` and `grace`, calls `orphaned` in its own process
-    (which has standard input, output and error and no other descriptor of this one) and exits. `helpers` returns the
-    children of this process, started later than now and not yet collected, that do not belong to the job; it is used
-    if the reaper is killed. A helper that starts others should lead its own session.
+    (which shares only standard input, output and error with this one) and exits. `helpers` returns later children of
+    this process that do not belong to the job; it is used if the reaper is killed. A helper that starts processes
+    should lead its own session.
     """
     reaper = fork_reaper(orphaned=orphaned, helpers=helpers, contain_cgroup=contain_cgroup)
     reaper.start(LaunchRequest(program, signum, grace))
@@ -132,16 +132,16 @@ def fork_reaper(
     contain_cgroup: bool = True,
     keeps_output: bool = False,
 ) -> "Reaper":
-    """A reaper without a job yet: `Reaper.start` then costs one fork, that of the job.
+    """Forks a reaper without a job, so that `Reaper.start` costs only the fork of the job.
 
     `keeps_output`: the reaper writes the output of its jobs to files. Raises OSError.
     """
-    # As GNU timeout does: with SIGCHLD ignored, which is inherited, the ends of children are not reported.
+    # Like GNU timeout: an inherited SIG_IGN for SIGCHLD would discard the exit status of children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     become_subreaper()
     me = os.getpid()
     earlier = [who for child in children(me) if (who := identify(child))]
-    # A worker removes abandoned cgroups itself: each of many shims would look at those of all others.
+    # A worker itself removes abandoned cgroups, since each of many shims would check those of all others.
     cgroup, containment = _contain(contain_cgroup, tidy=not keeps_output)
     with contextlib.ExitStack() as undo:
         if cgroup is not None:
@@ -150,7 +150,7 @@ def fork_reaper(
         report, report_events = _pipe(undo)
         output = _pipe(undo) if keeps_output else None
         setup = ReaperSetup(me, requests, report_events, cgroup, orphaned, output)
-        # Objects that exist now are never collected, so that the two processes share their memory.
+        # Frozen objects are never collected, so the two processes keep sharing their memory.
         gc.freeze()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
         try:
@@ -180,7 +180,7 @@ def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
 
 
 def _run_reaper(setup: ReaperSetup) -> None:
-    """The rest of the reaper process."""
+    """The body of the reaper process."""
     try:
         gc.disable()
         ReaperProcess(setup).run()
@@ -202,7 +202,7 @@ def _contain(wanted: bool, *, tidy: bool) -> tuple[Cgroup | None, str]:
 
 
 class Reaper:
-    """One launched job. `fileno()` is readable when `next_event()` returns one."""
+    """A launched job. `fileno()` is readable when `next_event()` has an event."""
 
     def __init__(
         self,
@@ -216,35 +216,35 @@ class Reaper:
     ) -> None:
         self.pid = pid
         self.job: Identity | None = None
-        """The command's own process, once it is started."""
+        """The command's process, once it has started."""
         self.status: int | None = None
-        """The command's wait status, once it has ended."""
+        """The command's wait status, once it has exited."""
         self.empty = False
-        """Whether nothing of the job is left."""
+        """All processes of the job have ended."""
         self.containment = containment
-        """How the processes of the job are tracked, in words."""
+        """A description of how the job's processes are tracked."""
         self._me = identify(pid) or Identity(pid, 0)
         self._requests = requests
         self._report: int | None = report
         self.cgroup = cgroup
-        """That of the job, where it has one."""
+        """The job's cgroup, if any."""
         self._others = others
         self.output = output
-        """Both ends of the pipe that the jobs write to, if the reaper keeps their output."""
+        """Both ends of the pipe for the jobs' output, if the reaper keeps it."""
         self._request: LaunchRequest | None = None
         self._deadline: float | None = None
-        """One that the reaper learns with the next start."""
+        """A deadline to send with the next start."""
         self._tree = ProcessTree(pid, cgroup)
         self._adopted: dict[int, Identity] | None = None
-        """After the reaper was killed: the processes that are watched, by pidfd."""
+        """Processes watched by pidfd, after the reaper was killed."""
         self._queued_events: list[ReaperEvent] = []
         self._early_signals: list[int] = []
-        """Signals for a command whose start is not confirmed yet."""
+        """Signals for a command whose start is unconfirmed."""
         self._collected = False
         self._closed = False
         self._killed_cgroup = False
         os.set_blocking(report, False)
-        # Readable while events are queued that no other descriptor announces.
+        # Signals queued events that no other descriptor announces.
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
         self._epoll.register(self._wakeup, select.EPOLLIN)
@@ -252,19 +252,19 @@ class Reaper:
 
     @property
     def reusable(self) -> bool:
-        """Whether nothing of the job is left and the reaper can start another."""
-        # Newer kernels (6.18) kill every process that enters a cgroup that was killed once.
+        """True if the job has ended completely and the reaper can start another."""
+        # Newer kernels (6.18) kill every process that enters a cgroup after a kill.
         return self.empty and self._report is not None and not self._killed_cgroup
 
     @property
     def exited(self) -> bool:
-        """Whether the command ended by calling exit, not by a signal."""
+        """True if the command exited by itself, not by a signal."""
         return self.status is not None and os.WIFEXITED(self.status)
 
     def start(self, request: LaunchRequest) -> None:
-        """Starts a job: the first one, or the next when nothing of the last is left.
+        """Starts a job, after the previous one has ended completely.
 
-        Waits a deadline until the command runs or has failed to start, which is an event in either case.
+        Waits a limited time for the command to start or fail; both are events.
         """
         self.job, self.status, self.empty = None, None, False
         self._early_signals.clear()
@@ -274,7 +274,7 @@ class Reaper:
         try:
             _write_all(self._requests, request.to_bytes())
         except BrokenPipeError:
-            # Killed before it had read the whole request: nothing was started.
+            # The reaper was killed before it read the whole request, so nothing was started.
             self.empty = True
             self._queue_event(
                 Failed(errno.EAGAIN, OWN_FAILURE, "the process that was to start it was killed", transient=True)
@@ -284,9 +284,9 @@ class Reaper:
             self._read_events()
 
     def set_deadline(self, deadline: float, *, with_start: bool = False) -> None:
-        """The reaper stops the job at this time of the boot clock if its supervisor has not done so.
+        """Sets the time on the boot clock at which the reaper stops the job, if its supervisor has not.
 
-        `with_start`: it learns that with the next start, and wakes up once for both.
+        `with_start`: sends it with the next start, to save a wake-up.
         """
         if with_start:
             self._deadline = deadline
@@ -294,13 +294,13 @@ class Reaper:
         self._deadline = None
         writable = select.poll()
         writable.register(self._requests, select.POLLOUT)
-        # Never waits for a reaper that is stopped and has not read thousands of these.
+        # Must not block on a suspended reaper that has thousands of these unread.
         if any(events & select.POLLOUT for _, events in writable.poll(0)):
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._requests, DEADLINE + TIME.pack(deadline))
 
     def cancel_start(self) -> None:
-        """Makes sure that a reaper that has not confirmed the start yet does not start the command later."""
+        """Ensures that a reaper with an unconfirmed start does not start the command later."""
         self.update()
         if self.job is None and not self.empty and self._report is not None and not self._collected:
             os.kill(self.pid, signal.SIGKILL)  # not collected yet, so the pid cannot have been reused
@@ -326,26 +326,26 @@ class Reaper:
         return self.scan_processes().processes
 
     def measured_processes(self, files: KeptFiles) -> list[Stat]:
-        """The same at a fraction of the cost, with their figures. Some may be missing."""
+        """Like `processes` with statistics, at a fraction of the cost. Some may be missing."""
         if self._adopted is None:
             return walk_processes(self.pid, files)
         return [found for who in self.processes() if (found := stat(who.pid)) is not None and found.identity == who]
 
     def owns(self, pid: int) -> bool:
-        """Whether this process belongs to the job; cheaper than `processes()`."""
+        """True if this process belongs to the job; cheaper than `processes()`."""
         if self._adopted is None:
             return descends(pid, self.pid) or (self.cgroup is not None and pid in self.cgroup.pids())
         return any(process.pid == pid for process in self.processes())
 
     def signal(self, signum: int) -> bool:
-        """Sends it to the process of the command alone, as soon as that runs; False when it is gone."""
+        """Signals the command's process only, once it runs. False if it has ended."""
         if self.job is None and not self.empty and self._report is not None:
             self._early_signals.append(signum)
             return True
         return self.job is not None and self.status is None and send(self.job, signum)
 
     def close(self) -> None:
-        """Releases the reaper and cleans up. Processes of the job that still live are no longer tracked."""
+        """Releases the reaper and cleans up. Live processes of the job are no longer tracked."""
         if self._closed:
             return
         self._closed = True
@@ -353,7 +353,7 @@ class Reaper:
             os.write(self._requests, EXIT)
         os.close(self._requests)
         if not self._collected:
-            # One that was stopped could not exit.
+            # A suspended reaper must be continued to exit.
             os.kill(self.pid, signal.SIGCONT)
         self._collect_reaper()
         if self._report is not None:
@@ -372,20 +372,20 @@ class Reaper:
         if self.cgroup is not None:
             self.cgroup.remove()
 
-    # What `Termination` needs
+    # For `Termination`
 
     def scan_processes(self) -> ProcessScan:
         """The living processes of the job."""
         return ProcessScan([], settled=True) if self.empty else self._tree.scan_processes()
 
     def kill(self) -> bool:
-        """Kills all of the job at once, where it has a cgroup."""
+        """Kills the whole job at once, if it has a cgroup."""
         killed = self._tree.kill()
         self._killed_cgroup = self._killed_cgroup or killed
         return killed
 
     def update(self) -> None:
-        """Reads all events; `job`, `status` and `empty` keep what matters of them."""
+        """Processes all events, which set `job`, `status` and `empty`."""
         while self.next_event() is not None:
             pass
 
@@ -403,7 +403,7 @@ class Reaper:
             self._watch_adopted(self._adopted)
 
     def _read_report(self, report: int) -> None:
-        """One message at a time: while there are more, the pipe stays readable."""
+        """Reads one message; the pipe stays readable while there are more."""
         try:
             message = os.read(report, MESSAGE.size)
         except BlockingIOError:
@@ -434,12 +434,12 @@ class Reaper:
             self._queue_event(Stopped(first))
 
     def _is_stopped(self) -> bool:
-        """Whether it still is: the terminal may have continued the whole group since."""
+        """True if the command is still suspended; the terminal may have continued the group."""
         found = stat(self.job.pid) if self.job else None
         return found is not None and found.identity == self.job and found.state == "T"
 
     def _reaper_gone(self, report: int) -> None:
-        """The reaper exited, or was killed."""
+        """Handles the exit or death of the reaper."""
         self._epoll.unregister(report)
         os.close(report)
         self._report = None
@@ -449,7 +449,7 @@ class Reaper:
             self._adopt()
 
     def _collect_reaper(self) -> None:
-        """Collects the reaper, which is about to exit; one that was stopped is killed."""
+        """Collects the reaper, which is about to exit. A suspended one is killed."""
         if self._collected:
             return
         self._collected = True
@@ -462,7 +462,7 @@ class Reaper:
     # After the reaper was killed
 
     def _adopt(self) -> None:
-        """The kernel made the children of the reaper children of this process."""
+        """Tracks the reaper's children, which the kernel has made children of this process."""
         self._tree = ProcessTree(os.getpid(), self.cgroup, since=self._me.started, exclude=self._others)
         self._adopted = {}
         self.containment += "; its reaper was killed, so the job would survive a kill of its supervisor"
@@ -486,7 +486,7 @@ class Reaper:
                 self._watch(process, watched)
 
     def _write_output(self) -> None:
-        """Writes the output that is still in the pipe of a killed reaper."""
+        """Writes the rest of the output in the pipe of a killed reaper."""
         if self.output is None or self._request is None or self._request.log is None:
             return
         log = LogWriter(self._request.log, self._request.log_limit)
@@ -496,14 +496,14 @@ class Reaper:
         log.close()
 
     def _watch(self, process: Identity, watched: dict[int, Identity]) -> None:
-        """Makes `fileno()` readable when it ends."""
+        """Makes `fileno()` readable at the end of a process."""
         with contextlib.suppress(OSError, AttributeError):
             pidfd = os.pidfd_open(process.pid)
             watched[pidfd] = process
             self._epoll.register(pidfd, select.EPOLLIN)
 
     def _collect(self) -> None:
-        """Collects the adopted children that ended."""
+        """Collects ended children that were adopted."""
         others = self._others()
         for child in children(os.getpid()):
             if child in others:
@@ -522,7 +522,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _ends_within(child: int, seconds: float) -> bool:
-    """Whether this child ends in time. It is not collected."""
+    """True if this child ends in time. It is not collected."""
     try:
         pidfd = os.pidfd_open(child)
     except (OSError, AttributeError):
@@ -536,7 +536,7 @@ def _ends_within(child: int, seconds: float) -> bool:
 
 
 def _has_ended_within(child: int, seconds: float) -> bool:
-    """The same without pidfds."""
+    """Like `_ends_within`, without pidfds."""
     ends = time.monotonic() + seconds
     try:
         while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:

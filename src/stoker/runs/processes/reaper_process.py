@@ -1,8 +1,8 @@
 """The reaper: the process between the supervisor and the job, which adopts every orphan of the job.
 
 It collects the job and its orphans and reports to the supervisor. If the supervisor is killed, it stops the job. It
-leads its own session, so that neither a terminal nor a kill of the job's process group reaches it. It can write the
-output of the job to a file, because it outlives the supervisor. When nothing of one job is left, it can start the next.
+leads its own session, out of reach of terminals and of kills of the job's process group. It can write the job's output
+to a file, because it outlives the supervisor. After the complete end of a job, it can start the next.
 """
 
 import contextlib
@@ -27,38 +27,38 @@ from stoker.runs.processes.tree import ProcessScan, ProcessTree
 # Messages to the supervisor, of fixed size: a kind and two numbers.
 STARTED, FAILED, ENDED, STOPPED, EMPTY, DEADLINE_PASSED = range(6)
 MESSAGE: Final = struct.Struct("=Bqq")
-# Requests: exit, start the job that follows, or set the deadline that follows. The end of the pipe without one means
-# that the supervisor died.
+# Requests: exit, start the following job, or set the following deadline. The end of the pipe without an exit request
+# means that the supervisor died.
 EXIT: Final = b"x"
 START: Final = b"s"
 DEADLINE: Final = b"d"
 TIME: Final = struct.Struct("=d")
 _LENGTH: Final = struct.Struct("=I")
 _CHUNK: Final = 65536
-# A job that prints without end must not keep its reaper from everything else.
+# A job that prints endlessly must not keep its reaper from other work.
 _MOST_CHUNKS: Final = 16
-# With a deadline: the supervisor may have been stopped, and the machine may have slept. A share of the time that is
-# left, so that a supervisor that was stopped is continued long before the deadline.
+# With a deadline, waits take this share of the remaining time: a suspended supervisor is continued long before the
+# deadline, even after a suspend of the machine.
 _WAIT_SHARE: Final = 0.2
 _SHORTEST_WAIT: Final = 2.0
-# Less than the gap in the looks of a supervisor that restarts the windows of its rules.
+# Less than the gap between looks that restarts the windows of rules.
 _LONGEST_WAIT: Final = 20.0
 REAPER_NAME: Final = "stoker-reaper"
-# Sent by the kernel when the supervisor dies. It also continues a reaper that was stopped.
+# The kernel sends it when the supervisor dies. It also continues a suspended reaper.
 _SUPERVISOR_DIED: Final = signal.SIGCONT
 
 
 class OrphanStop(NamedTuple):
-    """How the job of a killed supervisor was stopped, for its record."""
+    """The stop of a job after its supervisor was killed, for its record."""
 
     status: int | None
-    """The job's wait status; None when it could not be stopped."""
+    """The job's wait status; None if it could not be stopped."""
     survivors: tuple[str, ...]
     words: str
     about: str = ""
     """The directory of its record."""
     ended_before: bool = False
-    """Whether the command had ended before anything was stopped."""
+    """The command had exited before the stop."""
 
 
 class LaunchRequest(NamedTuple):
@@ -72,24 +72,24 @@ class LaunchRequest(NamedTuple):
     """The file for its output, if the reaper keeps output."""
     log_limit: int = 0
     deadline: float | None = None
-    """As after DEADLINE; None: the last one still holds."""
+    """The new deadline; None keeps the last one."""
 
     def to_bytes(self) -> bytes:
-        """The bytes for the pipe. Both ends are forks of one process, so they agree on the format."""
+        """Encodes the request. Both ends are forks of one process, so they agree on the format."""
         command, environment, *rest, mask = self.program
-        # marshal takes plain numbers only, not enums of signals.
+        # marshal accepts plain integers, not enums.
         words = tuple(command), dict(environment), *rest, tuple(map(int, mask))
         body = marshal.dumps((words, int(self.signum), *self[2:]))
         return START + _LENGTH.pack(len(body)) + body
 
     @classmethod
     def from_bytes(cls, body: bytes) -> "LaunchRequest":
-        words, *rest = marshal.loads(body)  # noqa: S302 - written by this very program
+        words, *rest = marshal.loads(body)  # noqa: S302 - written by this program
         return cls(Program(*words), *rest)
 
 
 class ReaperSetup(NamedTuple):
-    """What a reaper inherits."""
+    """The descriptors and settings that a reaper inherits."""
 
     supervisor: int
     requests: int
@@ -97,11 +97,11 @@ class ReaperSetup(NamedTuple):
     cgroup: Cgroup | None
     orphaned: Callable[[OrphanStop], None] | None
     output: tuple[int, int] | None
-    """Both ends of the pipe that the jobs write to."""
+    """Both ends of the pipe for the jobs' output."""
 
 
 class ReaperProcess:
-    """The reaper in its own process, from fork to exit."""
+    """The reaper inside its own process, from fork to exit."""
 
     def __init__(self, setup: ReaperSetup) -> None:
         self._setup = setup
@@ -115,12 +115,12 @@ class ReaperProcess:
         self._connected = True
         self._queued_events = b""
         self._has_session = False
-        # A reaper that a stop moves out of the cgroup later gets no other job.
+        # A reaper that a stop has moved out of the cgroup gets no other job.
         self._is_inside = setup.cgroup is None
         self._log: LogWriter | None = None
         self._writable = select.poll()
         self._writable.register(setup.report, select.POLLOUT)
-        # Readable when a child ended or the job printed something.
+        # Readable when a child ends or the job prints.
         self._epoll = select.epoll()
         self._epoll.register(self._signals.fileno(), select.EPOLLIN)
         if setup.output is not None:
@@ -128,7 +128,7 @@ class ReaperProcess:
             self._epoll.register(setup.output[0], select.EPOLLIN)
 
     def run(self) -> None:
-        """Runs jobs until it is released, or until the supervisor died and nothing of the job is left."""
+        """Runs jobs until it is released, or until the supervisor has died and the job has ended."""
         set_name(REAPER_NAME)
         become_subreaper()
         set_parent_death_signal(_SUPERVISOR_DIED)
@@ -138,7 +138,7 @@ class ReaperProcess:
         while (kind := self._next_request()) == START:
             self._start_job(LaunchRequest.from_bytes(self._read_request()))
         if kind == EXIT:
-            # Zombies would otherwise be left to the supervisor.
+            # Otherwise the supervisor would inherit zombies.
             self.update()
         elif self._request is not None:
             self._orphaned(self._request)
@@ -151,7 +151,7 @@ class ReaperProcess:
         if request.deadline is not None:
             self._deadline = request.deadline
         if boot_clock() >= self._deadline:
-            # The request arrived so late that another machine may run the job by now.
+            # The request arrived so late that another machine may already run the job.
             self.empty, self._request = True, None
             self._queue_event(DEADLINE_PASSED)
             self._queue_event(EMPTY)
@@ -168,7 +168,7 @@ class ReaperProcess:
             if program.session and program.output is not None and self._is_inside:
                 self._leave_session()
                 pid = spawn(program)
-            # Between fork and exec: the job stays in the session of the supervisor, and this process leaves it.
+            # Leaving between fork and exec keeps the job, but not this process, in the supervisor's session.
             self._job = pid or start(program, self._setup.cgroup, after_fork=self._leave_session)
         except CannotStartError as error:
             self.empty = True
@@ -177,20 +177,20 @@ class ReaperProcess:
             self._flush()
             return
         if self._setup.output is None:
-            # Not before: the job may inherit a descriptor of the supervisor.
+            # Not earlier: the job may inherit a descriptor of the supervisor.
             self._close_inherited()
         self._queue_event(STARTED, self._job, self._started(self._job))
         self._flush()
 
     def _started(self, pid: int) -> int:
-        """Its start time in ticks; 0 when that cannot be read. Only this process collects it, so it is still there."""
+        """The start time of a child in ticks; 0 if unreadable. The child exists until this process collects it."""
         with contextlib.suppress(OSError):
             who = identify(pid)
             return who.started if who else 0
         return 0
 
     def _enter_cgroup(self) -> None:
-        """Enters the cgroup of its jobs, so that they are created inside it."""
+        """Enters the cgroup of its jobs, so that they start inside it."""
         if self._setup.cgroup is not None:
             with contextlib.suppress(OSError):
                 self._setup.cgroup.add(os.getpid())
@@ -202,14 +202,14 @@ class ReaperProcess:
             os.setsid()
 
     def _next_request(self) -> bytes:
-        """Handles the job until a request arrives; empty when the supervisor died."""
+        """Handles the job until the next request; empty if the supervisor has died."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         poll.register(self._setup.requests, select.POLLIN)
-        # It stays when nothing is left: if the supervisor is killed before it records the end, the reaper does so.
+        # Waits even after the job: if the supervisor is killed before it records the end, the reaper does so.
         while True:
             self.update()
-            # Another process may hold the other end of the pipe, so its end alone is not reliable.
+            # Another process may hold the other end of the pipe, so EOF alone is unreliable.
             if os.getppid() != self._setup.supervisor:
                 return b""
             if self._setup.requests in dict(poll.poll(self._timeout())):
@@ -222,7 +222,7 @@ class ReaperProcess:
                 self._enforce_deadline()
 
     def _timeout(self) -> float | None:
-        """In milliseconds, for a poll."""
+        """The timeout of `poll` in milliseconds."""
         if self._deadline == math.inf:
             return None
         left = max(self._deadline - boot_clock(), 0.0)
@@ -230,14 +230,14 @@ class ReaperProcess:
         return (wait if self.empty else min(wait, left)) * 1000 + 1
 
     def _continue_stopped_supervisor(self) -> None:
-        """Continues a supervisor that was stopped: it would neither renew the lease nor deliver the outcome."""
+        """Continues a suspended supervisor, which could neither renew the lease nor deliver the outcome."""
         with contextlib.suppress(OSError):
             supervisor = stat(self._setup.supervisor)
             if supervisor is not None and supervisor.state == "T" and os.getppid() == self._setup.supervisor:
                 os.kill(self._setup.supervisor, signal.SIGCONT)
 
     def _enforce_deadline(self) -> None:
-        """Kills a job whose deadline passed: another machine may run it from now on."""
+        """Kills a job at its deadline, after which another machine may run it."""
         if not self.empty and boot_clock() >= self._deadline:
             self._deadline = math.inf
             self._queue_event(DEADLINE_PASSED)
@@ -249,7 +249,7 @@ class ReaperProcess:
         return self._read_exactly(length)
 
     def _read_exactly(self, size: int) -> bytes:
-        """Waits for all of it: the sender writes the whole request, or dies and closes the pipe."""
+        """Reads all bytes. The sender writes the whole request, or dies and closes the pipe."""
         parts = bytearray()
         while len(parts) < size:
             part = os.read(self._setup.requests, size - len(parts))
@@ -260,7 +260,7 @@ class ReaperProcess:
 
     def _orphaned(self, request: LaunchRequest) -> None:
         self._connected = False
-        self.update()  # the job may have ended meanwhile
+        self.update()  # the job may have just ended
         ended_before = self._status is not None
         job = None if ended_before else Identity(self._job, self._started(self._job))
         outcome = stop(self, request.signum, request.grace, first=job)
@@ -271,12 +271,12 @@ class ReaperProcess:
             self._setup.orphaned(OrphanStop(self._status, outcome.survivors, words, request.about, ended_before))
 
     def _leave_cgroup(self) -> None:
-        """Removes the cgroup: no other process will."""
+        """Removes the cgroup, which no other process would."""
         if self._setup.cgroup is not None:
             self._setup.cgroup.evict(os.getpid())
             self._setup.cgroup.remove()
 
-    # What `Termination` needs
+    # For `Termination`
 
     def scan_processes(self) -> ProcessScan:
         return self._tree.scan_processes()
@@ -288,14 +288,14 @@ class ReaperProcess:
         return self._epoll.fileno()
 
     def update(self) -> None:
-        """Writes the output of the job to its file, collects every child that ended and reports what matters."""
+        """Writes the job's output to its file, collects ended children and reports events."""
         self._signals.read()
         self._write_output(_MOST_CHUNKS)
         while not self.empty:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
-                # Orphans are adopted here, so no child means no process at all: the pipe holds the last output.
+                # Orphans are adopted, so without children no process is left: the pipe has the last output.
                 while self._write_output(_MOST_CHUNKS):
                     pass
                 self.empty = True
@@ -314,12 +314,12 @@ class ReaperProcess:
         elif not os.WIFSTOPPED(status):
             self._status = status
             self._queue_event(ENDED, status)
-        # This message may be lost, the others may not: it must never fill the pipe.
+        # Unlike the others, this message may be lost, and must never fill the pipe.
         elif self._writable.poll(0):
             self._queue_event(STOPPED, os.WSTOPSIG(status))
 
     def _write_output(self, most: int) -> bool:
-        """Moves output from the pipe to its file; returns whether there may be more."""
+        """Moves output from the pipe to its file. True if there may be more."""
         if self._setup.output is None:
             return False
         for _ in range(most):
@@ -332,7 +332,7 @@ class ReaperProcess:
         return True
 
     def _continue_supervisor(self) -> None:
-        """Continues a supervisor that was suspended with its job, when the job is continued."""
+        """Continues a supervisor that was suspended with its job, after the job was continued."""
         job = stat(self._job)
         supervisor = stat(self._setup.supervisor)
         stopped_alone = job and job.state != "T" and supervisor and supervisor.state == "T"
@@ -343,16 +343,16 @@ class ReaperProcess:
         self._queued_events += MESSAGE.pack(kind, first, second)
 
     def _flush(self) -> None:
-        """Sends the queued messages in one write: most jobs end and leave nothing behind at the same time."""
+        """Sends queued messages in one write: the end of a job usually leaves no processes."""
         events, self._queued_events = self._queued_events, b""
         if events and self._connected:
             try:
                 os.write(self._setup.report, events)
             except BrokenPipeError:
-                self._connected = False  # The supervisor is gone.
+                self._connected = False  # the supervisor has ended
 
     def _close_inherited(self) -> None:
-        """Pipes of the supervisor and its caller must come to their end when those close them."""
+        """Closes inherited descriptors, which would keep pipes of the supervisor and its caller open."""
         own = self._setup.requests, self._setup.report, self._signals.fileno(), self.fileno()
         with contextlib.suppress(OSError):  # no descriptor is left to list them
             close_inherited_descriptors((*own, *(self._setup.output or ())))

@@ -1,4 +1,4 @@
-"""Signals as a stream, with their senders, so that Ctrl-C at a terminal differs from `kill`; and terminal settings."""
+"""Signals as a stream with their senders, which tells Ctrl-C at a terminal from `kill`; and terminal settings."""
 
 import contextlib
 import math
@@ -12,35 +12,35 @@ from typing import Any, Final, NamedTuple
 
 from stoker.runs.processes.syscalls import signal_descriptor
 
-# Forwarded to the job. Schedulers announce the end with the user signals.
+# Signals forwarded to the job. Schedulers announce a stop by user signals.
 FORWARDED: Final = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
 )  # fmt: skip
-# <asm-generic/siginfo.h>: sent by the kernel itself, for a terminal to its whole foreground group.
+# SI_KERNEL in <asm-generic/siginfo.h>: sent by the kernel, on a terminal to its whole foreground group.
 _FROM_KERNEL: Final = 0x80
-# At a REPL people press Ctrl-C now and then for other reasons.
+# At a REPL, people press Ctrl-C now and then for other reasons.
 DOUBLE_PRESS: Final = 2.0
-# struct signalfd_siginfo is 128 bytes: number, errno, code, pid, uid, and more that is not read here.
+# struct signalfd_siginfo has 128 bytes: number, errno, code, pid, uid, and unused fields.
 _RECORD: Final = 128
 _FIRST_FIELDS: Final = struct.Struct("=IiiII")
 
 
 class Received(NamedTuple):
-    """One signal."""
+    """A received signal."""
 
     signal: int
     code: int
-    """si_code: why it was sent."""
+    """si_code, the kind of its source."""
     sender: int
     """The pid of the sender; 0 for the kernel, or a process outside this pid namespace."""
     user: int
 
     @property
     def from_kernel(self) -> bool:
-        """Whether the terminal sent it to the whole foreground group: the job has it already.
+        """True if the terminal sent it to the whole foreground group, including the job.
 
-        The hangup of a terminal goes to the leader of its session only. If this process is the leader, the job has not
-        got it.
+        The hangup of a terminal goes only to the leader of its session. If that is this process, the job does not have
+        it.
         """
         only_leader = self.signal == signal.SIGHUP and os.getsid(0) == os.getpid()
         return self.code == _FROM_KERNEL and not only_leader
@@ -57,7 +57,7 @@ class DoublePress:
         self._pressed = -math.inf
 
     def is_second(self, received: Received) -> bool:
-        """Whether this signal is the second press."""
+        """True if this signal is the second press."""
         if received.signal != signal.SIGINT or not received.from_kernel:
             return False
         before, self._pressed = self._pressed, self._clock()
@@ -65,20 +65,20 @@ class DoublePress:
 
 
 class SignalStream:
-    """From now until `close()`, these signals can be read here and have no other effect."""
+    """Blocks these signals until `close()`, and reads them instead."""
 
     def __init__(self, signals: Iterable[int]) -> None:
         self._signals = frozenset(signals)
         self.original: frozenset[int] = frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, self._signals))
-        """The signal mask before, for programs started from here."""
+        """The previous signal mask, for child processes."""
         self._descriptor = signal_descriptor(self._signals)
 
     def fileno(self) -> int:
-        """Readable when a signal arrived."""
+        """A descriptor that becomes readable when a signal arrives."""
         return self._descriptor
 
     def read(self) -> list[Received]:
-        """The signals that arrived since; never blocks. Several equal ones may be one."""
+        """New signals; never blocks. Several equal signals may appear as one."""
         found: list[Received] = []
         while True:
             try:
@@ -90,7 +90,7 @@ class SignalStream:
                 found.append(Received(number, code, pid, uid))
 
     def close(self) -> None:
-        """Restores the signal mask; signals that were not read take effect now."""
+        """Restores the signal mask. Unread signals take effect now."""
         os.close(self._descriptor)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.original)
 
@@ -102,7 +102,7 @@ class SignalStream:
 
 
 class Terminal:
-    """The settings of the controlling terminal at this moment, where there is one."""
+    """The current settings of the controlling terminal, if any."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
@@ -112,10 +112,10 @@ class Terminal:
             self._settings = termios.tcgetattr(self._descriptor)
 
     def restore(self) -> None:
-        """Restores them, unless another group is in the foreground. A REPL that is killed leaves the terminal raw."""
+        """Restores them, unless another group is in the foreground. A killed REPL leaves the terminal in raw mode."""
         if self._descriptor is None or not self._settings:
             return
-        # A background process is stopped for touching the terminal, unless it blocks this signal.
+        # SIGTTOU would suspend a background process that touches the terminal.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
         try:
             with contextlib.suppress(OSError, termios.error):
@@ -131,7 +131,7 @@ class Terminal:
 
     @staticmethod
     def _is_ours(descriptor: int) -> bool:
-        """Whether this group is in the foreground, or an empty one, as after a shell that was killed."""
+        """True if the foreground group is this one, or empty, as after a killed shell."""
         group = os.tcgetpgrp(descriptor)
         if group == os.getpgrp():
             return True

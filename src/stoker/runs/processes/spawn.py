@@ -1,4 +1,4 @@
-"""Starts the command of the user as a shell would, and explains why when that fails."""
+"""Starts the user's command as a shell would, and explains a failure."""
 
 import contextlib
 import errno
@@ -13,17 +13,17 @@ from stoker.paths import is_directory
 from stoker.runs.processes.cgroup import Cgroup
 from stoker.runs.processes.syscalls import fork_into_cgroup
 
-# GNU timeout's and env's: the launcher itself failed, the command is there but does not run, it is not there.
+# The codes of GNU timeout and env: launcher failed, command not executable, command not found.
 OWN_FAILURE: Final = 125
 _NOT_EXECUTABLE: Final = 126
 _NOT_FOUND: Final = 127
 
-# Where the start failed. In this order on the wire.
+# The stage of a failure, by position on the wire.
 _DIRECTORY, _SEARCH, _EXECUTE, _INTERPRETER, _OTHER = range(5)
 _OUTCOME: Final = struct.Struct("=ii")
 _GO: Final = b"g"
 
-# What a shell searches when PATH is not set at all.
+# The PATH of a shell without the variable.
 _DEFAULT_PATH: Final = "/bin:/usr/bin"
 _WORDS: Final = {
     errno.ENOENT: "there is no such file",
@@ -32,36 +32,36 @@ _WORDS: Final = {
     errno.EACCES: "it may not be executed (chmod +x allows it)",
     errno.E2BIG: "its arguments and environment are too long",
 }
-# Shortages of the machine, which may be over a moment later.
+# Shortages of the machine, which may pass in a moment.
 _SHORTAGES: Final = {
     errno.EAGAIN: "no more processes are allowed here",
     errno.ENOMEM: "the machine is out of memory",
     errno.EMFILE: "too many files are open",
     errno.ENFILE: "too many files are open on this machine",
 }
-# No program expects that.
+# Python ignores these, which other programs do not expect.
 _IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)
-# As much as a shell looks at to report a script from a program of another machine.
+# A shell reads this much to tell a script from a foreign binary.
 _SCRIPT_PROBE: Final = 80
 
 
 class Program(NamedTuple):
-    """What to start."""
+    """A program to start."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
     directory: str | None = None
-    """None: the current one."""
+    """None for the current directory."""
     output: int | None = None
-    """A descriptor for standard output and error together; None: those of the caller."""
+    """A descriptor for both standard output and error; None for the caller's."""
     session: bool = False
-    """Whether it leads a new session, without a terminal."""
+    """It leads a new session without a terminal."""
     mask: Collection[int] = ()
-    """The signals that are blocked when it starts: `SignalStream.original`."""
+    """The blocked signals at its start: `SignalStream.original`."""
 
 
 class Failed(NamedTuple):
-    """The command could not be started."""
+    """A failed start."""
 
     errno: int
     exit_code: int
@@ -69,11 +69,11 @@ class Failed(NamedTuple):
     why: str
     """Fits after "cannot run 'x': "."""
     transient: bool = False
-    """Whether the machine was short of something: the command may start later, or elsewhere."""
+    """The machine lacked resources: the command may start later or elsewhere."""
 
 
 class CannotStartError(Exception):
-    """Where the start failed and with which error number; `failure` explains it."""
+    """A failed start, with stage and errno; `failure` explains it."""
 
     def __init__(self, stage: int, number: int) -> None:
         super().__init__(stage, number)
@@ -82,9 +82,9 @@ class CannotStartError(Exception):
 
 
 def start(program: Program, cgroup: Cgroup | None, after_fork: Callable[[], None]) -> int:
-    """Starts it as a child of this process, inside the cgroup if there is one, and returns its pid.
+    """Starts a child process, inside the cgroup if any, and returns its pid.
 
-    `after_fork` is called here after the fork and before the command begins.
+    `after_fork` is called in this process, after the fork and before the exec.
     """
     try:
         return _start(program, cgroup, after_fork)
@@ -93,9 +93,9 @@ def start(program: Program, cgroup: Cgroup | None, after_fork: Callable[[], None
 
 
 def spawn(program: Program) -> int | None:
-    """Starts it as a child of this process with vfork; None when it cannot be started: `start` finds out why.
+    """Starts a child process with vfork; None on failure, which `start` then explains.
 
-    For a process of one thread, and a program with its own session and output. It takes a tenth of a millisecond, also
+    For a single-threaded process, and a program with its own session and output. It takes a tenth of a millisecond even
     on a busy machine, where a fork of Python takes several.
     """
     if program.output is None:
@@ -108,7 +108,7 @@ def spawn(program: Program) -> int | None:
         if program.directory is not None:
             os.chdir(program.directory)
         return os.posix_spawn(
-            next(path for path in _places(program) if os.access(path, os.X_OK) and not is_directory(path)),
+            next(path for path in _candidates(program) if os.access(path, os.X_OK) and not is_directory(path)),
             list(program.command),
             program.environment,
             file_actions=[(os.POSIX_SPAWN_DUP2, program.output, 1), (os.POSIX_SPAWN_DUP2, program.output, 2)],
@@ -151,7 +151,7 @@ def _start(program: Program, cgroup: Cgroup | None, after_fork: Callable[[], Non
         after_fork()
         os.write(go, _GO)
         os.close(report)
-        # Closed by exec when the command starts.
+        # The exec of the command closes the other end.
         outcome = os.read(outcomes, _OUTCOME.size)
     if outcome:
         os.waitpid(pid, 0)
@@ -168,7 +168,7 @@ def _pipe(until: contextlib.ExitStack) -> tuple[int, int]:
 
 def _close(descriptor: int) -> None:
     with contextlib.suppress(OSError):
-        os.close(descriptor)  # Closed already.
+        os.close(descriptor)  # already closed
 
 
 def _fork(cgroup: Cgroup | None) -> int:
@@ -179,7 +179,7 @@ def _fork(cgroup: Cgroup | None) -> int:
                 return fork_into_cgroup(descriptor)
             finally:
                 os.close(descriptor)
-        # An old kernel, or a sandbox without clone3: the child enters the cgroup itself.
+        # Without clone3, in an old kernel or a sandbox, the child enters the cgroup itself.
         except OSError:
             pass
     pid = os.fork()
@@ -189,11 +189,11 @@ def _fork(cgroup: Cgroup | None) -> int:
 
 
 def _become(program: Program, wait: int, report: int) -> NoReturn:
-    """The child, from the fork to the exec."""
+    """The child process between fork and exec."""
     stage = _OTHER
     try:
         if os.read(wait, 1) != _GO:
-            raise CannotStartError(_OTHER, errno.ESRCH)  # The reaper died.
+            raise CannotStartError(_OTHER, errno.ESRCH)  # the reaper died
         if program.session:
             os.setsid()
         if program.output is not None:
@@ -210,7 +210,7 @@ def _become(program: Program, wait: int, report: int) -> NoReturn:
     except OSError as error:
         os.write(report, _OUTCOME.pack(stage, error.errno or errno.EINVAL))
     except ValueError:
-        # A null byte in an argument, or an equals sign in the name of a variable.
+        # A NUL in an argument, or an equals sign in the name of a variable.
         os.write(report, _OUTCOME.pack(stage, errno.EINVAL))
     finally:
         os._exit(OWN_FAILURE)
@@ -220,12 +220,12 @@ def _enter(cgroup: Cgroup) -> None:
     try:
         cgroup.add(os.getpid())
     except OSError:
-        return  # It is still tracked by descent.
+        return  # tracking by descent still works
 
 
 def _restore_signals(mask: Collection[int]) -> None:
-    """Undoes what Python changed; what the caller ignores (nohup) stays ignored."""
-    # A Ctrl-C from now on ends the child.
+    """Restores signals that Python changed. Those ignored by the caller (nohup) stay ignored."""
+    # From now on, Ctrl-C ends the child.
     if callable(signal.getsignal(signal.SIGINT)):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     for number in _IGNORED_BY_PYTHON:
@@ -238,21 +238,21 @@ def _execute(program: Program) -> NoReturn:
         _try(program.command[0], program)
         raise CannotStartError(_EXECUTE, errno.ENOENT)
     refused: CannotStartError | None = None
-    for path in _places(program):
+    for path in _candidates(program):
         try:
             _try(path, program)
         except CannotStartError as error:
-            # A file without permission does not hide one further along the path.
+            # A file without permission does not hide a later one in PATH.
             if error.number not in (errno.EACCES, errno.EISDIR):
                 raise
-            # Like a shell: a file in a directory without permission does not count.
+            # Like a shell, ignores files in directories without permission.
             if os.path.lexists(path):
                 refused = refused or error
     raise refused or CannotStartError(_SEARCH, errno.ENOENT)
 
 
-def _places(program: Program) -> list[str]:
-    """Where the program may be, in this order."""
+def _candidates(program: Program) -> list[str]:
+    """The possible paths of the program, in order."""
     name = program.command[0]
     if "/" in name:
         return [name]
@@ -260,7 +260,7 @@ def _places(program: Program) -> list[str]:
 
 
 def _try(path: str, program: Program) -> None:
-    """Executes this file. Returns when there is none."""
+    """Executes this file. Returns if it does not exist."""
     try:
         os.execve(path, list(program.command), program.environment)  # noqa: S606 - a person's own command
     except (FileNotFoundError, NotADirectoryError):
@@ -271,7 +271,7 @@ def _try(path: str, program: Program) -> None:
     except OSError as error:
         if error.errno != errno.ENOEXEC or _looks_binary(path):
             raise CannotStartError(_EXECUTE, error.errno or errno.EINVAL) from None
-        # A script without a #! line: like every shell, run it with sh.
+        # Like every shell, runs a script without a #! line by sh.
         os.execve("/bin/sh", ["sh", path, *program.command[1:]], program.environment)  # noqa: S606 - as above
 
 

@@ -20,35 +20,35 @@ _CLONE_ARGUMENTS: Final = struct.Struct("=11Q")
 _KCMP: Final = {"x86_64": 312, "aarch64": 272, "riscv64": 272, "ppc64le": 354}
 _KCMP_FILE: Final = 0
 
-# sigset_t of glibc and musl: 1024 bits, of which the kernel reads the first 64.
+# The size of sigset_t in glibc and musl, of which the kernel reads the first 64 bits.
 _SIGNAL_SET_BYTES: Final = 128
 
 _ABSOLUTE: Final = 1
-# struct itimerspec: the interval, which is none, and the moment, each in seconds and nanoseconds.
+# struct itimerspec: interval (zero here) and expiration, each in seconds and nanoseconds.
 _TIMER: Final = struct.Struct("@4l")
 
-# PyDLL keeps the interpreter lock during the call: after a clone the child must own it.
+# PyDLL keeps the GIL during the call: after a clone the child must hold it.
 _libc: Final = ctypes.PyDLL(None, use_errno=True)
 
 
 def become_subreaper() -> None:
-    """From now on orphans among this process's descendants become its own children."""
+    """Makes orphaned descendants of this process its children."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
 def set_parent_death_signal(signum: int) -> None:
-    """From now on the death of the parent sends this signal here. It may be dead already: check getppid afterwards."""
+    """Requests this signal at the death of the parent. Check getppid afterwards: it may already be dead."""
     _prctl(_SET_DEATH_SIGNAL, signum)
 
 
 def set_name(name: str) -> None:
-    """Sets the name in `ps` and `top`; the kernel keeps 15 bytes."""
+    """Sets the process name in `ps` and `top`; the kernel keeps 15 bytes."""
     kept = ctypes.create_string_buffer(name.encode())  # must exist until the kernel has read it
     _prctl(_SET_NAME, ctypes.addressof(kept))
 
 
 def signal_descriptor(signals: Iterable[int]) -> int:
-    """A descriptor to read these signals from. They must be blocked."""
+    """A signalfd for these signals, which must be blocked."""
     bits = sum(1 << (signum - 1) for signum in set(signals))
     wanted = bits.to_bytes(_SIGNAL_SET_BYTES, "little")
     # SFD_NONBLOCK and SFD_CLOEXEC are by definition the flags of open(2).
@@ -56,12 +56,12 @@ def signal_descriptor(signals: Iterable[int]) -> int:
 
 
 def boot_clock() -> float:
-    """Seconds on a monotonic clock that includes the time the machine sleeps."""
+    """Seconds on a monotonic clock that includes suspend."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class BootTimer:
-    """Becomes readable at a time of `boot_clock`; if the machine sleeps then, when it wakes up."""
+    """A timer on `boot_clock`. If the machine is suspended at that time, it fires at the resume."""
 
     def __init__(self) -> None:
         # TFD_NONBLOCK and TFD_CLOEXEC are by definition the flags of open(2).
@@ -71,8 +71,8 @@ class BootTimer:
         return self._descriptor
 
     def ring_at(self, moment: float) -> None:
-        """It stays readable from then on, until another time is set."""
-        seconds, rest = divmod(max(moment, 0.001), 1.0)  # zero would switch it off
+        """Sets the time. The timer stays readable after it, until another time is set."""
+        seconds, rest = divmod(max(moment, 0.001), 1.0)  # zero would disarm it
         setting = _TIMER.pack(0, 0, int(seconds), int(rest * 1e9))
         _checked(_libc.timerfd_settime(self._descriptor, _ABSOLUTE, setting, None))
 
@@ -83,17 +83,17 @@ class BootTimer:
 def fork_into_cgroup(descriptor: int) -> int:
     """Like os.fork, but the child starts in the cgroup of this directory.
 
-    Unlike writing to `cgroup.procs` it does not wait for a lock that all forks of the machine share (10 ms and
-    more). Only for a single-threaded process whose child soon calls exec: the fork hooks of Python are not run.
+    Unlike writing to `cgroup.procs`, it does not wait for a lock shared by all forks of the machine (10 ms and more).
+    Only for a single-threaded process whose child soon calls exec, since Python's fork hooks do not run.
     """
     arguments = _CLONE_ARGUMENTS.pack(_CLONE_INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, descriptor)
     return _checked(_libc.syscall(_CLONE3, arguments, ctypes.c_size_t(len(arguments))))
 
 
 def share_file(one: int, other: int, descriptor: int, other_descriptor: int) -> bool:
-    """Whether these descriptors of two processes are one open file: inherited, not the same path opened twice.
+    """True if these descriptors of two processes share one open file description, as by inheritance.
 
-    False also where this user, sandbox or kernel cannot compare them.
+    False if the user, sandbox or kernel cannot compare them.
     """
     number = _KCMP.get(os.uname().machine)
     if number is None:

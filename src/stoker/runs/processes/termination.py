@@ -1,4 +1,4 @@
-"""How a process tree is stopped: signal, grace, freeze, kill, until nothing is left."""
+"""Terminates a process tree: signal, grace, freeze, kill, until no process is left."""
 
 import select
 import signal
@@ -11,33 +11,33 @@ from stoker.runs.processes.signals import SignalStream
 from stoker.runs.processes.syscalls import boot_clock
 from stoker.runs.processes.tree import ProcessScan, describe, send
 
-# The kernel takes seconds to tear down a process that held GPUs or much memory. One that takes longer than this is
-# blocked in a driver.
+# The kernel takes seconds to tear down a process with GPUs or much memory. A process that survives longer is blocked in
+# a driver.
 PATIENCE: Final = 30.0
 # A tree that forks faster than it can be frozen is killed unfrozen after this time.
 _FREEZING: Final = 1.0
-# Share of the grace after which the other processes get the signal, if the main process neither ends nor forwards it.
+# The share of the grace after which all processes get the signal, if the main process neither ends nor forwards it.
 _FIRST_SHARE: Final = 0.5
-# Between two checks after a kill, doubled each time.
+# The interval of checks after a kill, doubled each time.
 _FIRST_RETRY: Final = 0.002
 _LAST_RETRY: Final = 0.25
-# Zombies are collected within a millisecond, unless their parent is stopped.
+# Zombies are collected within a millisecond, unless their parent is suspended.
 _COLLECTING: Final = 0.5
-# A grace that ended while the machine slept is noticed within this time.
+# The delay of noticing that the grace ended during a suspend of the machine.
 _LONGEST_WAIT: Final = 1.0
 # These signals from the terminal end the grace.
 _HURRYING: Final = (signal.SIGINT, signal.SIGQUIT)
 
 
 class TerminationOutcome(NamedTuple):
-    """How a stop went."""
+    """The outcome of a termination."""
 
     asked: int
-    """Processes that got the signal."""
+    """The number of signalled processes."""
     killed: int
-    """Processes that had to be killed."""
+    """The number of killed processes."""
     survivors: tuple[str, ...]
-    """What is left, described."""
+    """Descriptions of remaining processes."""
     seconds: float
     signal: int
 
@@ -54,20 +54,19 @@ class TerminationOutcome(NamedTuple):
 
 
 class Tree(Protocol):
-    """What can be stopped."""
+    """A process tree that can be terminated."""
 
     def scan_processes(self) -> ProcessScan:
-        """The processes that live."""
+        """The live processes."""
 
     def kill(self) -> bool:
-        """Kills all of them at once; False where the kernel cannot."""
+        """Kills all processes at once; False if the kernel cannot."""
 
 
 class Termination:
-    """One stop, step by step, for an event loop.
+    """One termination, step by step, for an event loop.
 
-    Call `step()` whenever something happened to the tree and after `timeout()` seconds, until it returns True. It
-    never waits.
+    Call `step()` after every event of the tree and after `timeout()` seconds, until it returns True. It never blocks.
     """
 
     def __init__(
@@ -82,9 +81,9 @@ class Termination:
     ) -> None:
         """Signals `first` alone, and the others when it has ended or half of the grace is over.
 
-        A training that writes a checkpoint on SIGTERM still needs its data loaders. A shell that forwards nothing ends
-        at once, and then the rest gets the signal. Without `first`, all processes get it at once.
-        `has_signal`: somebody else has sent it to the job, and `first` gets it only once.
+        A training that writes a checkpoint on SIGTERM still needs its data loaders. A shell that forwards nothing exits
+        at once, and then the others get the signal. Without `first`, all processes get it at once.
+        `has_signal`: the job already has the signal, so `first` does not get it again.
         """
         self.phase: Literal["first signalled", "signalled", "killing", "over"] = "signalled"
         self._tree = tree
@@ -120,7 +119,7 @@ class Termination:
             self._until = self._clock()
 
     def step(self) -> bool:
-        """Does what is due; True when the stop is over."""
+        """Performs due steps. True once the termination is over."""
         if self.phase == "over":
             return True
         processes, settled = self._tree.scan_processes()
@@ -145,11 +144,11 @@ class Termination:
         return TerminationOutcome(self._asked, len(self._killed), left, self._clock() - self._began, self._signum)
 
     def _signal(self, processes: list[Identity], *, has_signal: bool = False) -> int:
-        """Signals these; returns how many could be."""
+        """Signals processes, and returns the number of successes."""
         asked = 0
         for process in processes:
             asked += is_alive(process) if has_signal else send(process, self._signum)
-            # A stopped process handles the signal only when it is continued.
+            # A suspended process handles the signal only after it is continued.
             send(process, signal.SIGCONT)
         self._asked += asked
         return asked
@@ -168,7 +167,7 @@ class Termination:
         return False
 
     def _freeze(self) -> list[Identity]:
-        """Stops all processes, so that none forks or reacts while they are killed."""
+        """Suspends all processes, so that none forks or reacts during the kill."""
         frozen: set[Identity] = set()
         ends = self._clock() + _FREEZING
         while True:
@@ -191,12 +190,12 @@ class WatchedTree(Tree, Protocol):
 
     @property
     def empty(self) -> bool:
-        """Whether certainly nothing is left, not even a zombie."""
+        """True if certainly no process is left, not even a zombie."""
 
     def fileno(self) -> int: ...
 
     def update(self) -> None:
-        """Handles the events, so that `fileno()` is no longer readable."""
+        """Handles pending events."""
 
 
 def stop(
@@ -208,14 +207,14 @@ def stop(
     has_signal: bool = False,
     hurry: SignalStream | None = None,
 ) -> TerminationOutcome:
-    """Stops the tree and waits for it. A Ctrl-C in `hurry` meanwhile ends the grace."""
+    """Terminates the tree and waits for it. A Ctrl-C in `hurry` ends the grace."""
     termination = Termination(tree, signum=signum, grace=grace, first=first, has_signal=has_signal, clock=boot_clock)
     poll = select.poll()
     poll.register(tree.fileno(), select.POLLIN)
     if hurry is not None:
         poll.register(hurry.fileno(), select.POLLIN)
     while not termination.step():
-        # Rounded up: a poll that ends too early only makes another round.
+        # Rounded up, since a poll that returns early costs another round.
         poll.poll(min(termination.timeout(), _LONGEST_WAIT) * 1000 + 1)
         tree.update()
         if hurry is not None and _hurried(hurry):
@@ -227,7 +226,7 @@ def stop(
 
 
 def wait_until_empty(tree: WatchedTree, seconds: float) -> bool:
-    """Waits until nothing is left of the tree, not even a zombie; False when the time is over before."""
+    """Waits until no process is left, not even a zombie. False after a timeout."""
     poll = select.poll()
     poll.register(tree.fileno(), select.POLLIN)
     ends = time.monotonic() + seconds
@@ -238,7 +237,7 @@ def wait_until_empty(tree: WatchedTree, seconds: float) -> bool:
 
 
 def _hurried(signals: SignalStream) -> bool:
-    """Whether Ctrl-C was pressed at the terminal; signals from programs do not count."""
+    """True if Ctrl-C was pressed at the terminal. Signals from programs do not count."""
     return any(received.signal in _HURRYING and received.from_kernel for received in signals.read())
 
 

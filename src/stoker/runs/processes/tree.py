@@ -1,4 +1,4 @@
-"""The processes of a job, found by descent, by cgroup and by a variable in their environment; and signals to them."""
+"""Finds the processes of a job by descent, by cgroup and by an environment variable, and signals them."""
 
 import functools
 import os
@@ -10,12 +10,12 @@ from typing import Final, NamedTuple
 from stoker.procfs import SHORTAGES, Identity, KeptFiles, Stat, identify, parse_stat, pread_proc, retry_shortage, stat
 from stoker.runs.processes.cgroup import Cgroup
 
-# Two walks that agree end a scan at once. Two walks of a tree that forks without rest never agree: after this many,
-# the scan counts as unsettled.
+# A scan ends when two walks agree. In a tree that forks constantly they never agree, so after this many walks the scan
+# counts as unsettled.
 _MOST_WALKS: Final = 20
-# On a small machine or in a container, counting is not worth it.
+# Below this number of threads, the cheaper kind of walk need not be determined.
 _FEW_THREADS: Final = 64
-# Ancestors can die during the climb; the next try sees which process adopted the child.
+# Ancestors may die during the climb; the next try finds the process that adopted the child.
 _CLIMBS: Final = 5
 
 _STATES: Final = {
@@ -30,23 +30,23 @@ _STATES: Final = {
     "P": "parked",
 }
 _NONE: Final[frozenset[int]] = frozenset()
-# A tree that forks while it is killed is killed again, this many times.
+# The limit of kills of a tree that forks during the kill.
 _MOST_SWEEPS: Final = 100
-# A killed process is visible for some milliseconds.
+# A killed process remains visible for some milliseconds.
 _BETWEEN_SWEEPS: Final = 0.01
-# Nearly every environment in one read.
+# Large enough to read nearly every environment at once.
 _ENVIRONMENT: Final = 2**17
 
 
 class ProcessScan(NamedTuple):
-    """The processes found. Unsettled: the tree changed faster than it could be read, so some may be missing."""
+    """The processes found. If unsettled, the tree changed faster than it could be read, and some may be missing."""
 
     processes: list[Identity]
     settled: bool
 
 
 def descends(pid: int, ancestor: int) -> bool:
-    """Whether this process descends from that one. The cost is the depth of the tree."""
+    """True if a process descends from another. The cost is proportional to the depth of the tree."""
     for _ in range(_CLIMBS):
         current = pid
         while current > 1:
@@ -64,9 +64,9 @@ def descends(pid: int, ancestor: int) -> bool:
 
 
 def scan_processes(roots: Iterable[int], exclude: Collection[int] = _NONE) -> ProcessScan:
-    """All living descendants of these processes, without `exclude` and their descendants.
+    """All live descendants of these processes, except `exclude` and their descendants.
 
-    Two walks must agree, because orphans move up during a walk. An orphan of `exclude` is recognised only while it is
+    Two walks must agree, because orphans move up during a walk. An orphan of `exclude` is recognized only while it is
     in that session.
     """
     roots = list(roots)
@@ -83,9 +83,9 @@ def scan_processes(roots: Iterable[int], exclude: Collection[int] = _NONE) -> Pr
 
 
 def walk_processes(root: int, files: KeptFiles) -> list[Stat]:
-    """The living descendants of a process with one thread, by one walk that may miss some.
+    """The live descendants of a single-threaded process, by one walk that may miss some.
 
-    For figures, not for signals.
+    For statistics, not for signals.
     """
     try:
         found = _walk([root], _NONE, files)
@@ -95,16 +95,16 @@ def walk_processes(root: int, files: KeptFiles) -> list[Stat]:
 
 
 def send(who: Identity, signum: int) -> bool:
-    """Sends the signal to exactly this process; False when it is gone or may not be signalled."""
+    """Signals exactly this process. False if it has ended or may not be signalled."""
     try:
         descriptor = os.pidfd_open(who.pid)
     except ProcessLookupError:
         return False
-    # No pidfds in this kernel, sandbox or Python, or no descriptor left: check just before the kill.
+    # Without pidfds in this kernel, sandbox or Python, or without descriptors: check just before the kill.
     except (OSError, AttributeError):
         return _send_by_number(who, signum)
     try:
-        # Checked after the descriptor is open: it cannot be reused from then on.
+        # Checked with the descriptor open, which pins the process.
         if identify(who.pid) != who:
             return False
         signal.pidfd_send_signal(descriptor, signum)
@@ -116,12 +116,12 @@ def send(who: Identity, signum: int) -> bool:
 
 
 def state_in_words(state: str) -> str:
-    """What the letter of a state in /proc means."""
+    """The meaning of a state letter in /proc."""
     return _STATES.get(state, f"in state {state}")
 
 
 def describe(who: Identity) -> str | None:
-    """`python (pid 7, sleeping)`; None when it is gone. Never blocks, unlike reading a command line."""
+    """`python (pid 7, sleeping)`; None if it has ended. Never blocks, unlike reading a command line."""
     found = stat(who.pid)
     if found is None or found.identity != who:
         return None
@@ -136,7 +136,7 @@ def children(pid: int) -> list[int]:
 
 
 def exit_code(status: int) -> int:
-    """The exit code that a shell gives for this wait status: 128 + n if signal n ended the program."""
+    """A shell's exit code for this wait status: 128 + n after signal n."""
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
@@ -152,7 +152,7 @@ class ProcessTree:
         since: int = 0,
         exclude: Callable[[], Collection[int]] = frozenset,
     ) -> None:
-        """Leaves out `exclude()` with its descendants, and processes that started before `since`."""
+        """Excludes `exclude()` with descendants, and processes that started before `since`."""
         self._ancestor = ancestor
         self._cgroup = cgroup
         self._since = since
@@ -170,20 +170,20 @@ class ProcessTree:
     def kill(self) -> bool:
         if self._cgroup is None:
             return False
-        # A reaper that is in the cgroup of its job must not be killed with it.
+        # A reaper inside the cgroup must not be killed with its job.
         if self._ancestor in self._cgroup.pids() and not self._cgroup.evict(self._ancestor):
             return False
         return self._cgroup.kill()
 
 
 def find_tagged(name: str, value: str) -> list[Identity]:
-    """All processes with this variable in their environment, as far as it may be read. Raises OSError."""
+    """All processes with this variable in a readable environment. Raises OSError."""
     mark = f"{name}={value}".encode(errors="surrogateescape")
     return [who for who, environment in environments(mark) if mark in environment]
 
 
 def kill_all(find: Callable[[], list[Identity]]) -> bool:
-    """Kills what `find` finds until it finds nothing; False when processes are left. Raises OSError."""
+    """Kills the processes that `find` returns, until it returns none. False if some are left. Raises OSError."""
     for _ in range(_MOST_SWEEPS):
         left = find()
         if not left:
@@ -195,9 +195,9 @@ def kill_all(find: Callable[[], list[Identity]]) -> bool:
 
 
 def environments(mark: bytes = b"=") -> Iterator[tuple[Identity, list[bytes]]]:
-    """Every process that has this in its environment, as far as that may be read.
+    """All processes with this text in a readable environment.
 
-    Raises OSError when descriptors or memory are short: finding nothing then proves nothing.
+    Raises OSError for lack of descriptors or memory, since an empty result would prove nothing.
     """
     for name in os.listdir("/proc"):  # noqa: PTH208 - one call
         if name.isdigit():
@@ -207,9 +207,9 @@ def environments(mark: bytes = b"=") -> Iterator[tuple[Identity, list[bytes]]]:
 
 
 def find_orphans(place: str, *supervisors: str) -> Iterator[tuple[Identity, str]]:
-    """The processes of runs that have their records in this directory, if none of their ancestors has such a name.
+    """The processes of runs with records in this directory and without a supervisor among their ancestors.
 
-    Each with the directory of its record. Raises OSError.
+    Each comes with the directory of its record. Raises OSError.
     """
     tag = b"STOKER_RUN_DIR="
     here = tag + os.fsencode(place) + b"/"
@@ -220,12 +220,12 @@ def find_orphans(place: str, *supervisors: str) -> Iterator[tuple[Identity, str]
 
 
 def has_ancestor_named(who: Identity, *names: str) -> bool:
-    """Whether one of its ancestors has such a name. True also if that cannot be determined."""
+    """True if an ancestor has one of these names, or if that cannot be determined."""
     current = who.pid
     while current > 1:
         found = stat(current)
         if found is None:
-            return True  # an ancestor ended just now
+            return True  # an ancestor has just ended
         if found.name in names:
             return True
         current = found.parent
@@ -243,7 +243,7 @@ def _environment(pid: int) -> bytes:
         finally:
             os.close(descriptor)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return b""  # gone, or of another user
+        return b""  # it has ended, or belongs to another user
 
 
 def _send_by_number(who: Identity, signum: int) -> bool:
@@ -261,7 +261,7 @@ def _living(found: dict[int, Stat | None]) -> list[Identity]:
 
 
 def _same(before: dict[int, Stat | None], now: dict[int, Stat | None]) -> bool:
-    """Whether two walks found the same processes. One that vanished during a walk may have left children."""
+    """True if two walks found the same processes. A process that vanished during a walk may have left children."""
     if before.keys() != now.keys():
         return False
     for pid, one in now.items():
@@ -272,7 +272,7 @@ def _same(before: dict[int, Stat | None], now: dict[int, Stat | None]) -> bool:
 
 
 def _walk(roots: list[int], exclude: Collection[int], files: KeptFiles | None = None) -> dict[int, Stat | None]:
-    """`files`: read the processes of one thread by these, of which the roots are."""
+    """One walk of the tree. `files`: cached files for single-threaded processes, including the roots."""
     read = _read if files is None else files.read
     if not _kernel_lists_children():
         return _walk_machine(roots, exclude)
@@ -297,9 +297,9 @@ def _walk(roots: list[int], exclude: Collection[int], files: KeptFiles | None = 
 
 
 def _worthwhile_threads() -> int:
-    """How many threads to ask for their children before it is cheaper to read every process of the machine.
+    """The number of threads from which reading all processes of the machine is cheaper than asking each for children.
 
-    One thread costs about as much as one process. The links of /proc count the processes.
+    A thread costs about as much as a process. The link count of /proc is the number of processes.
     """
     return os.stat("/proc").st_nlink  # noqa: PTH116 - called in every walk
 
@@ -329,7 +329,7 @@ def _all_processes() -> dict[int, Stat]:
 
 @functools.cache
 def _kernel_lists_children() -> bool:
-    """Whether it was built with CONFIG_PROC_CHILDREN."""
+    """True if the kernel was built with CONFIG_PROC_CHILDREN."""
     return os.access(f"/proc/self/task/{os.getpid()}/children", os.R_OK)
 
 
@@ -349,7 +349,7 @@ def _parsed(line: bytes) -> Stat | None:
 
 
 def _names(directory: str) -> list[str]:
-    """What is in it; nothing when it, or its process, is not there."""
+    """The entries of a directory; none if it or its process does not exist."""
     try:
         with retry_shortage(lambda: os.scandir(directory)) as entries:
             return [entry.name for entry in entries]
@@ -360,7 +360,7 @@ def _names(directory: str) -> list[str]:
 
 
 def _read(path: str) -> bytes:
-    """The whole file; nothing when it, or its process, is not there."""
+    """The whole file; empty if it or its process does not exist."""
     try:
         descriptor = retry_shortage(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
@@ -370,6 +370,6 @@ def _read(path: str) -> bytes:
     try:
         return pread_proc(descriptor)
     except OSError:
-        return b""  # it ended while it was read
+        return b""  # the process has just ended
     finally:
         os.close(descriptor)

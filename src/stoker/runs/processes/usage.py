@@ -1,6 +1,6 @@
-"""What the processes of a job use: processor time, input and output, and the files that they write.
+"""Resource usage of a job's processes: CPU time, I/O, and the files that they write.
 
-All of it is read from /proc, which never waits for a disk or a network. What cannot be read is left out.
+All values come from /proc, which never waits for a disk or a network. Unreadable values are left out.
 """
 
 import contextlib
@@ -12,42 +12,42 @@ from stoker.procfs import Identity, Stat, pread_proc, read_stat
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _CORES: Final = float(os.cpu_count() or 1)
-# Fields of the stat file after the name: user and system time, and both of children that were waited for.
+# The fields utime, stime, cutime and cstime, counted after the name in the stat file.
 _TIMES: Final = slice(11, 15)
-# More than these are not read in one go. A process with a data loader of many workers has tens of descriptors.
+# The limits of one scan. A process with a data loader of many workers has tens of descriptors.
 _MOST_PROCESSES: Final = 1024
 _MOST_DESCRIPTORS: Final = 8192
-# File systems without a block device that are local all the same.
+# Local file systems without a block device.
 _LOCAL: Final = frozenset({"btrfs", "zfs", "bcachefs", "overlay", "tmpfs", "ramfs"})
 
 
 class ProcessUsage(NamedTuple):
-    """Over the time since the measurement before. None: it cannot be read."""
+    """Usage since the previous measurement; None for unreadable values."""
 
     cpu: float | None = None
-    """Cores kept busy."""
+    """Busy cores."""
     io: float | None = None
     """Bytes read and written per second."""
 
 
 class UsageMeter:
-    """Measures all processes of a job together, with those that ended between two measurements."""
+    """Measures all processes of a job together, including those that end between two measurements."""
 
     def __init__(self, read: Callable[[str], bytes] | None = None) -> None:
-        """`read`: how to read a file of /proc; it may return nothing, or raise OSError."""
+        """`read`: reads a file of /proc; it may return nothing or raise OSError."""
         self._read = _read if read is None else read
         self._at: float | None = None
         self._known: list[Identity] = []
         self._ticks = 0
         self._moved: tuple[int, int] | None = None
-        """Bytes by system calls, and bytes from and to disks. The one misses mapped files, the other cached ones."""
+        """Bytes by system calls, which miss mapped files, and bytes of disk I/O, which miss cached ones."""
         self._written: dict[Identity, tuple[int, int] | None] = {}
         self.may_have_written = True
-        """Whether files of the processes may have changed between the last two measurements."""
+        """Files may have been written between the last two measurements."""
 
     def measure(self, at: float, processes: Iterable[Identity | Stat]) -> ProcessUsage:
-        """`processes`: a stat is one that was read just now."""
-        # One that has ended keeps its figures until its parent has waited for it, and has them from then on.
+        """The usage since the last measurement. `processes`: a `Stat` must be current."""
+        # A zombie keeps its counters until its parent waits for it, which then includes them.
         wanted = {one.identity if isinstance(one, Stat) else one: one for one in (*self._known, *processes)}
         found = [one for who in list(wanted.values())[:_MOST_PROCESSES] if (one := _stat(who)) is not None]
         ticks = sum(sum(map(int, one.fields[_TIMES])) for one in found)
@@ -78,12 +78,12 @@ def _stat(who: Identity | Stat) -> Stat | None:
 
 
 class _Transferred(NamedTuple):
-    """Bytes that a process has moved so far."""
+    """Total I/O of a process in bytes."""
 
     moved: tuple[int, int]
-    """Read and written by system calls; from and to disks."""
+    """Bytes read and written by system calls, and by disk I/O."""
     written: tuple[int, int]
-    """By system calls; to disks, which includes mapped files and requests that are no system calls."""
+    """Bytes written by system calls, and to disks, which includes mapped files."""
 
 
 def _transferred(pid: int, read_file: Callable[[str], bytes]) -> _Transferred | None:
@@ -106,16 +106,16 @@ class WrittenFile(NamedTuple):
     pid: int
     descriptor: int
     position: int
-    """Where the next byte goes: it grows with the file, and reading it does not touch the file system."""
+    """The file offset, which grows with the file and can be read without touching the file system."""
     mount: bytes
 
     @property
     def opened(self) -> str:
-        """Opens the very file, also one that was renamed or deleted."""
+        """A path that opens this file even if it was renamed or deleted."""
         return f"/proc/{self.pid}/fd/{self.descriptor}"
 
     def is_on(self, device: int | None) -> bool:
-        """Whether it is on a local file system, or on this device: reading it then waits for no other machine."""
+        """True if it is on a local file system or on this device, so that reading it depends on no other machine."""
         try:
             mounts = _read(f"/proc/{self.pid}/mountinfo")
         except OSError:
@@ -131,7 +131,7 @@ class WrittenFile(NamedTuple):
 
 
 def written_files(processes: Iterable[Stat], wanted: Callable[[str, int], bool]) -> Iterator[WrittenFile]:
-    """The files that these processes write. `wanted` is given the path and the number of a descriptor."""
+    """The files that these processes write. `wanted` gets the path and the number of a descriptor."""
     left = _MOST_DESCRIPTORS
     for process in processes:
         directory = f"/proc/{process.pid}/fd"
@@ -140,7 +140,7 @@ def written_files(processes: Iterable[Stat], wanted: Callable[[str, int], bool])
                 left -= 1
                 with contextlib.suppress(OSError, ValueError, KeyError):
                     path = os.readlink(f"{directory}/{name}")  # noqa: PTH115
-                    # Pipes and sockets have no path; terminals and the null device are devices.
+                    # Skips pipes and sockets, which have no path, and devices.
                     if path.startswith("/") and not path.startswith("/dev/") and wanted(path, int(name)):
                         yield from _written(process.pid, int(name), path)
 
