@@ -11,7 +11,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from stoker.engines.attempt import AttemptRecord, AttemptResult, AttemptSpec, StopCause
@@ -154,6 +154,9 @@ class MadeUpEngine:
             reserved=placed.reservations,
             never=frozenset(job for job, reason in placed.waiting.items() if isinstance(reason, CannotFit)),
         )
+
+    def prepare(self, waiting: Sequence[ReadyJob], read: Callable[[str], Job | None]) -> str:  # noqa: ARG002 - the engine's protocol
+        return ""
 
     def _offer_elsewhere(self, job: ReadyJob, queue_time: float) -> Offer | None:
         if job.kept is None or self._identity.is_own(job.kept.worker):

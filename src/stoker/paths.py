@@ -18,7 +18,7 @@ from stoker.errors import StokerError
 # made private.
 _OWN: Final = re.compile(
     r"(queue\.db|\.?(tokens|fits|machines|fill-.+|kept-.+|quarantine-.+)\.json|(access|page|work)\.log"
-    r"|(worker|fill|quarantine)-.+\.lock)([.-].+)?|runs|attempts|snapshots|probes|sim|demo|gpus|slurm-watch"
+    r"|(worker|fill|quarantine)-.+\.lock)([.-].+)?|prepared-.+|runs|attempts|snapshots|probes|sim|demo|gpus|slurm-watch"
 )
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 

@@ -197,6 +197,55 @@ def test_worker_killed_after_an_outcome_with_the_next_claim_neither_loses_nor_re
     engine.assert_nothing_left()
 
 
+# The scheduler's part of a preparation; one worker is killed after it, the other after the claim.
+_PREPARED = """
+prepare = Scheduler.prepare
+def prepares(self, store):
+    prepare(self, store)
+    if self._prepared:
+        (died.parent / "prepared").touch()
+Scheduler.prepare = prepares
+"""
+
+
+@pytest.mark.parametrize("name", ["local", "scripted"])
+@pytest.mark.parametrize("fault", ["dying(Attempts, 'complete', after=True)", ""], ids=["killed-after-claim", "killed"])
+def test_attempt_that_was_prepared_runs_once_although_the_worker_is_killed(
+    site: WorkSite, name: str, fault: str
+) -> None:
+    engine = EngineSite(site, name)
+    first = engine.submit()
+    second = site.submit("echo second >> notes")
+    worker = engine.work(*_ONE_AT_A_TIME[name], fault=_PREPARED + fault)
+    wait_for((engine.home / "prepared").exists, deadline=PATIENCE, named="the preparation of the second job")
+    assert not (site.directory / "notes").exists()
+    if fault:
+        engine.create_flag()
+        assert worker.process.wait(timeout=PATIENCE) == -signal.SIGKILL, worker.said
+    else:
+        worker.kill()
+        engine.create_flag()
+    engine.finish()
+    assert (site.directory / "notes").read_text() == "second\n"
+    assert [engine.outcomes(job)[-1] for job in (first, second)] == ["succeeded", "succeeded"]
+    assert engine.outcomes(second)[:-1] == (["requeued"] if fault else [])
+    engine.assert_nothing_left()
+
+
+@pytest.mark.parametrize("name", ["local", "scripted"])
+def test_job_that_is_edited_after_its_preparation_runs_as_edited(site: WorkSite, name: str) -> None:
+    engine = EngineSite(site, name)
+    engine.submit()
+    second = site.submit("echo second >> notes")
+    worker = engine.work(*_ONE_AT_A_TIME[name], fault=_PREPARED)
+    wait_for((engine.home / "prepared").exists, deadline=PATIENCE, named="the preparation of the second job")
+    site.store.jobs.edit(second, {"command": "echo edited >> notes"})
+    engine.create_flag()
+    site.wait_until(second, "succeeded")
+    assert (site.directory / "notes").read_text() == "edited\n"
+    assert worker.stop() == 0
+
+
 def test_attempt_of_an_earlier_worker_is_adopted_and_can_be_stopped(engine: EngineSite) -> None:
     job = engine.submit()
     worker = engine.work()

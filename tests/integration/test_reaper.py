@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from stoker.procfs import stat
+from stoker.procfs import identify, stat
 from stoker.runs.processes.tree import exit_code
 from tests.support.bare_supervisor import BareSupervisor
 from tests.support.escapes import Holders, build
@@ -578,11 +578,62 @@ def test_reaper_holds_no_inherited_pipe_open() -> None:
     os.close(reader)
 
 
+_PREPARING = """
+import os, select, signal, sys
+from stoker.runs.processes.reaper import LaunchRequest, Program, fork_reaper
+
+def request(name):
+    program = Program(["touch", f"{sys.argv[1]}/{name}"], os.environ, session=True)
+    return LaunchRequest(program, signal.SIGTERM, 1.0, log=f"{sys.argv[1]}/log", log_limit=1000)
+
+def wait_until_empty():
+    while not reaper.empty:
+        assert select.select([reaper], [], [], 60)[0]
+        reaper.update()
+
+reaper = fork_reaper(keeps_output=True)
+reaper.prepare(request("prepared"))
+if sys.argv[2] == "start":
+    reaper.set_deadline(1e9, with_start=True)
+    reaper.start(request("prepared"))
+    wait_until_empty()
+elif sys.argv[2] == "other":
+    reaper.set_deadline(1e9, with_start=True)
+    reaper.start(request("other"))
+    wait_until_empty()
+    reaper.start(request("third"))
+    wait_until_empty()
+elif sys.argv[2] == "late":
+    reaper.set_deadline(0.0, with_start=True)
+    reaper.start(request("prepared"))
+    wait_until_empty()
+elif sys.argv[2] == "killed":
+    print(reaper.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+reaper.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "runs"),
+    [("start", {"prepared"}), ("other", {"other", "third"}), ("late", set()), ("close", set()), ("killed", set())],
+)
+def test_prepared_command_runs_only_when_it_is_started(then: str, runs: set[str], tmp_path: Path) -> None:
+    """Not when its supervisor is killed, releases the reaper or starts another, and not after its deadline."""
+    words = [sys.executable, "-c", _PREPARING, str(tmp_path), then]
+    tried = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert tried.returncode == (-signal.SIGKILL if then == "killed" else 0), tried.stderr
+    for pid in map(int, tried.stdout.split()):
+        wait_for(lambda pid=pid: identify(pid) is None, named="the end of the reaper")  # type: ignore[misc]
+    assert {file.name for file in tmp_path.iterdir()} - {"log"} == runs
+
+
 def test_many_jobs_in_a_row_leak_no_descriptors(tmp_path: Path) -> None:
     """Neither in the reaper nor in the supervisor, whether the jobs can be started or not."""
     program = (
         "import os, select, signal, sys\n"
         "from stoker.runs.processes.reaper import LaunchRequest, Program, fork_reaper\n"
+        "from tests.support.waiting import wait_for\n"
         "reaper = fork_reaper(keeps_output=True)\n"
         "for number in range(24):\n"
         "    program = Program(['no-such-command' if number % 3 == 2 else 'true'], os.environ, session=True)\n"
@@ -590,11 +641,19 @@ def test_many_jobs_in_a_row_leak_no_descriptors(tmp_path: Path) -> None:
         "    while not reaper.empty:\n"
         "        assert select.select([reaper], [], [], 60)[0]\n"
         "        reaper.update()\n"
+        # It opens the log of a job that prints nothing a moment later.
+        "    wait_for(lambda: os.path.exists(f'{sys.argv[1]}/{number}'), named='the log')\n"
         "    if number >= 3:\n"
         "        print(*(len(os.listdir(f'/proc/{pid}/fd')) for pid in (reaper.pid, 'self')))\n"
         "reaper.close()"
     )
-    tried = subprocess.run([sys.executable, "-c", program, tmp_path], check=True, capture_output=True, text=True)
+    tried = subprocess.run(
+        [sys.executable, "-c", program, tmp_path],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
     counted = tried.stdout.splitlines()
     assert len(counted) == 21
     assert len(set(counted)) == 1, counted

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +31,7 @@ from stoker.errors import InvalidFieldsError
 from stoker.procfs import stat
 from stoker.queue import Attempt, Job, JobSpec, queue_address
 from stoker.queue.model import ReadyJob, Usage, View
+from stoker.runs.plan import Plan
 
 OPTIONS: Final = (EngineOption("--slots", "N", "Run up to N jobs at a time [2].", "2", integer(1, 64)),)
 _POLL: Final = 0.05
@@ -100,6 +101,8 @@ class ScriptedEngine:
         self._log = log
         self._waiting: dict[str, str] = {}
         self.attempts: dict[str, ScriptedAttempt] = {}
+        self._prepared: tuple[str, Job, Plan, dict[str, str]] | None = None
+        """The id of an attempt that may be claimed, its job, and what it runs."""
 
     @property
     def lease(self) -> float:
@@ -136,8 +139,27 @@ class ScriptedEngine:
         self._waiting |= dict.fromkeys(never, "can never start here: there is no GPU")
         return Decision(start=tuple(Start(job.id) for job in fitting[: max(0, free)]), never=frozenset(never))
 
+    def prepare(self, waiting: Sequence[ReadyJob], read: Callable[[str], Job | None]) -> str:
+        job = None if not waiting or waiting[0].gpus else read(waiting[0].id)
+        if job is None:
+            self._prepared = None
+            return ""
+        if self._prepared is None or self._prepared[1] != job:
+            plan, environment = prepare(job, [], self._identity.environment, job.attempts + 1)
+            self._prepared = os.urandom(16).hex(), job, plan, environment
+        return self._prepared[0]
+
+    def _was_prepared(self, job: Job, attempt: Attempt) -> tuple[Plan, dict[str, str]] | None:
+        prepared, self._prepared = self._prepared, None
+        if prepared is None or (prepared[0], prepared[1].attempts + 1) != (attempt.id, attempt.number):
+            return None
+        is_same = all(getattr(prepared[1], name) == getattr(job, name) for name in JobSpec.__struct_fields__)
+        return prepared[2:] if is_same and prepared[1].id == job.id else None
+
     def start(self, job: Job, attempt: Attempt, claimed_at: float) -> ScriptedAttempt:
-        plan, environment = prepare(job, [], self._identity.environment, attempt.number)
+        plan, environment = self._was_prepared(job, attempt) or prepare(
+            job, [], self._identity.environment, attempt.number
+        )
         record = AttemptRecord(self._identity.create_directory(attempt))
         spec = AttemptSpec(
             attempt=attempt.id,

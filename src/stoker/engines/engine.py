@@ -39,6 +39,9 @@ SHORTEST_LEASE: Final = 5.0
 # Weeks of output of a normal training; keeps a runaway progress bar from filling the disk.
 DEFAULT_LOG_LIMIT: Final = 64 * 2**20
 
+# From the start of an attempt to the first instructions of its job. What can wait leaves it the processor.
+STARTS_WITHIN: Final = 0.0003
+
 Log = Callable[[str], None]
 """Prints one message for the operator of the worker."""
 
@@ -285,6 +288,15 @@ class Engine(Protocol):
 
     def decide(self, waiting: Sequence[ReadyJob], queue_time: float) -> Decision:
         """The jobs that can start now, in their order. `queue_time`: the queue's clock."""
+        ...
+
+    def prepare(self, waiting: Sequence[ReadyJob], read: Callable[[str], Job | None]) -> str:
+        """Gets ready what will probably be claimed when an attempt ends; the id that it must be claimed with.
+
+        Nothing of it runs, and no later worker finds it, before `start` is called with that id. If that is for another
+        job, or for one that was changed, what was prepared is thrown away; with nothing waiting, it is at once. Empty
+        when nothing is prepared: an engine need not do this. `read`: a job of the queue; raises what that raises.
+        """
         ...
 
     def start(self, job: Job, attempt: Attempt, claimed_at: float) -> RunningAttempt:

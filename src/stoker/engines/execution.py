@@ -83,6 +83,8 @@ class Execution(abc.ABC):
         self._host = host
         self._environment = dict(environment)
         self._result: AttemptResult | None = None
+        self._is_launched = False
+        """Whether the reaper has been told to start the job."""
         self._started = False
         """The job, or the first probe for its batch size, has started."""
         self._fitted_run: FittedRun | None = None
@@ -91,8 +93,8 @@ class Execution(abc.ABC):
         self._stopped_by: Verdict | None = None
         self._unwritten: Status | None = None
         """The last status, while the disk refuses it."""
-        self._kills = 0
-        """This machine's count of OOM kills when the job started."""
+        self._kills: int | None = None
+        """This machine's count of OOM kills when the job started; None until it was read."""
 
     # The engine's part, besides the events of a controller
 
@@ -239,10 +241,12 @@ class Execution(abc.ABC):
 
     def _run(self, plan: Plan, environment: dict[str, str]) -> bool:
         """Runs the job once. True if another run can follow."""
-        self._check_before_start()
+        if not self._is_launched:
+            self._check_before_start()
         supervisor = Supervisor(plan, self._record, self._prober, environment, self._signals, self._reaper, self)
         supervisor.nodes = self.other_nodes(supervisor)
-        supervisor.run(str(self._record.output), self._attempt_spec.log_limit)
+        supervisor.run(str(self._record.output), self._attempt_spec.log_limit, is_launched=self._is_launched)
+        self._is_launched = False
         self._stopped_by = supervisor.stopped_by
         self._last = supervisor.status
         self._unwritten = supervisor.status if supervisor.unwritten else None
@@ -266,12 +270,13 @@ class Execution(abc.ABC):
     # Events of the run
 
     def on_started(self) -> None:
-        """A full disk does not stop the job: only people read the spec."""
+        """A full disk does not stop the job: only people read the spec. The job may have ended already."""
         if self._started:
             return
-        self._started = True
-        self._kills = host_kills() or 0
-        self.on_first_start()
+        if self._result is None:
+            self._started = True
+            self._kills = host_kills()
+            self.on_first_start()
         with contextlib.suppress(StokerError, OSError):
             self._record.write_spec(spec_of(self.recorded_plan(), self._record))
 
@@ -298,7 +303,8 @@ class Execution(abc.ABC):
             if self._fitted_run.restarts_after(status):
                 return
         # Read only if it matters: it takes as long as the rest.
-        kills = max(0, (host_kills() or 0) - self._kills) if was_killed(status.exit_code) else 0
+        before = self._kills if was_killed(status.exit_code) else None
+        kills = 0 if before is None else max(0, (host_kills() or 0) - before)
         result = result_of(status, self._attempt_spec.requeue_at_limit, self._record.output, kills)
         fit = "" if self._fitted_run is None else self._fitted_run.description
         ranks = self._failed_rank() if status.ending == "exited" and status.exit_code else ""

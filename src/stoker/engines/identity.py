@@ -103,6 +103,11 @@ class WorkerIdentity:
         return Records(self.directory, "attempts").create(f"{attempt.job}-{attempt.number}").directory
 
     @property
+    def prepared(self) -> Path:
+        """Where the directory of an attempt is before the attempt is claimed."""
+        return self.directory / f"prepared-{self.host}"
+
+    @property
     def needs_tidying(self) -> bool:
         return self._created >= TIDY_AFTER
 

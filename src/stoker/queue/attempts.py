@@ -85,6 +85,8 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The priority and position where another shape takes its turn; only jobs before it qualify."""
     others: tuple[str, ...] = ()
     """Jobs to leave out."""
+    attempt: str = ""
+    """A new id for the attempt; empty to draw one."""
 
 
 class Claimed(NamedTuple):
@@ -501,7 +503,7 @@ def _claim_parameters(claim: ClaimRequest) -> dict[str, str | int | float | byte
         "priority": priority,
         "position": position,
         "others": json_text(list(claim.others)),
-        "attempt": os.urandom(16).hex(),
+        "attempt": claim.attempt or os.urandom(16).hex(),
         "worker": claim.worker,
         "gpus": json_text(list(claim.gpus)),
         "lease": float(claim.lease),

@@ -271,6 +271,9 @@ class SqliteDriver:
                 # A power cut may undo the last commits without damaging the file; a crash of Stoker undoes nothing.
                 connection.execute("PRAGMA synchronous = NORMAL")
                 connection.execute("PRAGMA foreign_keys = ON")
+                # What a statement with triggers would undo is kept in memory: otherwise SQLite gets 64 KiB for a file
+                # each time, which takes longer than a claim.
+                connection.execute("PRAGMA temp_store = MEMORY")
             except BaseException:
                 connection.close()
                 raise
@@ -335,7 +338,8 @@ class SqliteChanges:
         return -1 if self._events is None else self._events.fileno()
 
     def poll(self) -> Changes | None:
-        self._drain()
+        if self._events is not None and not self._drain(self._events):
+            return None
         if self._events is None and time.monotonic() - self._tried >= SECONDS_BETWEEN_TRIES:
             self._tried = time.monotonic()
             self._events = _watched(self._path)
@@ -347,12 +351,14 @@ class SqliteChanges:
             self._events.close()
             self._events = None
 
-    def _drain(self) -> None:
+    def _drain(self, events: "Inotify") -> bool:
+        """Whether anything has happened to the file."""
         from stoker.inotify import MOVED_AWAY, NO_LONGER_WATCHED, REMOVED
 
-        gone = REMOVED | MOVED_AWAY | NO_LONGER_WATCHED
-        if self._events is not None and any(event.mask & gone for event in self._events.read()):
+        gone, found = REMOVED | MOVED_AWAY | NO_LONGER_WATCHED, events.read()
+        if any(event.mask & gone for event in found):
             self.close()
+        return bool(found)
 
     def _version(self) -> int | None:
         try:

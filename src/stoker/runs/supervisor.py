@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 FIRST_LOOK: Final = 3.0
 # A freshly booted machine may load drivers late.
 ABSENT_RETRY: Final = 60.0
+# The status of a command that ends sooner is not written before its end.
+NOTED_WITHIN: Final = 0.002
 # The interval of writing progress to the status; changes of the verdict are written at once.
 STATUS_EVERY: Final = 10.0
 # The interval without new steps and with less than this share of a window, when only times in a sentence differ.
@@ -133,6 +135,22 @@ class OtherNodes(Protocol):
         """Stops them and waits for their end. Describes what may be left after a while."""
 
 
+def tagged(environment: Mapping[str, str], record: Record) -> dict[str, str]:
+    """With the variables by which a process of the run is found."""
+    tags = {"STOKER_RUN": record.id, "STOKER_RUN_DIR": str(record.directory)} if record.is_kept else {}
+    return {**environment, **tags}
+
+
+def launch_request(
+    plan: Plan, record: Record, environment: Mapping[str, str], signals: SignalStream, log: str | None, log_limit: int
+) -> LaunchRequest:
+    """What the reaper of a run starts. `environment`: with its tags; `log`: the file that keeps its output."""
+    program = Program(
+        plan.command, environment, directory=plan.directory, session=log is not None, mask=signals.original
+    )
+    return LaunchRequest(program, plan.signal_number, plan.grace, str(record.directory), log, log_limit)
+
+
 class Supervisor(CommandHandler[int]):
     """Runs one plan. Call `run` once."""
 
@@ -155,14 +173,14 @@ class Supervisor(CommandHandler[int]):
         self._is_left_clean = False
         """Leftover processes of the command are stopped."""
         self._on_warning = on_warning
-        tags = {"STOKER_RUN": record.id, "STOKER_RUN_DIR": str(record.directory)} if record.is_kept else {}
-        self._environment = {**environment, **tags}
+        self._environment = tagged(environment, record)
         self._prober = prober
         self._journal = Journal(record)
         self._status = Status()
         self._started_at = time.monotonic()
         self._written_at = self._started_at
         self._written_progress = self._status.progress
+        self._note_start_at = math.inf
         self.unwritten = False
         """The last status could not be written."""
         policies = plan.policies
@@ -199,27 +217,30 @@ class Supervisor(CommandHandler[int]):
     def status(self) -> Status:
         return self._status
 
-    def run(self, log: str | None = None, log_limit: int = 0) -> int:
-        """Runs the plan and returns the exit code. `log`: the file for the job's output."""
+    def run(self, log: str | None = None, log_limit: int = 0, *, is_launched: bool = False) -> int:
+        """Runs the plan and returns the exit code. `log`: the file for the job's output.
+
+        `is_launched`: the reaper has the order to start the command.
+        """
         plan, self._log_path = self._plan, log
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self._journal.close)
             cleanup.callback(self._tracker.close)
             cleanup.callback(self._prober.leave)
             self._status = msgspec.structs.replace(self._status, containment=self._reaper.containment)
-            program = Program(
-                plan.command,
-                self._environment,
-                directory=plan.directory,
-                session=log is not None,
-                mask=self._signals.original,
-            )
-            about = str(self._record.directory)
-            self._reaper.start(LaunchRequest(program, plan.signal_number, plan.grace, about, log, log_limit))
-            if self._controller is not None:
-                self._controller.on_started()
-            self._write_status(state="running", job=self._reaper.job and self._reaper.job.pid)
+            if not is_launched:
+                request = launch_request(plan, self._record, self._environment, self._signals, log, log_limit)
+                self._reaper.start(request, waits=log is None)
+            self._note_start_at = time.monotonic() + NOTED_WITHIN
             return self._loop.run()
+
+    def _note_start(self) -> None:
+        """On disk: not before the end of a command that ends at once, for which others wait."""
+        self._note_start_at = math.inf
+        if self._controller is not None:
+            self._controller.on_started()
+        if self._status.state == "starting":
+            self._write_status(state="running", job=self._reaper.job and self._reaper.job.pid)
 
     # Events of the loop
 
@@ -228,7 +249,9 @@ class Supervisor(CommandHandler[int]):
         return controller if self.nodes is None else (*controller, *self.nodes.descriptors())
 
     def due(self) -> float:
-        due = math.inf if self._controller is None else self._controller.due()
+        due = self._note_start_at
+        if self._controller is not None:
+            due = min(due, self._controller.due())
         if self.nodes is not None:
             due = min(due, self.nodes.due())
         if self._plan.max_time is not None and "time limit" not in self._logged:
@@ -238,6 +261,8 @@ class Supervisor(CommandHandler[int]):
         return due
 
     def on_tick(self) -> int | None:
+        if time.monotonic() >= self._note_start_at:
+            self._note_start()
         if self._controller is not None and (request := self._controller.poll()) is not None:
             return self._stop_as_requested(request)
         if self.unwritten and time.monotonic() >= self._written_at + STATUS_EVERY:
@@ -500,6 +525,8 @@ class Supervisor(CommandHandler[int]):
             self._controller.on_ended(ended)
         self._status = ended
         self._write_status()
+        if self._note_start_at < math.inf:
+            self._note_start()
         return code
 
     # Status and log

@@ -26,6 +26,7 @@ from stoker.queue import QueueAwayError, Store, open_queue, queue_address
 from stoker.queue.driver import EVERYTHING, ChangeListener
 from stoker.queue.model import Snoozed, View
 from stoker.runs.processes.signals import SignalStream
+from stoker.runs.processes.syscalls import BootTimer, boot_clock
 from stoker.units import format_duration
 from stoker.version import __version__
 from stoker.worker.log_streaming import LogStreaming
@@ -100,6 +101,8 @@ class WorkerLoop:
         self._scheduler = Scheduler(identity, engine, log)
         self._log_streaming = LogStreaming(identity)
         self._signals = SignalStream(_STOPPING)
+        self._timer = BootTimer()
+        """Rings when the next attempt is to be prepared: `poll` counts in milliseconds, and that is too long."""
         self._store: Store | None = None
         self._changes: ChangeListener | None = None
         self._away_until = -math.inf
@@ -126,6 +129,7 @@ class WorkerLoop:
         """Runs until a signal stops it, or nothing is left to do."""
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self._signals.close)
+            cleanup.callback(self._timer.close)
             cleanup.callback(self._close_queue)
             cleanup.callback(self._log_streaming.close)
             cleanup.callback(self._say_goodbye)
@@ -156,9 +160,23 @@ class WorkerLoop:
         for descriptor in (self._signals.fileno(), changes, *descriptors):
             if descriptor >= 0:
                 poll.register(descriptor, select.POLLIN)
+        if self._store is not None and self._search_at == math.inf and self._scheduler.prepare_at < math.inf:
+            self._timer.ring_at(boot_clock() + self._scheduler.prepare_at - time.monotonic())
+            poll.register(self._timer.fileno(), select.POLLIN)
         due = min(due, self._due())
-        found = poll.poll(max(0.0, due - time.monotonic()) * 1000 + 0.5)
-        return {descriptor for descriptor, _ in found}
+        found = {descriptor for descriptor, _ in poll.poll(max(0.0, due - time.monotonic()) * 1000 + 0.5)}
+        if found != {self._timer.fileno()}:
+            return found
+        self._prepare_next()
+        return self._wait()
+
+    def _prepare_next(self) -> None:
+        """While nothing has happened that is to be handled."""
+        try:
+            if self._store is not None:
+                self._scheduler.prepare(self._store)
+        except StokerError as error:
+            self._lose_queue(error)
 
     def _due(self) -> float:
         due = min(self._search_at, self._tidy_at)
@@ -277,6 +295,7 @@ class WorkerLoop:
             self._log(f"{error}; jobs go on, trying again")
             self._absence_logged = True
         self._close_queue()
+        self._scheduler.queue_lost()
         pause = max(self._backoff.next(), min(_LAST_PAUSE, self._scheduler.workers * _APART))
         self._away_until = time.monotonic() + pause * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from stoker.backoff import Backoff
 from stoker.engines.attempt import lease_clock
-from stoker.engines.engine import Decision, Engine, Log, Reservation, RunningAttempt, Start
+from stoker.engines.engine import STARTS_WITHIN, Decision, Engine, Log, Reservation, RunningAttempt, Start
 from stoker.engines.identity import WorkerIdentity
 from stoker.errors import BadInputError, StokerError
 from stoker.queue import Job, Store
@@ -79,6 +79,10 @@ class Scheduler:
         self._minutes = 0
         self.workers = 1
         """The number of workers at the last count."""
+        self._prepared = ""
+        """The id of the attempt that the engine has prepared; used for one claim."""
+        self.prepare_at = math.inf
+        """When to have the engine prepare the next attempt."""
         self._no_starts_until = -math.inf
         self._failed_at = -math.inf
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
@@ -172,6 +176,7 @@ class Scheduler:
         self._waiting = sorted(fresh.values(), key=lambda job: job.rank[1:])
         self._planned = None
         self._undecided = True
+        self.prepare_at = moment
         self._heads_at = moment
         if is_slow_poll:
             self._poll_at = moment + _SLOW_POLL
@@ -294,6 +299,23 @@ class Scheduler:
             self.room_changed()
         return done.accepted
 
+    def prepare(self, store: Store) -> None:
+        """Has the engine prepare what it would start next, while nothing else is to be done."""
+
+        def read(job: str) -> Job | None:
+            try:
+                return store.jobs.get(job)
+            except BadInputError:
+                return None
+
+        self.prepare_at = math.inf
+        if self._no_starts_until <= time.monotonic() < self._read_at:
+            self._prepared = self._engine.prepare(self._waiting, read)
+
+    def queue_lost(self) -> None:
+        """Whether the last claim took effect is not known: the id of its attempt must not be used again."""
+        self._prepared = self._engine.prepare((), lambda _job: None)
+
     def _next_start(self) -> Start | None:
         """The next start among known jobs; None if there is none, or the queue must be read first."""
         if not self._no_starts_until <= time.monotonic() < min(self._read_at, self._poll_at):
@@ -326,6 +348,7 @@ class Scheduler:
             pending=start.pending,
             before=None if other is None else (other.priority, other.position),
             others=tuple(self._stopping()),
+            attempt=self._prepared,
         )
 
     def _start(self, store: Store, start: Start, job: ReadyJob) -> bool:
@@ -343,7 +366,7 @@ class Scheduler:
 
     def _begin(self, store: Store, claimed: Claimed, shape: str, claimed_at: float) -> None:
         job, attempt = claimed
-        self._drop(job, shape)
+        self._prepared, self.prepare_at = "", time.monotonic() + STARTS_WITHIN
         try:
             started = self._engine.start(job, attempt, claimed_at)
         except BadInputError as error:
@@ -360,6 +383,8 @@ class Scheduler:
             what = "submitted" if started.pending else "started"
             where = f" on {started.where}" if started.where else ""
             self._log(f"{job.id}: {what}{where}: {_shortened(job)}")
+        finally:
+            self._drop(job, shape)
 
     def _drop(self, claimed: Job, shape: str) -> None:
         """Drops a claimed job, and those before it, which other workers have claimed."""

@@ -137,10 +137,17 @@ class StartAttempt(msgspec.Struct, frozen=True, tag="start"):
     directory: str
     spec: bytes = b""
     """The content of `attempt.json`; empty if that is too long."""
+    is_claimed: bool = True
+    """False: prepare the attempt, and run nothing before `AttemptClaimed`. The directory does not exist until then."""
 
     @classmethod
     def of(cls, record: LocalAttemptRecord, spec: bytes) -> "StartAttempt":
         return cls(str(record.directory), spec if len(spec) <= _LONGEST_SPEC else b"")
+
+    @classmethod
+    def ahead(cls, directory: Path, spec: bytes) -> "StartAttempt | None":
+        """None when the spec is too long for a message."""
+        return cls(str(directory), spec, is_claimed=False) if len(spec) <= _LONGEST_SPEC else None
 
     def attempt_spec(self) -> LocalAttemptSpec | None:
         """The spec; None if it cannot be decoded. Raises OSError."""
@@ -150,6 +157,13 @@ class StartAttempt(msgspec.Struct, frozen=True, tag="start"):
             return _SPEC_DECODER.decode(self.spec)
         except ValueError:
             return None
+
+
+class AttemptClaimed(msgspec.Struct, frozen=True, tag="claimed"):
+    """From the worker: the attempt that was prepared is claimed, and runs."""
+
+    lease_until: float
+    """On `lease_clock()`."""
 
 
 class LeaseRenewed(msgspec.Struct, frozen=True, tag="renewed"):
@@ -169,7 +183,9 @@ class ResultRecorded(msgspec.Struct, frozen=True, tag="recorded"):
     """From the worker: the queue has the result, which the shim had sent as AttemptResult."""
 
 
-ShimMessage: TypeAlias = ShimReady | StartAttempt | LeaseRenewed | StopAttempt | AttemptResult | ResultRecorded
+ShimMessage: TypeAlias = (
+    ShimReady | StartAttempt | AttemptClaimed | LeaseRenewed | StopAttempt | AttemptResult | ResultRecorded
+)
 
 _DECODER: Final = msgspec.msgpack.Decoder[ShimMessage](ShimMessage)
 

@@ -23,6 +23,7 @@ from stoker.engines.delivery import DetachedDelivery
 from stoker.engines.execution import STOP_SIGNALS, STOPPED, Execution, redirect_stderr
 from stoker.engines.local.record import (
     SHIM_NAME,
+    AttemptClaimed,
     AttemptProcesses,
     LeaseRenewed,
     LocalAttemptRecord,
@@ -39,12 +40,12 @@ from stoker.gpus.prober import Prober
 from stoker.gpus.spawn import forked
 from stoker.procfs import identify
 from stoker.runs.loop import is_from_job
-from stoker.runs.processes.reaper import Reaper, fork_reaper
+from stoker.runs.processes.reaper import LaunchRequest, Reaper, fork_reaper
 from stoker.runs.processes.signals import FORWARDED, Received, SignalStream
 from stoker.runs.processes.syscalls import BootTimer, set_name
 from stoker.runs.record import Status
 from stoker.runs.run import record_orphan_stop
-from stoker.runs.supervisor import StopRequest
+from stoker.runs.supervisor import StopRequest, launch_request, tagged
 
 # The delay before another try to listen for a worker.
 _LISTEN_EVERY: Final = 1.0
@@ -84,13 +85,21 @@ def run_attempts(connection: socket.socket) -> None:
     # A plain dictionary: every lookup in `os.environ` decodes again.
     environment = dict(os.environ)
     while channel is not None and (start := _next_attempt(channel, signals, processes)) is not None:
-        record = LocalAttemptRecord(Path(start.directory))
+        record, is_claimed = LocalAttemptRecord(Path(start.directory)), start.is_claimed
         try:
             if (attempt_spec := start.attempt_spec()) is None:
                 raise OSError(errno.EIO, "its attempt spec cannot be read")
             execution = LocalExecution(record, attempt_spec, channel, signals, reaper, timer, environment)
+            until = attempt_spec.lease_until
+            if not is_claimed:
+                execution.prepare()
+                if (claimed := _await_claim(channel, signals)) is None:
+                    break  # nobody has learned of it
+                is_claimed, until = True, claimed.lease_until
+            execution.own(until)
         except OSError as error:
-            _report_not_started(record, channel, error)
+            if is_claimed or _await_claim(channel, signals) is not None:
+                _report_not_started(record, channel, error)
             break
         execution.run()
         channel = execution.close()
@@ -111,6 +120,20 @@ def _next_attempt(channel: ShimChannel, signals: SignalStream, processes: Attemp
     """Reports ready and waits for an attempt; None if none will come."""
     if not channel.send(ShimReady(processes)):
         return None
+    message = _next_message(channel, signals)
+    while message is not None and not isinstance(message, StartAttempt):
+        message = _next_message(channel, signals)
+    return message
+
+
+def _await_claim(channel: ShimChannel, signals: SignalStream) -> AttemptClaimed | None:
+    """Waits for the claim of a prepared attempt; None when there will be none, or the worker is gone."""
+    message = _next_message(channel, signals)
+    return message if isinstance(message, AttemptClaimed) else None
+
+
+def _next_message(channel: ShimChannel, signals: SignalStream) -> ShimMessage | None:
+    """None when none will come, or this process is asked to end."""
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
     poll.register(signals.fileno(), select.POLLIN)
@@ -118,8 +141,7 @@ def _next_attempt(channel: ShimChannel, signals: SignalStream, processes: Attemp
         poll.poll()
         if any(received.signal in STOP_SIGNALS for received in signals.read()):
             return None
-        message = channel.receive()
-        if isinstance(message, StartAttempt):
+        if (message := channel.receive()) is not None:
             return message
     return None
 
@@ -157,7 +179,7 @@ class LocalExecution(Execution):
             # Set even without requests, since the previous job may have left limits.
             reaper.cgroup.limit(attempt_spec.request.cpus, attempt_spec.request.ram)
         self._channel: ShimChannel | None = channel
-        self._until = attempt_spec.lease_until
+        self._until = -math.inf
         self._delivery: DetachedDelivery | None = None
         longest_pause = min(_LAST_PAUSE, attempt_spec.lease * _PAUSE_SHARE)
         self._backoff = Backoff(_FIRST_PAUSE, longest_pause)
@@ -169,11 +191,29 @@ class LocalExecution(Execution):
         self._epoll.register(channel.fileno(), select.EPOLLIN)
         self._timer = timer
         self._epoll.register(timer.fileno(), select.EPOLLIN | select.EPOLLET)
-        is_next = attempt_spec.fitting is None and attempt_spec.commit is None and attempt_spec.code is None
-        self._hold_until(attempt_spec.lease_until, with_start=is_next)
         self._directory = -1
+        self._request: LaunchRequest | None = None
+
+    def prepare(self) -> None:
+        """What can be done before the attempt is claimed, for one without a batch size to find or code to unpack."""
+        spec, log = self._attempt_spec, str(self._record.output)
+        environment = tagged(self._environment, self._record)
+        self._request = launch_request(spec.plan, self._record, environment, self._signals, log, spec.log_limit)
+        self._reaper.prepare(self._request)
+
+    def own(self, until: float) -> None:
+        """The attempt is claimed, and its directory there. `until`: the end of its lease, on `lease_clock()`."""
+        spec = self._attempt_spec
+        is_next = spec.fitting is None and spec.commit is None and spec.code is None
+        self._tell_reaper(until, with_start=is_next)
+        if self._request is not None:
+            self._reaper.start(self._request, waits=False)
+            self._is_launched = True
+            # The reaper first: it may have been woken on this core.
+            os.sched_yield()
+        self._hold_until(until, is_told=True)
         with contextlib.suppress(OSError):
-            self._directory = record.hold_open()
+            self._directory = self._record.hold_open()
 
     def close(self) -> ShimChannel | None:
         """Closes everything except the connection to the worker, and returns that if there is one."""
@@ -250,14 +290,18 @@ class LocalExecution(Execution):
     def _delivery_at(self) -> float:
         return max(self._until - self._attempt_spec.lease * _RENEW_ALONE_AT, self._next_delivery)
 
-    def _hold_until(self, moment: float, *, with_start: bool = False) -> None:
-        """Sets the end of the lease: -inf once the queue has given the job up.
-
-        `with_start`: sends the deadline to the reaper together with the start of the job, its next message.
-        """
+    def _hold_until(self, moment: float, *, is_told: bool = False) -> None:
+        """Sets the end of the lease: -inf once the queue has given the job up. `is_told`: the reaper knows."""
         self._until = moment
         self._timer.ring_at(self._stop_at())
-        # The reaper stops the job if this process hangs or is suspended without a worker.
+        if not is_told:
+            self._tell_reaper(moment)
+
+    def _tell_reaper(self, moment: float, *, with_start: bool = False) -> None:
+        """The reaper stops the job if this process hangs or is suspended without a worker.
+
+        `with_start`: sends the deadline together with the start of the job, its next message.
+        """
         self._reaper.set_deadline(moment - self._attempt_spec.margin / 2, with_start=with_start)
 
     def _send_delivery(self) -> None:

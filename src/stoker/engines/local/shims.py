@@ -23,6 +23,7 @@ from typing import Final
 
 from stoker.engines.attempt import UNDELIVERED, AttemptResult
 from stoker.engines.local.attempts import LocalAttempt
+from stoker.engines.local.prepared import PreparedAttempt
 from stoker.engines.local.record import AttemptProcesses, ShimChannel, ShimReady
 from stoker.engines.local.shim import run_attempts
 from stoker.errors import StokerError
@@ -262,6 +263,7 @@ class ShimPool:
     def __init__(self, fork_server: ForkServer) -> None:
         self._fork_server = fork_server
         self._idle: dict[ShimChannel, AttemptProcesses] = {}
+        self._prepared: PreparedAttempt | None = None
         self._no_orders_until = -math.inf
         self._wanted = 0
         """The number of jobs about to start."""
@@ -279,6 +281,8 @@ class ShimPool:
         yield self._fork_server.fileno()
         for channel in (*self._idle, *self._new):
             yield channel.fileno()
+        if self._prepared is not None:
+            yield self._prepared.channel.fileno()
         for attempt in self.attempts.values():
             if attempt.channel is not None:
                 yield attempt.channel.fileno()
@@ -306,7 +310,8 @@ class ShimPool:
             coming = len(self._new) + self._fork_server.expected
             if not besides_returning:
                 coming += len(self._returning(moment))
-            missing = max(SPARE, min(self._wanted, _MOST_AHEAD)) - len(self._idle) - coming
+            ready = len(self._idle) + (self._prepared is not None)
+            missing = max(SPARE, min(self._wanted, _MOST_AHEAD)) - ready - coming
             for _ in range(missing):
                 self._fork_server.order()
         if moment >= self._taken_at + _EXCESS_KEPT:
@@ -324,6 +329,26 @@ class ShimPool:
             for one in self.attempts.values()
             if one.result is not None and one.channel is not None and moment < one.ended_at + _RETURNS_WITHIN
         ]
+
+    # The attempt that is prepared
+
+    def idle(self) -> tuple[ShimChannel, AttemptProcesses] | None:
+        """A shim that waits for an attempt, if there is one."""
+        return next(reversed(self._idle.items()), None)
+
+    @property
+    def prepared(self) -> PreparedAttempt | None:
+        return self._prepared
+
+    def hold_prepared(self, prepared: PreparedAttempt) -> None:
+        """Its shim is no longer idle. One that was held before is to be released first."""
+        del self._idle[prepared.channel]
+        self._prepared = prepared
+
+    def release_prepared(self) -> PreparedAttempt | None:
+        """The caller starts it or throws it away."""
+        prepared, self._prepared = self._prepared, None
+        return prepared
 
     def take(self) -> tuple[ShimChannel, AttemptProcesses]:
         """Takes an idle shim, after waiting for one if necessary. Raises StokerError if none comes."""
@@ -352,6 +377,12 @@ class ShimPool:
             self._receive_new()
         for channel in [one for one in (*self._idle, *self._new) if one.fileno() in readable]:
             self._receive_from_idle(channel)
+        prepared = self._prepared
+        if prepared is not None and prepared.channel.fileno() in readable:
+            prepared.channel.receive()
+            if not prepared.channel.open:
+                self._prepared = None
+                prepared.discard()
         ended = []
         for attempt in list(self.attempts.values()):
             connection, before = attempt.channel, attempt.result
@@ -385,6 +416,8 @@ class ShimPool:
     def close(self) -> None:
         """Idle shims exit; the others continue."""
         self.acknowledge()
+        if (prepared := self.release_prepared()) is not None:
+            prepared.discard()
         for channel in (*self._idle, *self._new):
             channel.close()
         self._fork_server.close()

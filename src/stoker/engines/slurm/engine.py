@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -221,6 +221,9 @@ class SlurmEngine:
         except StokerError as error:
             return f"can never start here: {error}"
         return self._cluster.why_never(job, partition_of(job, self._own), self._options.labels)
+
+    def prepare(self, waiting: Sequence[ReadyJob], read: Callable[[str], Job | None]) -> str:  # noqa: ARG002 - the engine's protocol
+        return ""  # sbatch takes longer than all that could be prepared
 
     def start(self, job: Job, attempt: Attempt, claimed_at: float) -> SlurmAttempt:
         identity = self._identity

@@ -28,6 +28,7 @@ class Cgroup:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._limits = (0, 0)
 
     @classmethod
     def create(cls, within: Path | None = None, *, tidy: bool = True) -> "Cgroup":
@@ -78,6 +79,9 @@ class Cgroup:
         The kernel kills processes that need more RAM. Limits need controllers that are delegated to this user, and a
         parent cgroup without processes.
         """
+        if (cpus, ram) == self._limits == (0, 0):
+            return True
+        self._limits = (cpus, ram)
         quota = f"{cpus * _PERIOD} {_PERIOD}" if cpus else f"max {_PERIOD}"
         cpus_hold = self._set("cpu", "cpu.max", quota, asked=cpus > 0)
         ram_holds = self._set("memory", "memory.max", str(ram) if ram else "max", asked=ram > 0)

@@ -28,7 +28,9 @@ from stoker.runs.processes.reaper_process import (
     ENDED,
     EXIT,
     FAILED,
+    GO,
     MESSAGE,
+    PREPARE,
     STARTED,
     STOPPED,
     TIME,
@@ -232,6 +234,8 @@ class Reaper:
         self.output = output
         """Both ends of the pipe for the jobs' output, if the reaper keeps it."""
         self._request: LaunchRequest | None = None
+        self._prepared: LaunchRequest | None = None
+        """One that the reaper has, and does not start yet."""
         self._deadline: float | None = None
         """A deadline to send with the next start."""
         self._tree = ProcessTree(pid, cgroup)
@@ -261,7 +265,13 @@ class Reaper:
         """True if the command exited by itself, not by a signal."""
         return self.status is not None and os.WIFEXITED(self.status)
 
-    def start(self, request: LaunchRequest) -> None:
+    def prepare(self, request: LaunchRequest) -> None:
+        """Sends the request of the next `start` ahead, so that it takes less time."""
+        self._prepared = request
+        with contextlib.suppress(BrokenPipeError):  # `start` reports it
+            _write_all(self._requests, request.to_bytes(PREPARE))
+
+    def start(self, request: LaunchRequest, *, waits: bool = True) -> None:
         """Starts a job, after the previous one has ended completely.
 
         Waits a limited time for the command to start or fail; both are events.
@@ -269,10 +279,13 @@ class Reaper:
         self.job, self.status, self.empty = None, None, False
         self._early_signals.clear()
         self._request = request
-        if self._deadline is not None:
-            request, self._deadline = request._replace(deadline=self._deadline), None
+        deadline, self._deadline = self._deadline, None
+        prepared, self._prepared = self._prepared, None
         try:
-            _write_all(self._requests, request.to_bytes())
+            if deadline is not None and request == prepared:
+                os.write(self._requests, GO + TIME.pack(deadline))
+            else:
+                _write_all(self._requests, request._replace(deadline=deadline).to_bytes())
         except BrokenPipeError:
             # The reaper was killed before it read the whole request, so nothing was started.
             self.empty = True
@@ -280,7 +293,7 @@ class Reaper:
                 Failed(errno.EAGAIN, OWN_FAILURE, "the process that was to start it was killed", transient=True)
             )
             return
-        if self._epoll.poll(_START_PATIENCE):
+        if waits and self._epoll.poll(_START_PATIENCE):
             self._read_events()
 
     def set_deadline(self, deadline: float, *, with_start: bool = False) -> None:

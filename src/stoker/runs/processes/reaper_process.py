@@ -27,10 +27,12 @@ from stoker.runs.processes.tree import ProcessScan, ProcessTree
 # Messages to the supervisor, of fixed size: a kind and two numbers.
 STARTED, FAILED, ENDED, STOPPED, EMPTY, DEADLINE_PASSED = range(6)
 MESSAGE: Final = struct.Struct("=Bqq")
-# Requests: exit, start the following job, or set the following deadline. The end of the pipe without an exit request
-# means that the supervisor died.
+# Requests: exit, start the following job, keep it, start the one that was kept with the following deadline, or set the
+# following deadline. The end of the pipe without an exit request means that the supervisor died.
 EXIT: Final = b"x"
 START: Final = b"s"
+PREPARE: Final = b"p"
+GO: Final = b"g"
 DEADLINE: Final = b"d"
 TIME: Final = struct.Struct("=d")
 _LENGTH: Final = struct.Struct("=I")
@@ -43,6 +45,8 @@ _WAIT_SHARE: Final = 0.2
 _SHORTEST_WAIT: Final = 2.0
 # Less than the gap between looks that restarts the windows of rules.
 _LONGEST_WAIT: Final = 20.0
+# In milliseconds. The log of a job is opened after this, unless it prints or ends before.
+_STARTED_WITHIN: Final = 1
 REAPER_NAME: Final = "stoker-reaper"
 # The kernel sends it when the supervisor dies. It also continues a suspended reaper.
 _SUPERVISOR_DIED: Final = signal.SIGCONT
@@ -74,13 +78,13 @@ class LaunchRequest(NamedTuple):
     deadline: float | None = None
     """The new deadline; None keeps the last one."""
 
-    def to_bytes(self) -> bytes:
+    def to_bytes(self, kind: bytes = START) -> bytes:
         """Encodes the request. Both ends are forks of one process, so they agree on the format."""
         command, environment, *rest, mask = self.program
         # marshal accepts plain integers, not enums.
         words = tuple(command), dict(environment), *rest, tuple(map(int, mask))
         body = marshal.dumps((words, int(self.signum), *self[2:]))
-        return START + _LENGTH.pack(len(body)) + body
+        return kind + _LENGTH.pack(len(body)) + body
 
     @classmethod
     def from_bytes(cls, body: bytes) -> "LaunchRequest":
@@ -118,6 +122,8 @@ class ReaperProcess:
         # A reaper that a stop has moved out of the cgroup gets no other job.
         self._is_inside = setup.cgroup is None
         self._log: LogWriter | None = None
+        self._unopened: tuple[str, int] | None = None
+        """File and limit of a log that is not opened yet."""
         self._writable = select.poll()
         self._writable.register(setup.report, select.POLLOUT)
         # Readable when a child ends or the job prints.
@@ -135,8 +141,17 @@ class ReaperProcess:
         if self._setup.output is not None:
             self._close_inherited()
             self._enter_cgroup()
-        while (kind := self._next_request()) == START:
-            self._start_job(LaunchRequest.from_bytes(self._read_request()))
+        prepared: LaunchRequest | None = None
+        while (kind := self._next_request()) in (START, PREPARE, GO):
+            if kind != GO:
+                prepared = LaunchRequest.from_bytes(self._read_request())
+            elif prepared is not None:
+                (deadline,) = TIME.unpack(self._read_exactly(TIME.size))
+                prepared = prepared._replace(deadline=deadline)
+            if kind != PREPARE and prepared is not None:
+                self._start_job(prepared)
+                prepared = None
+        self._open_log()
         if kind == EXIT:
             # Otherwise the supervisor would inherit zombies.
             self.update()
@@ -157,11 +172,12 @@ class ReaperProcess:
             self._queue_event(EMPTY)
             self._flush()
             return
+        self._open_log()
         if self._log is not None:
             self._log.close()
             self._log = None
         if self._setup.output is not None and request.log is not None:
-            self._log = LogWriter(request.log, request.log_limit)
+            self._unopened = request.log, request.log_limit
             program = program._replace(output=self._setup.output[1])
         try:
             pid: int | None = None
@@ -181,6 +197,11 @@ class ReaperProcess:
             self._close_inherited()
         self._queue_event(STARTED, self._job, self._started(self._job))
         self._flush()
+
+    def _open_log(self) -> None:
+        """When something was printed, or nothing else is to be done: the start and a quick end come first."""
+        if self._unopened is not None:
+            self._log, self._unopened = LogWriter(*self._unopened), None
 
     def _started(self, pid: int) -> int:
         """The start time of a child in ticks; 0 if unreadable. The child exists until this process collects it."""
@@ -212,6 +233,8 @@ class ReaperProcess:
             # Another process may hold the other end of the pipe, so EOF alone is unreliable.
             if os.getppid() != self._setup.supervisor:
                 return b""
+            if self._unopened is not None and not poll.poll(_STARTED_WITHIN):
+                self._open_log()
             if self._setup.requests in dict(poll.poll(self._timeout())):
                 kind = os.read(self._setup.requests, 1)
                 if kind != DEADLINE:
@@ -327,6 +350,7 @@ class ReaperProcess:
                 data = os.read(self._setup.output[0], _CHUNK)
             except BlockingIOError:
                 return False
+            self._open_log()
             if self._log is not None:
                 self._log.write(data)
         return True
