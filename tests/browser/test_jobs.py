@@ -10,6 +10,7 @@ from stoker.queue import JobSpec, Store, init_queue
 from tests.support.browser import Screen, screen
 from tests.support.page_site import PageSite, page_site
 from tests.support.queue_jobs import end, states
+from tests.support.waiting import wait_for
 
 FAILED = 12
 
@@ -52,6 +53,7 @@ def test_timed_tasks_on_a_phone(browser: Browser, store: Store, site: PageSite) 
         _retry_all_failed_of_last_night(shown, store, night)
         _select_two_and_undo(shown, store, night)
         _sorted_saved_and_mistaken(shown, site)
+        _held_tagged_moved_and_undone(shown, store, site)
         _keyboard(shown, site)
 
 
@@ -109,6 +111,45 @@ def _select_two_and_undo(shown: Screen, store: Store, night: list[str]) -> None:
     expect(page.get_by_role("row", name="night-4")).to_contain_text("queued")
 
 
+def _held_tagged_moved_and_undone(shown: Screen, store: Store, site: PageSite) -> None:
+    """All that match a search, each with its undo."""
+    page = shown.page
+    page.goto(f"{site.address}/jobs?q=night state:queued,held")
+    expect(page.locator("tbody tr")).to_have_count(FAILED)
+    jobs = [job.id for job in store.jobs.find(("queued",), limit=FAILED)]
+
+    def act(action: str, said: str) -> None:
+        page.locator("#menu-bulk summary").tap()
+        page.locator("#menu-bulk").get_by_role("button", name=action, exact=True).tap()
+        if action.endswith("…"):
+            expect(page.get_by_role("dialog").get_by_label("Tag")).to_be_focused()
+            page.keyboard.type("redo")
+            shown.look_over("jobs-4-tag")
+            page.keyboard.press("Enter")
+        expect(page.get_by_text(said, exact=True)).to_be_visible()
+
+    def undo() -> None:
+        page.locator("#toasts").get_by_role("button", name="Undo").last.tap()
+
+    act("Hold", f"{FAILED} jobs held")
+    assert set(states(store, *jobs)) == {"held"}
+    act("Release", f"{FAILED} jobs released")
+    undo()
+    wait_for(lambda: set(states(store, *jobs)) == {"held"})
+    page.reload()
+    act("Tag…", f"{FAILED} jobs tagged redo")
+    assert {store.jobs.get(job).tags for job in jobs} == {("redo",)}
+    undo()
+    wait_for(lambda: {store.jobs.get(job).tags for job in jobs} == {()})
+    first = store.jobs.find(("held",), order="queue", limit=1)[0].id
+    assert first not in jobs
+    page.reload()
+    act("Move to the front", f"{FAILED} jobs moved first")
+    assert store.jobs.find(("held",), order="queue", limit=1)[0].id in jobs
+    undo()
+    wait_for(lambda: store.jobs.find(("held",), order="queue", limit=1)[0].id == first)
+
+
 def _sorted_saved_and_mistaken(shown: Screen, site: PageSite) -> None:
     page = shown.page
     page.get_by_label("Sort by").select_option("name")
@@ -121,6 +162,7 @@ def _sorted_saved_and_mistaken(shown: Screen, site: PageSite) -> None:
     page.goto(f"{site.address}/jobs?q=colour:red")
     expect(page.get_by_role("alert")).to_contain_text("Jobs cannot be searched by 'colour'")
     expect(page.get_by_role("searchbox")).to_have_value("colour:red")
+    shown.forgive("422")
 
 
 def _keyboard(shown: Screen, site: PageSite) -> None:
@@ -137,3 +179,12 @@ def _keyboard(shown: Screen, site: PageSite) -> None:
     expect(page.get_by_role("searchbox")).to_be_focused()
     page.keyboard.type("jk?x")
     expect(page.get_by_role("searchbox")).to_have_value(re.compile("jk\\?x"))
+    # The same on the overview; `/` leads to the search.
+    page.goto(site.address)
+    expect(page.locator("#section-ended")).to_be_attached()
+    page.keyboard.press("j")
+    expect(page.locator("main .job h3 a").filter(visible=True).first).to_be_focused()
+    page.keyboard.press("?")
+    expect(page.get_by_text("this help")).to_be_visible()
+    page.keyboard.press("/")
+    expect(page.get_by_role("searchbox")).to_be_focused()

@@ -83,6 +83,8 @@ def submit_command(
     commands = _commands(words, file)
     asked = job_values(options)
     asked["policy"] = stored_form(policies_of(options))
+    if snapshot_limit is not None and not asked["snapshot"]:
+        raise BadInputError("--snapshot-limit is the limit of a snapshot: add --snapshot")
     packed = _packed(directory, snapshot_limit) if asked["snapshot"] else None
     with packed or contextlib.nullcontext():
         asked |= submitted_from(

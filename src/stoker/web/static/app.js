@@ -130,7 +130,8 @@ const Stoker = (() => {
 
   // Confirmation
 
-  function ask(question, yes) {
+  // With a field it returns what was written there.
+  function ask(question, yes, field = "") {
     return new Promise((resolve) => {
       const dialog = document.createElement("dialog");
       const words = document.createElement("p");
@@ -139,21 +140,31 @@ const Stoker = (() => {
       const row = document.createElement("div");
       row.className = "row";
       const go = button(yes, () => dialog.close("yes"));
-      go.className = "danger-now";
-      const stay = button("Keep it", () => dialog.close("no"));
-      stay.autofocus = true;
+      go.className = field ? "primary" : "danger-now";
+      const stay = button(field ? "Close" : "Keep it", () => dialog.close("no"));
       row.append(stay, go);
       dialog.setAttribute("aria-labelledby", "ask-words");
-      dialog.append(words, row);
+      const input = field ? inputOf(field, () => dialog.close("yes")) : null;
+      (input ?? stay).autofocus = true;
+      dialog.append(words, ...(input ? [input] : []), row);
       dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close("no"); });
       dialog.addEventListener("close", () => {
         dialog.remove();
-        resolve(dialog.returnValue === "yes");
+        resolve(dialog.returnValue === "yes" && (input ? input.value.trim() : true));
         document.dispatchEvent(new Event("stoker:free"));
       });
       document.body.append(dialog);
       dialog.showModal();
     });
+  }
+
+  function inputOf(label, enter) {
+    const input = document.createElement("input");
+    input.type = "text";
+    input.maxLength = 100;
+    for (const [name, value] of Object.entries({ "aria-label": label, autocapitalize: "none", autocomplete: "off", spellcheck: "false" })) input.setAttribute(name, value);
+    input.addEventListener("keydown", (event) => { if (event.key === "Enter") enter(); });
+    return input;
   }
 
   document.addEventListener("htmx:confirm", async (event) => {
@@ -184,6 +195,32 @@ const Stoker = (() => {
     if (!menu) return;
     menu.open = false;
     menu.querySelector("summary").focus();
+  });
+  // Keys, for lists of jobs on any page: nothing happens while somebody types
+
+  const HELP = "/ search · j and k next and previous job · Enter open · x select, in the list of jobs · ? this help";
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    if (event.target.closest("input, textarea, select, [contenteditable]")) {
+      if (event.key === "Escape") event.target.blur();
+      return;
+    }
+    if (!document.querySelector("nav a[href='/jobs']")) return; // nobody is logged in
+    const links = [...document.querySelectorAll("main .job h3 a, main .jobs tbody th a")].filter((one) => one.checkVisibility());
+    const at = links.indexOf(document.activeElement);
+    const row = links[at]?.closest("tr");
+    const box = document.getElementById("q");
+    if (event.key === "/" && box) box.focus();
+    else if (event.key === "/") location.assign("/jobs#q");
+    else if (event.key === "j") links[Math.min(at + 1, links.length - 1)]?.focus();
+    else if (event.key === "k") links[Math.max(at - 1, 0)]?.focus();
+    else if (event.key === "x" && row?.querySelector("[data-pick]")) {
+      if (!row.closest(".selecting")) document.querySelector("[data-select]")?.click();
+      row.querySelector("[data-pick]").click();
+      links[at].focus();
+    } else if (event.key === "?") toast(HELP);
+    else return;
+    event.preventDefault();
   });
   document.addEventListener("toggle", (event) => {
     if (!event.target.matches?.("details.menu[open]")) return;

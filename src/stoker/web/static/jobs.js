@@ -1,4 +1,4 @@
-// The list of jobs: selecting rows, actions for many, saved searches, and the keyboard.
+// The list of jobs: selecting rows, actions for many, and saved searches.
 "use strict";
 
 (() => {
@@ -35,7 +35,8 @@
     const body = { action: button.dataset.bulk, ...target() };
     if (button.dataset.place) body.place = button.dataset.place;
     if (body.action === "tag" || body.action === "untag") {
-      body.tag = (window.prompt("Which tag?") || "").trim();
+      const away = body.action === "untag";
+      body.tag = await Stoker.ask(away ? "Which tag is removed?" : "Which tag do these jobs get?", away ? "Remove" : "Tag", "Tag");
       if (!body.tag) return;
     }
     if (button.dataset.ask) {
@@ -89,29 +90,7 @@
     nav.hidden = !nav.children.length;
   }
 
-  // The keyboard: nothing happens while somebody types
-
-  const HELP = "/ search · j and k next and previous job · Enter open · x select · ? this help";
-  document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-    if (event.target.closest("input, textarea, select, [contenteditable]")) {
-      if (event.key === "Escape") event.target.blur();
-      return;
-    }
-    const links = [...list.querySelectorAll("tbody th a")];
-    const at = links.indexOf(document.activeElement);
-    if (event.key === "/") box.focus();
-    else if (event.key === "j") links[Math.min(at + 1, links.length - 1)]?.focus();
-    else if (event.key === "k") links[Math.max(at - 1, 0)]?.focus();
-    else if (event.key === "x" && at >= 0) {
-      if (!list.classList.contains("selecting")) list.querySelector("[data-select]")?.click();
-      links[at].closest("tr").querySelector("[data-pick]")?.click();
-      links[at].focus();
-    } else if (event.key === "?") Stoker.toast(HELP);
-    else return;
-    event.preventDefault();
-  });
-
   showSaved();
   shown();
+  if (location.hash === "#q") box.focus(); // `/` on another page
 })();
