@@ -1,1 +1,1 @@
-"""Rules: what a stream of observations means. Pure: no clock, no I/O."""
+"""Rules that judge a stream of observations. Pure: no clock, no I/O."""

@@ -1,8 +1,8 @@
-"""The idle rule: as many GPUs as required below a threshold, without a break, for a whole window.
+"""The idle rule: the required number of GPUs stays below a threshold for a whole window.
 
 The window is longer before the job has used a GPU, since downloads and preparation take hours, and while its processes
-keep a CPU core busy, since an evaluation may run there. An unknown reading pauses a clock for up to a minute; what
-lasts longer restarts it.
+keep a CPU core busy, since an evaluation may run there. Unknown readings pause a clock for up to a minute; a longer
+pause restarts it.
 """
 
 import math
@@ -31,45 +31,45 @@ Require = Literal["all", "any"] | int
 
 # Longer than checkpoints, validation on the CPU and most compilations; a wasted half hour is cheaper than a killed run.
 DEFAULT_WINDOW: Final = 1800.0
-# Imports, data download and the first compilation: the window begins after that.
+# The window starts after imports, data download and the first compilation.
 DEFAULT_AFTER: Final = 600.0
-# Of the window: datasets of 100 GB take four to six hours before the first kernel runs.
+# In windows: datasets of 100 GB take four to six hours before the first kernel runs.
 UNUSED_WINDOWS: Final = 12.0
-# Of the same when the job's processes did nothing at all meanwhile: then nothing is being prepared.
+# The share of that if the job's processes did nothing at all, so that nothing is being prepared.
 QUIET_SHARE: Final = 1 / 3
-# Of the window: evaluations on the CPU take up to an hour. A server at rest may spin for ever, so there is a limit.
+# In windows: evaluations on the CPU take up to an hour. An idle server may spin forever, so there is a limit.
 CPU_WINDOWS: Final = 4.0
-# A driver that is reset, or that fails now and then, is back by then.
+# Long enough for a driver reset or an intermittent failure.
 LONGEST_PAUSE: Final = 60.0
-# A window needs this many samples of the driver, a short one a sample for each usual distance between looks. Fewer
-# momentary ones can all fall between the bursts of a busy job.
+# A window needs this many driver samples, and a short one a sample per usual interval of looks. Fewer momentary samples
+# could all fall between the bursts of a busy job.
 LEAST_SAMPLES: Final = 60
-# Work that is not surely the job's makes it a user of GPUs only after this, and after this share of the window: a
-# health check takes less.
+# Work that may be foreign counts as the job's use of a GPU only after this time and this share of the window. A health
+# check is shorter.
 _LONG_USE: Final = 300.0
 _LONG_USE_SHARE: Final = 1 / 6
-# The job's processes work on the CPU: at least half a core, or this much read and written in a second.
+# From here on, the job's processes work on the CPU: in cores, and in bytes of I/O per second.
 _WORKING_CORES: Final = 0.5
 _WORKING_IO: Final = 1e6
 # Progress that only a working job makes.
 _STEPS: Final = ("call", "log")
-# They do nothing: an idle notebook stays below.
+# Below this, they do nothing; an idle notebook stays below.
 _QUIET_CORES: Final = 0.05
 _QUIET_IO: Final = 1e5
-# Up to this many GPUs are listed by name; above it "all 8 GPUs".
+# Up to this many GPUs are listed by name; beyond it, "all 8 GPUs".
 _MOST_NAMES: Final = 4
 
 
 class IdlePolicy(Policy, frozen=True, kw_only=True):
-    """Idle means: as many GPUs as required stayed below `below` for all of `window`."""
+    """The settings of the idle rule: `require` GPUs stay below `below` for all of `window`."""
 
     below: float = DEFAULT_BELOW
     window: float = DEFAULT_WINDOW
     after: float = DEFAULT_AFTER
     require: Require = "all"
-    """All of the GPUs, any one of them, or that many; where there are fewer than that many, all of them."""
+    """All GPUs, any GPU, or a number of them; all if there are fewer."""
     arm_above: float | None = None
-    """The rule is armed once some GPU was at or above this for `arm_for` in one stretch. None: from the start."""
+    """The rule is armed once a GPU stays at or above this for `arm_for`. None: armed from the start."""
     arm_for: float = 0.0
     unused_for: float | None = None
     """The window before the job has used a GPU; at least `window`. None: `UNUSED_WINDOWS` times `window`."""
@@ -176,16 +176,16 @@ IDLE_OPTIONS: Final = (
 
 
 class _IdleClock:
-    """Since when one GPU has been idle without a break. Time that was unknown is left out."""
+    """Measures how long one GPU has been idle without a break, leaving out unknown time."""
 
     def __init__(self) -> None:
         self.idle_since: float | None = None
         self.samples = 0
-        """Driver samples since then."""
+        """The number of driver samples since then."""
         self.fresh = True
-        """Whether it has been used since the rule fired, if it ever did."""
+        """It has been used since the rule last fired, if ever."""
         self.paused_at: float | None = None
-        """The last look that could be read, while later ones could not."""
+        """The time of the last readable look, during unreadable ones."""
         self._last: float | None = None
 
     def observe(self, at: float, activity: Activity, policy: IdlePolicy, unseen: float, earliest: float) -> None:
@@ -218,17 +218,17 @@ class _IdleClock:
             self.idle_since = None
 
     def restart(self) -> None:
-        """The idle time so far does not count. The time of the last look is kept."""
+        """Discards the idle time so far, but keeps the time of the last look."""
         self.idle_since = None
 
     def rearm(self) -> None:
-        """The rule has fired. If this GPU was idle, it must be used before the rule fires for it again."""
+        """Notes that the rule has fired. If this GPU was idle, it must be used before the rule fires for it again."""
         self.fresh = self.fresh and (self.idle_since is None or self.paused_at is not None)
         self.restart()
 
 
 class _CpuClock:
-    """What the job's processes did on the CPU since its GPUs have been idle."""
+    """Measures the CPU work of the job's processes since its GPUs became idle."""
 
     def __init__(self) -> None:
         self._worked = 0.0
@@ -236,7 +236,7 @@ class _CpuClock:
         self._last: float | None = None
         self._steps: int | None = None
         self.step_at: float | None = None
-        """When the job last made a step that can be trusted."""
+        """The time of the job's last trusted step."""
 
     def observe(self, at: float, progress: JobProgress, longest_gap: float, *, idle: bool) -> None:
         last, self._last = self._last, at
@@ -254,19 +254,19 @@ class _CpuClock:
             self._quiet_since = last
 
     def works(self, idle_for: float) -> bool:
-        """Whether they worked for at least half of the time."""
+        """True if they worked for at least half of the time."""
         return self._worked > 0 and self._worked >= idle_for / 2
 
     def quiet_since(self) -> float | None:
-        """Since when they have done nothing."""
+        """The start of their inactivity, if any."""
         return self._quiet_since
 
 
 class _ArmingClock:
-    """Since when some GPU has been active at every look.
+    """Measures how long some GPU has been active at every look.
 
-    A peak proves activity at one moment of the time before its look. The stretch therefore begins with the first look
-    that saw any: a short burst between two looks never counts as a long one.
+    A peak proves activity at only one moment before its look. The stretch therefore starts with the first active look,
+    so that a short burst between two looks never counts as a long one.
     """
 
     def __init__(self, policy: IdlePolicy) -> None:
@@ -290,7 +290,7 @@ class _ArmingClock:
 
 
 class IdleRule(Rule):
-    """One clock per GPU, and one that arms the rule."""
+    """The idle rule, with one clock per GPU and one for arming."""
 
     def __init__(self, policy: IdlePolicy, begun: float, look_takes: float = LOOK_TAKES) -> None:
         policy.check()
@@ -303,11 +303,11 @@ class IdleRule(Rule):
         self._cpu = _CpuClock()
         self._at = begun
         self._used = False
-        """Whether the job has used a GPU at all."""
+        """The job has used a GPU."""
         self._momentary = False
-        """Whether the driver reports single samples, which leave out most of the time."""
+        """The driver reports single samples, which miss most of the time."""
         self._in_use = 0.0
-        """Seconds in which a GPU was used, perhaps by others."""
+        """Seconds with a GPU in use, perhaps by others."""
         self._fulfilled = False
 
     def observe(self, observation: Observation) -> Verdict:
@@ -321,7 +321,7 @@ class IdleRule(Rule):
         for activity in activities:
             clocks[activity.uuid].observe(at, activity, self.policy, self._longest_unseen, earliest)
         self._clocks = clocks
-        # A clock that pauses goes on afterwards, and what the job did on the CPU before still counts.
+        # A paused clock continues later, so earlier CPU work of the job still counts.
         idle = sum(clock.idle_since is not None for clock in clocks.values()) >= max(self._required(len(clocks)), 1)
         self._cpu.observe(at, observation.progress, self.policy.longest_gap, idle=idle)
         verdict = self._verdict(at, activities)
@@ -350,13 +350,13 @@ class IdleRule(Rule):
 
     @property
     def spent(self) -> bool:
-        """Whether it has fired, was rearmed, and no GPU has been used since."""
+        """True if it has fired, was rearmed, and no GPU has been used since."""
         return bool(self._clocks) and not any(clock.fresh for clock in self._clocks.values())
 
     def due(self) -> float | None:
-        """None while too few GPUs are idle, and once the window is over.
+        """The end of the window; None while too few GPUs are idle, and after the end.
 
-        If it lacks samples then, looks in quick succession would not make up for them.
+        Looks in quick succession after the end would not make up for missing samples.
         """
         if self._fulfilled or not self._arming.armed:
             return None
@@ -365,10 +365,10 @@ class IdleRule(Rule):
         return ends if ends > self._at else None
 
     def _window(self, since: float) -> float:
-        """How long the GPUs must stay idle that have been since then, by what is known now."""
+        """The current window of GPUs that have been idle since then."""
         policy = self.policy
         if self._used and self._momentary and self._at - (self._cpu.step_at or -math.inf) < policy.window:
-            return policy.unused_window  # it works in bursts that the samples miss
+            return policy.unused_window  # the job works in bursts that the samples miss
         if self._used:
             return policy.cpu_window if self._cpu.works(self._at - since) else policy.window
         quiet_since = self._cpu.quiet_since()
@@ -378,7 +378,7 @@ class IdleRule(Rule):
         return min(policy.unused_window, max(quiet_since - since, 0.0) + quiet_window)
 
     def _idle_gpus(self, at: float) -> tuple[str, ...]:
-        """The GPUs that have been idle for a whole window at `at`, required or not."""
+        """All GPUs that have been idle for a whole window at `at`."""
         since = {uuid: clock.idle_since for uuid, clock in self._clocks.items() if clock.paused_at is None}
         return tuple(uuid for uuid, begun in since.items() if begun is not None and at >= begun + self._window(begun))
 
@@ -387,7 +387,7 @@ class IdleRule(Rule):
         return self._not_before if self._snoozed_until is None else max(self._not_before, self._snoozed_until)
 
     def _idle_since(self, required: int) -> float | None:
-        """Since when as many GPUs as required have been idle, one of them used since the rule last fired."""
+        """Since when the required number of GPUs have been idle, one of them used since the rule last fired."""
         clocks = [clock for clock in self._clocks.values() if clock.paused_at is None]
         idle = [(clock.idle_since, clock.fresh) for clock in clocks if clock.idle_since is not None]
         fresh = [since for since, is_fresh in idle if is_fresh]
@@ -396,10 +396,7 @@ class IdleRule(Rule):
         return max(sorted(idle)[required - 1][0], min(fresh))
 
     def _required(self, count: int) -> int:
-        """How many GPUs must be idle; 0 when there is none to judge by.
-
-        Where there are fewer GPUs than the number asked for, all of them.
-        """
+        """The required number of idle GPUs, at most all of them; 0 without GPUs."""
         if self.policy.require == "all":
             return count
         return min(1 if self.policy.require == "any" else self.policy.require, count)
@@ -418,7 +415,7 @@ class IdleRule(Rule):
             return self._not_idle(activities)
         window = self._window(idle_since)
         ends = idle_since + window
-        # The same sum as in `due`: a difference would round differently, and a look at that very moment come too early.
+        # The same sum as in `due`: a difference would round differently, and a look at the due time would be too early.
         over = at >= ends
         fulfilled = over and self._has_samples(idle_since)
         return Verdict(
@@ -438,7 +435,7 @@ class IdleRule(Rule):
         return min(counts, default=0) >= min(LEAST_SAMPLES, int(self.policy.window / DEFAULT_EVERY))
 
     def _not_idle(self, activities: Sequence[Activity]) -> Verdict:
-        """Busy, or unknown where the GPUs that could not be read would make the difference."""
+        """Busy, or unknown if unreadable GPUs would make the difference."""
         unknown = [(a.label, a.peak.reason) for a in activities if isinstance(a.peak, Unknown)]
         idle = sum(clock.idle_since is not None and clock.paused_at is None for clock in self._clocks.values())
         if unknown and idle + len(unknown) >= self._required(len(activities)):
@@ -490,12 +487,12 @@ class IdleRule(Rule):
 
 
 def _is_idle(peak: Maybe[float], below: float) -> bool:
-    """A negative number or NaN is not a utilization, and not idle."""
+    """True for an idle peak. Negative numbers and NaN are invalid, and not idle."""
     return not isinstance(peak, Unknown) and 0 <= peak < below
 
 
 def _samples(activity: Activity) -> int:
-    """How many driver samples an activity rests on; a counter that covers all of the time is worth a whole window."""
+    """The number of driver samples of an activity. A counter that covers all the time is worth a whole window."""
     used = activity.reading.utilization if activity.reading is not None else None
     if used is None or isinstance(used, Unknown):
         return LEAST_SAMPLES
@@ -503,15 +500,15 @@ def _samples(activity: Activity) -> int:
 
 
 def _is_gap(last: float | None, at: float, longest_gap: float) -> bool:
-    """Whether the last look was too long ago, or time went backwards."""
+    """True if the last look was too long ago, or time went backwards."""
     return last is not None and not 0 <= at - last <= longest_gap
 
 
 def _seen_from(last: float | None, at: float, span: float, longest_gap: float) -> float:
-    """Since when a reading covers its GPU.
+    """The start of the time that a reading covers.
 
-    Never from before the previous look, whatever span it claims: after a driver hung, the first reading spans all of
-    the time that was unknown.
+    It is never before the previous look, whatever the reading's span: the first reading after a hung driver spans all
+    the unknown time.
     """
     if last is None:
         return at - span if 0 <= span <= longest_gap else at

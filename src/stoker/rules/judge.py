@@ -1,4 +1,4 @@
-"""Drives the rules of one run or watch, and says what is new: one judge for every loop."""
+"""Drives the rules of one run or watch, and reports news: one judge for every loop."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
@@ -13,36 +13,36 @@ _NO_RULE: Final = Verdict("waiting", "no rule is on")
 
 
 class LogMessage(NamedTuple):
-    """Something that people should read."""
+    """A message for people."""
 
     text: str
     urgent: bool = False
-    """Whether it is worth a notification."""
+    """It deserves a notification."""
     is_warning: bool = False
-    """Whether it says that a rule will act soon."""
+    """It announces that a rule will act soon."""
 
 
 class Judgement(NamedTuple):
-    """What came of one observation."""
+    """The judgement of one observation."""
 
     verdict: Verdict
-    """The one that matters most."""
+    """The most important verdict."""
     messages: tuple[LogMessage, ...]
     warned: Verdict | None = None
-    """The verdict by which the warning began that is not over; None: there is none."""
+    """The verdict that started the current warning; None without a warning."""
     acts_in: float | None = None
-    """Seconds until the rule of that warning acts if nothing changes; None: it only warns."""
+    """Seconds until that rule acts if nothing changes; None if it only warns."""
     new_warnings: tuple[Verdict, ...] = ()
-    """The verdicts by which a warning begins with this observation."""
+    """Verdicts that start a warning with this observation."""
 
     @property
     def fired(self) -> bool:
-        """Whether a rule asks for action."""
+        """True if a rule asks for action."""
         return self.verdict.effect == "act"
 
 
 class Judge:
-    """All rules at once. What is new is said once: warnings, a rule that is armed, readings that stay unknown."""
+    """Applies all rules at once, and reports warnings, armed rules and persistently unknown readings once."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Judge:
         dry_run: bool = False,
         unknown_patience: float = UNKNOWN_PATIENCE,
     ) -> None:
-        """`intention` is what is done when a rule acts: `stop the job`. `unless`: what prevents it."""
+        """`intention`: the action of a rule, such as `stop the job`. `unless`: what prevents it."""
         self.policies = tuple(policies)
         self._intention = f"would {intention}" if dry_run else intention
         self._unless = unless
@@ -92,7 +92,7 @@ class Judge:
         return judgement._replace(warned=one.warned, acts_in=one.acts_in)
 
     def due(self) -> float | None:
-        """When to look at the latest."""
+        """The latest time for the next look."""
         return min((due for one in self._rules if (due := one.rule.due()) is not None), default=None)
 
     def snooze(self, until: float) -> None:
@@ -100,7 +100,7 @@ class Judge:
             one.rule.snooze(until)
 
     def rearm(self, at: float) -> None:
-        """Goes on after acting: the GPUs must be used again before the next time."""
+        """Continues after acting: the GPUs must be used again before the next time."""
         for one in self._rules:
             one.rearm(at)
 
@@ -127,16 +127,16 @@ class Judge:
 
 
 class _Judged:
-    """One rule, and what people have read about it."""
+    """One rule, with its warning to people."""
 
     def __init__(self, policy: Policy, rule: Rule) -> None:
         self.rule = rule
         self._policy = policy
         self._name = type_of(policy).name
         self.warned: Verdict | None = None
-        """The verdict by which the warning began that is not over."""
+        """The verdict that started the current warning."""
         self.acts_in: float | None = None
-        """Seconds until the rule acts on it, by the last look."""
+        """Seconds until the rule acts, as of the last look."""
         self._arming = False
         self._fired = False
 
@@ -181,7 +181,7 @@ class _Judged:
 
 
 def _foremost(verdicts: Sequence[Verdict]) -> Verdict:
-    """One that acts, else one that warns, else the one nearest to its end, else the first."""
+    """The first verdict that acts, or warns, or is nearest to its end, in this order of preference."""
     return max(verdicts, key=_urgency, default=_NO_RULE)
 
 

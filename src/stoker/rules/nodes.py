@@ -1,6 +1,6 @@
-"""Jobs over several machines: the observations of all nodes as one, so that a rule judges all GPUs together.
+"""Multi-node jobs: merges the observations of all nodes, so that a rule judges all GPUs together.
 
-GPUs and processes are resolved on each node, by the scope of that node: pids and uuids of different nodes never meet.
+Each node resolves its own GPUs and processes, so pids and uuids of different nodes never mix.
 """
 
 import math
@@ -14,19 +14,18 @@ from stoker.gpus.model import JobProgress, Reading, Trust, Unknown
 from stoker.rules.rule import UNSEEN, Activity, Observation
 
 _TRUST: Final[tuple[str, ...]] = get_args(Trust)
-# What the processes of some nodes did is less than what all did. A part that is below these could be all of a job at
-# rest, which it may not be: then the sum is unknown.
+# If some nodes are unknown, a sum below these values could wrongly look like an idle job, so it is unknown.
 _LEAST_CORES: Final = 0.5
 _LEAST_IO: Final = 1e6
 _NO_GPU: Final = "it lists no GPU"
-# Two clocks drift apart by less than a hundredth of this.
+# A hundred times the usual drift between two clocks.
 _DRIFT: Final = 1e-3
 
 
 def merge_observations(by_node: Mapping[str, Observation]) -> Observation:
-    """One observation of a job on all its nodes, on one clock. A node that could not be read is one unknown GPU.
+    """Merges the observations of a job on all its nodes, on one clock. An unreadable node counts as one unknown GPU.
 
-    It is of the moment up to which all of them have been seen. Each GPU speaks for the time before that moment only.
+    The result dates from the last moment that all nodes cover, and each GPU's span ends there.
     """
     if len(by_node) == 1:
         return next(iter(by_node.values()))
@@ -55,7 +54,7 @@ def _of_node(node: str, observation: Observation, at: float) -> list[Activity]:
 
 
 def _merged_progress(progress: Collection[JobProgress]) -> JobProgress:
-    """A step of any node is a step of the job; the most trusted source counts."""
+    """Sums up progress: a step of any node is a step of the job. The most trusted source counts."""
     if not progress:
         return UNSEEN
     trust = min((one.trust for one in progress), key=_TRUST.index)
@@ -76,10 +75,10 @@ def _sum(values: Collection[float | None], least: float) -> float | None:
 
 
 class ClockShift:
-    """From the monotonic clock of another machine to the one here, by the moments at which its reports arrive.
+    """Converts the monotonic clock of another machine to the local one, by the arrival times of its reports.
 
-    Clocks of two machines have no common zero, and are never compared. A report takes no less than no time, so the
-    least delay that was seen is the best estimate: one that was held up on its way is of when it was made.
+    Clocks of two machines have no common zero. No delay is negative, so the smallest one seen is the best estimate,
+    and a delayed report keeps the time at which it was made.
     """
 
     def __init__(self) -> None:
@@ -87,14 +86,14 @@ class ClockShift:
         self._arrived = 0.0
 
     def here(self, there: float, arrived: float) -> float:
-        """The moment here at which a report was made that has arrived now."""
+        """The local time at which a report that has just arrived was made."""
         longest = math.inf if self._shift is None else self._shift + (arrived - self._arrived) * _DRIFT
         self._shift, self._arrived = min(arrived - there, longest), arrived
         return there + self._shift
 
 
 def on_clock_here(observation: Observation, shift: ClockShift, arrived: float) -> Observation:
-    """The observation of another node with its times on the clock here."""
+    """The observation of another node, with times on the local clock."""
     at = shift.here(observation.at, arrived)
     progress = observation.progress
     if progress.since is not None:
@@ -103,48 +102,48 @@ def on_clock_here(observation: Observation, shift: ClockShift, arrived: float) -
 
 
 class NodeObservations:
-    """Collects observations that nodes make at different moments. No activity between two merged ones is left out."""
+    """Collects observations of nodes at different times, without losing activity between two merged ones."""
 
     def __init__(self, nodes: Collection[str], begun: float, patience: float) -> None:
-        """`patience`: how long the others wait for a node before it is unknown."""
+        """`patience`: the time after which a silent node becomes unknown."""
         self._nodes = tuple(sorted(nodes))
         self._patience = patience
         self._at = begun
-        """Of the last merged observation."""
+        """The time of the last merged observation."""
         self._waited_since = begun
         self._new: dict[str, Observation] = {}
         self._last: dict[str, Observation] = {}
         self._lost: dict[str, str] = {}
 
     def add(self, node: str, observation: Observation) -> None:
-        """The next observation of this node. Its time is on the clock of all."""
+        """Adds an observation of a node, with times on the common clock."""
         earlier = self._new.get(node)
         self._new[node] = observation if earlier is None else _joined(earlier, observation)
         self._last[node] = observation
         self._lost.pop(node, None)
 
     def lose(self, node: str, reason: str) -> None:
-        """Nothing is to be expected of this node, until it is added again."""
+        """Makes a node unknown until its next observation."""
         self._lost[node] = reason
 
     def leave(self, node: str) -> None:
-        """The job has ended on this node: the others are judged without it."""
+        """Removes a node after the job has ended there."""
         self._nodes = tuple(one for one in self._nodes if one != node)
         self._new.pop(node, None)
 
     def due(self) -> float:
-        """When to take an observation at the latest."""
+        """The latest time for the next `take`."""
         return self._waited_since + self._patience
 
     def take(self, now: float) -> Observation | None:
-        """The next merged observation. None while a node may still make its own."""
+        """The next merged observation; None while nodes are missing."""
         missing = [node for node in self._nodes if node not in self._new]
         awaited = [node for node in missing if node not in self._lost]
         if now < self.due() and (awaited or not self._new):
             return None
         found = {**self._new, **{node: self._unknown(node) for node in missing}}
         at = min((one.at for one in self._new.values()), default=now)
-        # An observation that comes after its node was given up is older than the last merged one.
+        # A late observation of a node may be older than the last merged one.
         self._at = max(at, self._at)
         merged = merge_observations({node: one._replace(at=max(one.at, self._at)) for node, one in found.items()})
         self._new = {}
@@ -152,7 +151,7 @@ class NodeObservations:
         return merged
 
     def _unknown(self, node: str) -> Observation:
-        """The GPUs that the node had last, and nothing known of them."""
+        """An observation with the node's last GPUs, all unknown."""
         reason = self._lost.get(node, "nothing was received from this node")
         last = self._last.get(node)
         seen = last.activities if last is not None else ()
@@ -161,7 +160,7 @@ class NodeObservations:
 
 
 def _joined(earlier: Observation, later: Observation) -> Observation:
-    """Two successive observations of one node as one: the peak of both, and unknown if one of them is."""
+    """Joins two successive observations of a node: the peak of both, or unknown if either is."""
     before = {activity.uuid: activity for activity in earlier.activities}
     activities = [
         activity if (first := before.get(activity.uuid)) is None else _joined_activity(first, activity)

@@ -1,4 +1,4 @@
-"""The rules by name, with their policies, options and stored form. A new rule is one module and one `RuleType`."""
+"""The registry of rules, with policies, options and stored form. A new rule is a module and a `RuleType`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
@@ -14,7 +14,7 @@ from stoker.rules.stalled import STALLED_OPTIONS, StalledPolicy, StalledRule
 from stoker.units import format_percent, parse_fraction
 
 OFF: Final = "off"
-# These hold for all rules of a run: there is one loop, and people want one kind of warning.
+# Settings shared by all rules of a run: there is one loop, and one kind of warning.
 SHARED: Final = tuple(Policy.__struct_fields__)
 SHARED_OPTIONS: Final = (
     duration_option("--every", "every", "Time between looks"),
@@ -31,23 +31,23 @@ SHARED_OPTIONS: Final = (
 
 
 class RuleType(NamedTuple):
-    """One kind of rule."""
+    """A kind of rule."""
 
     name: str
     policy: type[Policy]
     """Every field has a default."""
     begin: Callable[[Any, float, float], Rule]
-    """Makes the rule from its policy, the moment it begins, and how long a look may take."""
+    """Creates the rule from its policy, its start time, and the maximum duration of a look."""
     options: tuple[Option, ...] = ()
-    """Those that `run`, `watch`, `replay`, `submit` and `edit` have for it; none: it is not offered there."""
+    """Its options of `run`, `watch`, `replay`, `submit` and `edit`; without any it is not offered there."""
     default: bool = True
-    """Whether it judges every job that does not turn it off."""
+    """It applies to every job that does not turn it off."""
     prefix: str | None = None
-    """What the keys of its settings begin with among those of all rules; None: its name."""
+    """The prefix of its settings in the stored form; None for its name."""
 
     @property
     def keys(self) -> dict[str, str]:
-        """The fields of its policy by their keys in the stored form, the shared ones left out."""
+        """The fields of its policy by key in the stored form, without shared ones."""
         prefix = f"{self.name}_" if self.prefix is None else self.prefix
         return {prefix + field: field for field in self.policy.__struct_fields__ if field not in SHARED}
 
@@ -56,7 +56,7 @@ _TYPES: Final[dict[str, RuleType]] = {}
 
 
 def register(rule_type: RuleType) -> None:
-    """Makes a rule known to every verb, to queued jobs and to `replay`."""
+    """Registers a rule for all verbs, queued jobs and `replay`."""
     _TYPES[rule_type.name] = rule_type
 
 
@@ -80,12 +80,12 @@ def begin_rule(policy: Policy, begun: float, look_takes: float = LOOK_TAKES) -> 
 
 
 def setting_keys() -> tuple[str, ...]:
-    """Every key that the stored form may have."""
+    """All keys of the stored form."""
     return (*SHARED, *(key for one in _TYPES.values() for key in (one.name, *one.keys)))
 
 
 def policies_of(stored: Mapping[str, object]) -> tuple[Policy, ...]:
-    """The policies in a stored form. Raises `BadInputError` for settings that do not exist or cannot work."""
+    """The policies in a stored form. Raises `BadInputError` for unknown or invalid settings."""
     if unknown := stored.keys() - set(setting_keys()):
         offered = [key for one in _TYPES.values() if one.options for key in (one.name, *one.keys)]
         raise BadInputError(f"no rule has a setting {min(unknown)!r}: there are {', '.join((*SHARED, *offered))}")
@@ -99,7 +99,7 @@ def policies_of(stored: Mapping[str, object]) -> tuple[Policy, ...]:
 
 
 def stored_form(policies: Iterable[Policy], *, whole: bool = False) -> Stored:
-    """The flat form of these policies. `whole`: with the defaults too."""
+    """The flat form of these policies. `whole`: including defaults."""
     by_type = {type(policy): policy for policy in policies}
     stored: Stored = {}
     for one in _TYPES.values():
@@ -117,7 +117,7 @@ def stored_form(policies: Iterable[Policy], *, whole: bool = False) -> Stored:
 
 
 def changed(stored: Mapping[str, object], changes: Mapping[str, object]) -> Stored:
-    """The stored form with these changes. A rule that is given a setting is turned on, unless it is turned off too."""
+    """The stored form with these changes. Changing a setting of a rule turns it on, unless it is also turned off."""
     on = {one.name: True for one in _TYPES.values() if one.keys.keys() & changes.keys()}
     return stored_form(policies_of({**stored, **on, **changes}))
 
@@ -127,7 +127,7 @@ def in_words(policies: Iterable[Policy]) -> str:
 
 
 def fired_in_words(policies: Iterable[Policy], verdict: Verdict) -> str:
-    """The rule that a verdict comes from; all of them if that is not known."""
+    """A description of the rule of a verdict, or of all rules if that is unknown."""
     known = tuple(policies)
     return in_words([policy for policy in known if type_of(policy).name == verdict.rule] or known)
 

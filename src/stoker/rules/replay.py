@@ -1,4 +1,4 @@
-"""Rules on recorded looks: when they would have fired, what that would have saved, and at what cost."""
+"""Applies rules to recorded looks: when they would have fired, what that would have saved, and at what cost."""
 
 import itertools
 import statistics
@@ -13,7 +13,7 @@ from stoker.rules.judge import Judge, Judgement
 from stoker.rules.rule import DEFAULT_EVERY, Activity, Policy, Verdict
 from stoker.rules.scope import Scope
 
-# Work that resumes this soon was not over: a person took a break, a script went to its next stage.
+# Work that resumes this soon was only interrupted, by a break or between stages of a script.
 SOON: Final = 600.0
 
 
@@ -25,33 +25,32 @@ class Moment(NamedTuple):
 
 
 class Firing(msgspec.Struct, frozen=True, kw_only=True):
-    """One time that a rule would have acted, and what the GPUs did after it."""
+    """A moment at which a rule would have acted, and the activity of the GPUs after it."""
 
     moment: Moment
     window_from: Moment
-    """Since when as many GPUs as required had been idle."""
+    """The start of the idle time of the required GPUs."""
     reason: str
     kind: str
     """The kind of the verdict: `idle`."""
     rule: str
     """The name of the rule."""
     hung: bool = False
-    """Whether these GPUs were used at that moment: a job comes back by its next step, not by their use."""
+    """These GPUs were in use: the job resumes with its next step, not with their use."""
     gpus: tuple[str, ...]
-    """The uuids of the GPUs that the verdict is about, without those of an earlier firing that still holds."""
+    """The uuids of the GPUs of the verdict, without those of an earlier firing that still holds."""
     working: tuple[str, ...]
-    """The labels of the GPUs that were busy, where not all had to be idle."""
+    """The labels of busy GPUs, if not all had to be idle."""
     until: Moment
-    """When one of these GPUs was used again, or the recording ended. After a hang: when the job made a step, or the
-    GPUs were used no more."""
+    """The next use of one of these GPUs, or the end of the recording. After a hang, the next step or the end of use."""
     resumed: bool
-    """Whether it was used again, or a step made."""
+    """The job used a GPU again, or made a step."""
     resumed_by: str | None = None
-    """The process that used it, if the recording has it."""
+    """The process that used it, if recorded."""
     same_process: bool | None = None
-    """Whether that process was on these GPUs when the rule fired; None if the recording does not have it."""
+    """True if that process was on these GPUs when the rule fired; None if not recorded."""
     saved: float
-    """GPU-seconds in which these GPUs were idle, or the job hung, from the firing until then."""
+    """GPU-seconds of idling or hanging from the firing until then."""
 
     @property
     def idle_after(self) -> float:
@@ -59,22 +58,22 @@ class Firing(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hit_work(self) -> bool:
-        """Whether the stopped work would have continued by itself."""
+        """True if the stopped work would have continued by itself."""
         return self.resumed and (self.same_process is True or self.idle_after <= SOON)
 
 
 class Warned(NamedTuple):
-    """One warning that people would have read."""
+    """A warning that people would have got."""
 
     moment: Moment
     reason: str
     fired: bool
-    """Whether the rule fired in the end."""
+    """The rule fired in the end."""
     rule: str = ""
 
 
 class Stretch(NamedTuple):
-    """A time in which something was not known, and why."""
+    """An unknown stretch of time, with its reason."""
 
     begun: Moment
     ended: Moment
@@ -86,18 +85,18 @@ class Stretch(NamedTuple):
 
 
 class GpuSeconds(NamedTuple):
-    """Time summed over the GPUs. What was neither idle nor unknown was busy."""
+    """Time summed over GPUs. The rest was busy."""
 
     recorded: float = 0.0
     idle: float = 0.0
     unknown: float = 0.0
     saved: float = 0.0
     hung: float = 0.0
-    """In full use without work: the windows of such firings, and the time until the job went on."""
+    """Full use without work: the windows of such firings, and the time until the job resumed."""
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the rules would have done with a recording."""
+    """The results of rules on a recording."""
 
     policies: tuple[Policy, ...]
     gpus: tuple[Gpu, ...]
@@ -107,9 +106,9 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     firings: tuple[Firing, ...]
     warnings: tuple[Warned, ...]
     unknown: tuple[Stretch, ...]
-    """When at least one of the GPUs could not be read."""
+    """Times with at least one unreadable GPU."""
     gaps: tuple[Stretch, ...]
-    """When nothing was recorded, or too seldom."""
+    """Times without records, or with too few."""
     totals: GpuSeconds
 
     @property
@@ -122,19 +121,19 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hits(self) -> int:
-        """How many firings would have stopped work that came back."""
+        """The number of firings that would have stopped interrupted work."""
         return sum(firing.hit_work for firing in self.firings)
 
 
 def rhythm_of(looks: Sequence[Look]) -> float:
-    """The usual distance between looks, in seconds."""
+    """The usual interval of looks in seconds."""
     distances = [later.at - earlier.at for earlier, later in itertools.pairwise(looks)]
     forward = [distance for distance in distances if distance > 0]
     return statistics.median(forward) if forward else DEFAULT_EVERY
 
 
 def replay(looks: Iterable[Look], policies: Sequence[Policy], scope: Scope) -> Replay:
-    """Judges the looks as a rule would that starts over after each firing."""
+    """Judges the looks by rules that start over after each firing."""
     player: _Player | None = None
     for look in looks:
         player = player or _Player(policies, scope, look)
@@ -251,7 +250,7 @@ class _Player:
                 continue
             used = aftermath.gpus & states.busy.keys()
             if used:
-                # It was idle up to some moment between the two looks: the earlier one is certain.
+                # It resumed between the two looks; idleness is certain up to the earlier one.
                 self._firings.append(aftermath.resumed(self._last, _workers(look, used)))
                 self._aftermaths.remove(aftermath)
             else:
@@ -269,13 +268,13 @@ class _Player:
 
 
 class _States:
-    """The GPUs of one look by what they did."""
+    """The GPUs of one look by state."""
 
     def __init__(self, activities: Sequence[Activity], below: float) -> None:
         self.idle: set[str] = set()
         self.unknown: set[str] = set()
         self.busy: dict[str, str] = {}
-        """What each is called, by uuid."""
+        """Labels by uuid."""
         for activity in activities:
             if isinstance(activity.peak, Unknown):
                 self.unknown.add(activity.uuid)
@@ -286,10 +285,10 @@ class _States:
 
 
 class _Aftermath:
-    """A firing whose end is not known yet."""
+    """A firing without a known end."""
 
     def __init__(self, firing: Firing, present: frozenset[tuple[int, int]] | None, steps: int | None) -> None:
-        """`present` are the processes on its GPUs when it fired; None: unknown. `steps`: those made so far."""
+        """`present`: the processes on its GPUs at the firing; None if unknown. `steps`: the count of steps so far."""
         self._firing = firing
         self._present = present
         self._steps = steps
@@ -298,7 +297,7 @@ class _Aftermath:
         self.saved = 0.0
 
     def ended(self, at: Moment) -> Firing:
-        """The recording ended, or the hang did."""
+        """Ends it with the recording or the hang."""
         return msgspec.structs.replace(self._firing, until=at, saved=self.saved)
 
     def made_step(self, look: Look) -> bool:
@@ -306,11 +305,11 @@ class _Aftermath:
         return steps is not None and steps != self._steps
 
     def stepped(self, at: Moment) -> Firing:
-        """The job went on by itself."""
+        """Ends it with a step of the job."""
         return msgspec.structs.replace(self._firing, until=at, resumed=True, same_process=True, saved=self.saved)
 
     def resumed(self, at: Moment, workers: Sequence[Process]) -> Firing:
-        """A GPU was used again, by one of these processes if they are known."""
+        """Ends it with the use of a GPU, by one of these processes if known."""
         old = [process for process in workers if self._present is not None and _identity(process) in self._present]
         return msgspec.structs.replace(
             self._firing,
@@ -323,7 +322,7 @@ class _Aftermath:
 
 
 class _Stretches:
-    """Joins looks that failed for the same reason into stretches of time."""
+    """Joins failed looks with the same reason into stretches."""
 
     def __init__(self) -> None:
         self._done: list[Stretch] = []
@@ -346,7 +345,7 @@ def _steps(look: Look) -> int | None:
 
 
 def _below(policies: Iterable[Policy]) -> float:
-    """What counts as unused in the sums: the first rule says."""
+    """The threshold of use in the sums, from the first rule."""
     return next(iter(policies)).below
 
 
@@ -375,7 +374,7 @@ def _identity(process: Process) -> tuple[int, int] | None:
 
 
 def _workers(look: Look, busy: Container[str]) -> list[Process]:
-    """The processes that worked on these GPUs, or all on them if the driver does not report that."""
+    """The processes that worked on these GPUs, or all of them if the driver does not report work."""
     there = [
         process
         for reading in look.readings

@@ -9,118 +9,118 @@ from stoker.errors import BadInputError
 from stoker.gpus.model import JobProgress, Maybe, Process, Reading, Unknown
 from stoker.units import format_duration, format_percent, parse_fraction, parse_length
 
-# Below one whole percent nothing ran that the driver could see: a job that does anything at all is left alone.
+# Below one percent the driver saw no work; a job with any work at all is left alone.
 DEFAULT_BELOW: Final = 0.01
 DEFAULT_EVERY: Final = 5.0
 DEFAULT_WARN_AT: Final = 0.5
-# Looks this many times further apart than `every` leave a gap: the window starts again.
+# Looks this many intervals apart leave a gap, which restarts the window.
 GAP_LOOKS: Final = 3
-# One look may take its whole deadline without having missed anything.
+# A look may take its whole deadline without missing anything.
 GAP_ALLOWANCE: Final = 10.0
-# How long a look may take by default: the deadline of a prober.
+# The default limit of a look: the prober's deadline.
 LOOK_TAKES: Final = 5.0
 
 Effect = Literal["none", "warn", "act"]
-"""What a verdict asks for: nothing, a warning to people, or the actions."""
+"""The effect of a verdict: none, a warning to people, or actions."""
 Stored = dict[str, str | int | float | bool | None]
-"""Policies as a job keeps them: what differs from the defaults, flat. `{"idle": False}` turns a rule off."""
+"""The flat form of policies in a job: values that differ from defaults. `{"idle": False}` turns a rule off."""
 
 
 class Activity(NamedTuple):
-    """What one GPU did in the stretch of time before a look, as far as it counts for the job."""
+    """The activity of one GPU before a look, as far as it counts for the job."""
 
     uuid: str
     label: str
-    """What people call it: `GPU 0`."""
+    """Its name for people: `GPU 0`."""
     span: float
-    """Seconds before the look that the utilization speaks for."""
+    """The seconds before the look that the utilization covers."""
     peak: Maybe[float]
-    """The highest utilization; on a shared GPU only the job's part of it."""
+    """The peak utilization; on a shared GPU only the job's part."""
     reading: Reading | None = None
-    """What the whole device did: mean utilization, power and its limit, memory, pipes, processes. None: not listed."""
+    """The reading of the whole device: mean utilization, power, memory, pipes, processes. None if it is not listed."""
     processes: tuple[Process, ...] = ()
-    """The processes of the job on this GPU, with what each of them did."""
+    """The job's processes on this GPU, with their activity."""
 
 
 UNSEEN: Final = JobProgress()
 
 
 class Observation(NamedTuple):
-    """Everything a rule may judge by. Times are monotonic seconds of one clock."""
+    """The input of rules. Times are monotonic seconds of one clock."""
 
     at: float
     activities: Sequence[Activity]
     problem: str | None = None
-    """Why the machine as a whole could not be read."""
+    """Why the whole machine could not be read."""
     progress: JobProgress = UNSEEN
 
     @property
     def unknown(self) -> list[tuple[str, str]]:
-        """Label and reason of each GPU that could not be read."""
+        """Label and reason of each unreadable GPU."""
         return [(a.label, a.peak.reason) for a in self.activities if isinstance(a.peak, Unknown)]
 
 
 class Verdict(NamedTuple):
-    """What a rule says after an observation. Only one with the effect `act` leads to actions."""
+    """The answer of a rule to an observation. Only the effect `act` leads to actions."""
 
     kind: str
-    """`waiting`, `arming`, `busy`, `unknown`, or what the rule found: `idle`, … An open set."""
+    """`waiting`, `arming`, `busy`, `unknown`, or the rule's finding, such as `idle`. An open set."""
     reason: str
     """The evidence: `GPU 0 stayed below 1% for 30m`. No capital, no full stop."""
     effect: Effect = "none"
     cause: str = ""
-    """What is wrong with the job, for a title: `its GPUs stayed idle`."""
+    """The problem of the job, for a title: `its GPUs stayed idle`."""
     quiet: bool = False
-    """Whether the job did no work on its GPUs: only then does a report look for what it waited for."""
+    """The job did no work on its GPUs. Only then the report searches for what it waited for."""
     hang: bool = False
-    """Whether its GPUs were fully used all the same: the job hangs, and the report compares its ranks."""
+    """Its GPUs were fully used without work: the job hangs, and the report compares its ranks."""
     since: float | None = None
-    """When the stretch that counts for the window began."""
+    """The start of the stretch that counts for the window."""
     progress: float = 0.0
-    """The share of the window that is over, 0 to 1."""
+    """The elapsed share of the window, 0 to 1."""
     left: float = 0.0
     """Seconds until the rule acts if nothing changes; meaningful while `progress` is above 0."""
     is_paused: bool = False
-    """Whether the window only pauses, and goes on where it was when this is over."""
+    """The window is only paused, and continues later."""
     gpus: tuple[str, ...] = ()
-    """The uuids of the GPUs for which the whole window has passed."""
+    """The uuids of the GPUs whose window is complete."""
     evidence: tuple[str, ...] = ()
-    """What speaks for the verdict, line by line, for the report."""
+    """Lines of evidence for the report."""
     rule: str = ""
     """The registered name of the rule; the judge fills it in."""
 
 
 class RuleWarning(msgspec.Struct, frozen=True, kw_only=True):
-    """What people are warned of while a job runs."""
+    """A warning about a running job."""
 
     rule: str
     """The registered name of the rule."""
     word: str
-    """For a badge, after the job's name: `may hang`."""
+    """The text of a badge after the job's name: `may hang`."""
     reason: str
-    """As the rule said it at that moment."""
+    """The rule's reason at the start of the warning."""
     at: float
-    """When the warning began, in seconds since the epoch."""
+    """The start of the warning in seconds since the epoch."""
     acts_at: float | None = None
-    """When the job is stopped if nothing changes; None: the rule only warns."""
+    """When the job is stopped if nothing changes; None if the rule only warns."""
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a rule. `every` and `warn_at` are shared by all rules of a run."""
 
     every: float = DEFAULT_EVERY
-    """Seconds between looks."""
+    """The interval of looks in seconds."""
     warn_at: float | None = DEFAULT_WARN_AT
     """The share of the window after which people are warned."""
 
     @property
     def window(self) -> float:
-        """How long the rule needs to see the same thing before it acts."""
+        """The time for which a condition must hold before the rule acts."""
         raise NotImplementedError
 
     @property
     def below(self) -> float:
-        """The utilization under which a GPU is drawn and counted as unused."""
+        """The utilization below which a GPU is shown and counted as unused."""
         return DEFAULT_BELOW
 
     @property
@@ -128,19 +128,19 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return self.every * GAP_LOOKS + GAP_ALLOWANCE
 
     def check(self) -> None:
-        """Raises `BadInputError` for settings that cannot work."""
+        """Raises `BadInputError` for invalid settings."""
         if self.warn_at is not None and not 0 < self.warn_at < 1:
             raise BadInputError("--warn-at must be between 0% and 100% of the window")
 
     def check_gpus(self, count: int) -> None:
-        """Raises `BadInputError` if the rule could never act on this many GPUs."""
+        """Raises `BadInputError` if the rule can never act with this number of GPUs."""
 
     def in_words(self) -> str:
-        """`all GPUs below 1% for 30m`."""
+        """A description: `all GPUs below 1% for 30m`."""
         raise NotImplementedError
 
     def conditions(self) -> list[str]:
-        """What else must be the case before the rule acts, in words."""
+        """Descriptions of further conditions."""
         return []
 
 
@@ -151,17 +151,17 @@ class Rule(Protocol):
         """The verdict at `observation.at`."""
 
     def due(self) -> float | None:
-        """When the rule acts if nothing changes, so that a look is taken at that moment. None: not foreseeable."""
+        """When the rule acts if nothing changes, to take a look then; None if that is unforeseeable."""
 
     def snooze(self, until: float) -> None:
-        """Nothing before `until` counts: a person expects the job to be quiet."""
+        """Ignores everything before `until`, since a person expects the job to be quiet."""
 
     def rearm(self, at: float) -> None:
-        """Starts over after the rule has acted. It acts again only for GPUs of which one was used since."""
+        """Starts over after the rule has acted. It acts again only after a use of one of the GPUs."""
 
 
 class Option(NamedTuple):
-    """One command-line option of a rule, for a field of its policy."""
+    """A command-line option for a field of a rule's policy."""
 
     flag: str
     field: str
@@ -171,7 +171,7 @@ class Option(NamedTuple):
     metavar: str
     help: str
     show: Callable[[Any], str] = str
-    """The default as the help shows it."""
+    """Formats the default for the help."""
 
 
 def duration_option(flag: str, field: str, text: str, show: Callable[[Any], str] = format_duration) -> Option:
@@ -183,8 +183,8 @@ def percentage_option(flag: str, field: str, text: str, show: Callable[[Any], st
 
 
 def longest_unseen(every: float, look_takes: float) -> float:
-    """How much of the time between two looks the later one may leave out.
+    """The longest time between two looks that the later one may leave uncovered.
 
-    Between two momentary samples lie one distance and a look that took all of its time.
+    Two momentary samples are one interval apart, plus a look that takes all its time.
     """
     return every + look_takes

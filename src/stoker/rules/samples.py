@@ -13,7 +13,7 @@ Percents = Mapping[str, Maybe[int]]
 
 
 class SamplesPolicy(Policy, frozen=True, kw_only=True):
-    """The numbers as gpu_idle_timeout takes them. `every` divides `sample_freq`: several looks make a sample."""
+    """The settings of gpu_idle_timeout. `every` divides `sample_freq`: several looks make a sample."""
 
     threshold: int = 1
     """Percent; a sample at the threshold is not below it."""
@@ -45,25 +45,25 @@ class SamplesPolicy(Policy, frozen=True, kw_only=True):
 
 
 class UsageSample(NamedTuple):
-    """The highest utilization of each GPU since the previous sample, by uuid, in whole percents."""
+    """The peak utilization of each GPU since the previous sample, by uuid, in whole percent."""
 
     percents: Percents
     problem: str | None = None
-    """Why there is no GPU in it."""
+    """Why it has no GPUs."""
 
 
 class SamplesRule(Rule):
-    """Counts looks: the first is the start, every `looks_per_sample` after it complete a sample."""
+    """Counts looks: after the first one, every `looks_per_sample` looks complete a sample."""
 
     def __init__(self, policy: SamplesPolicy, _begun: float = 0.0, look_takes: float = LOOK_TAKES) -> None:
         self._policy = policy
         self._gatherer = SampleGatherer(policy.longest_gap, longest_unseen(policy.every, look_takes))
         self._looks = 0
         self._below: dict[str, int] = {}
-        """How many samples in a row were below the threshold, by uuid."""
+        """The number of consecutive samples below the threshold, by uuid."""
         self._not_before = -math.inf
         self.sample: UsageSample | None = None
-        """The sample that the last observation completed."""
+        """The sample completed by the last observation."""
 
     def observe(self, observation: Observation) -> Verdict:
         self._gatherer.add(observation)
@@ -82,9 +82,9 @@ class SamplesRule(Rule):
         return self._judge(observation, self.count(sample.percents))
 
     def count(self, percents: Percents) -> tuple[str, ...]:
-        """The uuids of the idle GPUs when as many as required are, else none."""
+        """The uuids of the idle GPUs if there are enough, otherwise none."""
         if not self._below.keys() <= percents.keys():
-            # A GPU that fell off the machine may be the one that the job was working on: nothing before counts.
+            # The job may have worked on a GPU that fell off the bus, so earlier samples do not count.
             self._below = {}
         self._below = {
             uuid: self._below.get(uuid, 0) + 1 if known(percent) and percent < self._policy.threshold else 0
@@ -122,13 +122,13 @@ class SamplesRule(Rule):
 
 
 class SampleGatherer:
-    """Makes a sample of one look or of several: the highest peak of each GPU, unknown if any look at it was.
+    """Builds a sample from one or more looks: the peak of each GPU, or unknown if any look was.
 
-    Between two looks that were too far apart anything may have happened, so what the later one says is unknown.
+    After a gap between two looks, the later one counts as unknown.
     """
 
     def __init__(self, longest_gap: float, longest_unseen: float) -> None:
-        """`longest_unseen`: how much of the time between two looks the later one may leave out."""
+        """`longest_unseen`: the longest time between two looks that the later one may leave uncovered."""
         self._longest_gap = longest_gap
         self._longest_unseen = longest_unseen
         self._percents: dict[str, Maybe[int]] | None = None
@@ -144,14 +144,14 @@ class SampleGatherer:
         self._percents = now if before is None else {uuid: _higher(before.get(uuid), now[uuid]) for uuid in now}
 
     def take(self) -> UsageSample:
-        """The sample; the next one begins."""
+        """Returns the sample, and starts the next one."""
         percents, self._percents = self._percents or {}, None
         return UsageSample(percents, None if percents else self._problem or "there is no GPU to read")
 
     def _percent(self, activity: Activity, gap: float) -> Maybe[int]:
         if gap > self._longest_gap or gap - activity.span > self._longest_unseen:
             return Unknown(f"nobody looked for {format_duration(gap)}")
-        # Whole percents, rounded up: what is shown is what is judged, and a little work is not none.
+        # Rounded up to whole percent, so that the displayed value is judged and a little work counts.
         return math.ceil(round(activity.peak * 100, 6)) if known(activity.peak) else activity.peak
 
 

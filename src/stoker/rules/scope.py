@@ -1,4 +1,4 @@
-"""Which GPUs count for a policy, and how much of what they did is the job's own doing."""
+"""Determines which GPUs count for a policy, and the job's own part of their activity."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Final, Literal, Protocol
@@ -12,46 +12,46 @@ from stoker.gpus.visible import select_gpus, visible_gpus
 from stoker.rules.rule import UNSEEN, Activity, Observation
 
 GpuScope = Literal["job", "mine", "visible", "all"]
-# A process of root may run in a container that the job asked a daemon to start.
+# A process of root may run in a container that a daemon started for the job.
 _NOBODY_ELSE: Final = frozenset({"root"})
-# The driver reports shares in whole percents: this much of each can be lost in rounding.
+# The driver reports shares in whole percent, so rounding can lose this much of each.
 _ROUNDING: Final = 0.01
-# Shares and the device's own figure are sampled at different moments, so they never add up exactly. Where less than
-# half of the work is attributed, the rest was done by a process that is not in the list.
+# Shares and the device's utilization are sampled at different moments, so they never add up exactly. If less than half
+# of the work is attributed, an unlisted process did the rest.
 _LEAST_ATTRIBUTED: Final = 0.5
 _NOT_LISTED: Final = "the driver does not list it any more"
 
 
 class Scope(Protocol):
-    """Which GPUs count, and how much of what they did."""
+    """The GPUs that count, and the part of their activity that counts."""
 
     def observe(self, look: Look) -> Observation:
-        """What a rule is given of this look."""
+        """The observation for rules from this look."""
 
 
 class DeviceScope(Scope):
-    """Every device that is listed now; one that is gone is forgotten."""
+    """All currently listed devices; missing ones are forgotten."""
 
     def observe(self, look: Look) -> Observation:
         return _observation(look, _activities(look, _labels(look.gpus), _device))
 
 
 class MachineScope(Scope):
-    """A fixed set of devices, the visible ones, or all; and of what they did, all or the part of some processes.
+    """A fixed set of devices, the visible ones, or all; with all their activity, or that of some processes.
 
-    A choice is resolved to uuids at the first look that could be read, because numbers change when a GPU falls off the
-    machine. A device that is missing later is unknown.
+    The choice is resolved to uuids at the first readable look, because indices change when a GPU falls off the bus. A
+    device that is missing later is unknown.
     """
 
     def __init__(
         self, chosen: str, environment: Mapping[str, str], counts: Callable[[Process], bool] | None = None
     ) -> None:
-        """`chosen`: `all`, `visible`, or what a person typed: `0,2` or uuids. `counts`: which processes; None: all."""
+        """`chosen`: `all`, `visible`, `0,2` or uuids. `counts`: selects processes; None for all."""
         self._chosen = chosen
         self._environment = environment
         self._part = _device if counts is None else _Part(counts)
         self._labels: dict[str, str] = {}
-        """By uuid; empty before the first look that could be read."""
+        """Labels by uuid; empty before the first readable look."""
         self._known_gpus: Sequence[Gpu] = ()
 
     def gpus(self, look: Look) -> tuple[Gpu, ...]:
@@ -65,7 +65,7 @@ class MachineScope(Scope):
     def activities(self, look: Look) -> list[Activity]:
         if look.problem is not None and not self._labels:
             return _activities(look, _labels(self._tentative(look)), self._part)
-        # GPUs that are added later belong to "all" too. The list is the same object while it is equal.
+        # "all" includes GPUs that are added later. The list is the same object while it is equal.
         if look.problem is None and look.gpus is not self._known_gpus:
             if self._chosen == "all" or not self._labels:
                 self._labels = _labels(self.gpus(look)) | self._labels
@@ -73,7 +73,7 @@ class MachineScope(Scope):
         return _activities(look, self._labels, self._part, look.job.pids if look.job else ())
 
     def _tentative(self, look: Look) -> tuple[Gpu, ...]:
-        """While the machine cannot be read, its list of GPUs may be incomplete: a missing one is not an error yet."""
+        """The GPUs of an unreadable machine, whose list may be incomplete: a missing GPU is not yet an error."""
         try:
             return self.gpus(look)
         except BadInputError:
@@ -81,24 +81,24 @@ class MachineScope(Scope):
 
 
 class JobScope(Scope):
-    """The GPUs that a job can see, narrowed to those that it uses once that is known.
+    """The GPUs visible to a job, narrowed to those that it uses once that is known.
 
-    On a GPU that is shared with another user only the job's own part counts. Where the driver does not report whose
-    work it was, a busy GPU is unknown, never idle.
+    On a GPU shared with another user only the job's part counts. If the driver does not attribute work, a busy GPU is
+    unknown, never idle.
     """
 
     def __init__(self, environment: Mapping[str, str], user: str, *, only_used: bool = False) -> None:
-        """`only_used` leaves out the GPUs that the job merely sees."""
+        """`only_used`: leaves out GPUs that the job sees but does not use."""
         self._environment = environment
         self._pids: Container[int] = ()
-        """The job's processes at the newest look."""
+        """The job's processes at the latest look."""
         self._user = user
         self._only_used = only_used
         self.used: set[str] = set()
-        """The uuids of the GPUs on which a process of the job was ever seen."""
+        """The uuids of all GPUs that the job has used."""
         self._visible: dict[str, str] = {}
         self._labels: dict[str, str] = {}
-        """The label of every GPU when it was first seen, by uuid."""
+        """The first label of each GPU, by uuid."""
         self._labelled: tuple[Gpu, ...] = ()
         self._part = _Part(self._may_be_own)
         self._recorded_gpus: tuple[Gpu, ...] = ()
@@ -108,11 +108,11 @@ class JobScope(Scope):
 
     @property
     def own_gpus(self) -> set[str] | None:
-        """The uuids of the GPUs that the job sees or uses; None before that is known."""
+        """The uuids of the GPUs that the job sees or uses; None until that is known."""
         return self.used.union(self._visible) if self._visible else None
 
     def recorded(self, look: Look) -> Look:
-        """The GPUs that the job sees or uses: on a machine with many jobs the others would be most of it."""
+        """The look without foreign GPUs, which are the majority on a machine with many jobs."""
         wanted = self.own_gpus
         own = [
             (gpu, reading)
@@ -127,7 +127,7 @@ class JobScope(Scope):
         return msgspec.structs.replace(look, gpus=self._recorded_gpus, readings=tuple([reading for _, reading in own]))
 
     def activities(self, look: Look) -> list[Activity]:
-        """What the job did on its GPUs."""
+        """The job's activity on its GPUs."""
         pids = self._pids = frozenset(look.job.pids if look.job else ())
         if look.gpus is not self._labelled:
             self._labels = _labels(look.gpus) | self._labels
@@ -152,18 +152,19 @@ class JobScope(Scope):
             return True
         if self.used:
             return False
-        # Not seen on a GPU yet, the job may work through a daemon: only other users' processes are surely not its.
+        # Before the job is seen on a GPU, it may work through a daemon: only processes of other users are certainly
+        # foreign.
         user = process.user
         return not known(user) or user == self._user or user in _NOBODY_ELSE or _is_container_user(user)
 
 
 class _Part:
-    """How much of a GPU some processes used: the highest utilization that they can have had."""
+    """The part of a GPU that some processes used: their highest possible utilization."""
 
     def __init__(self, counts: Callable[[Process], bool]) -> None:
         self._counts = counts
         self._attributed = False
-        """Whether the driver has ever attributed work to one of them: then a share of 0 means that it did none."""
+        """The driver has attributed work to one of them before, so a share of 0 means no work."""
 
     def __call__(self, reading: Reading) -> Maybe[float]:
         used, processes = reading.utilization, reading.processes
@@ -176,7 +177,7 @@ class _Part:
         shares = [share for share in own if known(share)]
         self._attributed = self._attributed or any(shares)
         if self._attributed and len(shares) == len(own) > 0 and not any(shares):
-            # The work was done by others, or by a process that came and went, such as a health check.
+            # Others did the work, or a transient process such as a health check.
             return 0.0
         if not others:
             return used.peak
@@ -184,29 +185,29 @@ class _Part:
             return Unknown(
                 f"it is shared with {describe(others[0])} and the driver does not report utilization per process"
             )
-        # A process's share is a mean: at the most, all of it was done in a single one of the samples.
+        # A share is a mean: at most, all of it falls into a single sample.
         return min(sum(shares) * max(used.samples, 1), used.peak)
 
 
 def _is_among(process: Process, pids: Container[int]) -> bool:
-    """A pid of another namespace may equal one of the job's by chance: it does not count."""
+    """True for a process of the job. A pid from another namespace does not count, since it may match by chance."""
     return known(process.started) and process.pid in pids
 
 
 def _is_attributed(used: Utilization, processes: Sequence[Process]) -> bool:
-    """Whether the listed processes account for the work of the device.
+    """True if the listed processes account for the work of the device.
 
-    They do not if a process came and went between two looks, or if the driver reports no shares.
+    They do not after a transient process, or if the driver reports no shares.
     """
     shares = [process.utilization for process in processes]
     if any(not known(share) for share in shares):
-        return True  # the rest may be that process's, which is not the job's
+        return True  # the rest may belong to a foreign process
     attributed = sum(share for share in shares if known(share))
     return attributed >= used.mean * _LEAST_ATTRIBUTED or used.mean - attributed <= _ROUNDING * len(shares)
 
 
 def _is_container_user(user: str) -> bool:
-    """A number is a user without a name on this machine, as in containers."""
+    """True for a numeric user, which has no name on this machine, as in containers."""
     return user.isdigit()
 
 
@@ -231,7 +232,7 @@ def _activities(
 
 
 def _among(reading: Reading, pids: Container[int]) -> tuple[Process, ...]:
-    """The processes of the job on this GPU."""
+    """The job's processes on this GPU."""
     if not known(reading.processes):
         return ()
     return tuple(process for process in reading.processes if _is_among(process, pids))

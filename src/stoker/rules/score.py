@@ -1,8 +1,7 @@
-"""How often rules are right on labelled traces.
+"""Scores rules on labelled traces.
 
-A stop of a healthy job, or of one of which too little is known, is a false kill at any time. A stop of an idle or a
-stalled job is right from the moment at which it will not go on by itself; before that it is a false kill too, and the
-job counts as missed.
+Stopping a healthy or unknown job is a false kill at any time. Stopping an idle or stalled job is right from the moment
+when it will not resume by itself; an earlier stop is a false kill, too, and the job counts as missed.
 """
 
 from collections import Counter
@@ -20,32 +19,32 @@ _HOUR: Final = 3600.0
 
 
 class FirstStop(NamedTuple):
-    """What rules did with a trace."""
+    """The first stop by rules on a trace."""
 
     at: float | None
-    """When they asked for a stop; None: never."""
+    """The time of the stop; None without one."""
     warned: bool
     rule: str = ""
-    """The one that asked for it."""
+    """The rule that requested it."""
 
 
 class TraceOutcome(NamedTuple):
-    """What rules did with one trace, and whether that was right."""
+    """The result of rules on one trace."""
 
     rule: str
-    """Whose rules."""
+    """The name of the tool or rule."""
     trace: str
     of: str
     """The class of the trace."""
     label: Label
     half: str
     stopped: float | None
-    """Hours after the start of the job."""
+    """The time of the stop, in hours after the start of the job."""
     right_from: float | None
-    """The first such hour at which a stop is right. None: it never is."""
+    """The time from which a stop is right, in the same hours; None if it never is."""
     warned: bool = False
     by: str = ""
-    """The rule that asked for the stop."""
+    """The rule that requested the stop."""
 
     @property
     def is_false_kill(self) -> bool:
@@ -57,7 +56,7 @@ class TraceOutcome(NamedTuple):
 
 
 class Score(NamedTuple):
-    """How rules did on many traces."""
+    """The score of rules on many traces."""
 
     healthy: int = 0
     healthy_killed: int = 0
@@ -68,11 +67,11 @@ class Score(NamedTuple):
     stalled: int = 0
     stalled_missed: int = 0
     killed_early: int = 0
-    """Idle and stalled jobs that were stopped while they still worked; they count as missed as well."""
+    """Idle and stalled jobs that were stopped while they still worked; they also count as missed."""
 
 
 def first_stop(looks: Iterable[Look], policies: Sequence[Policy], scope: Scope, begun: float) -> FirstStop:
-    """When rules that begin at `begun` first ask for a stop."""
+    """The first stop by rules that start at `begun`."""
     judge = Judge(policies, begun, "stop the job")
     warned = False
     for look in looks:

@@ -40,10 +40,10 @@ class Sentinel:
         self.kill_fn = kill_fn
         self.state = SentinelState.IDLE
         self.seconds_to_transition = arm_duration
-        """Ticks that are left until the state changes, if the values stay as they should be for that."""
+        """The remaining ticks until the state changes, if the values stay on the same side."""
 
     def tick(self, current_value: float | None) -> None:
-        """Takes the next value. None and NaN are unknown: they neither arm nor kill, and the count starts again."""
+        """Processes a value. None and NaN are unknown: they neither arm nor kill, and restart the count."""
         if self.state is SentinelState.IDLE:
             self._tick_idle(current_value)
         else:
@@ -62,7 +62,7 @@ class Sentinel:
         self._count(value is not None and math.isfinite(value) and value < self.kill_threshold, self.kill_duration)
         if self.seconds_to_transition > 0:
             return
-        # Before the call: if it raises, nothing was done, and it is called again after as many ticks.
+        # Set before the call: if that raises, it is repeated after the same number of ticks.
         self.seconds_to_transition = self.kill_duration
         self.kill_fn()
         self.state = SentinelState.IDLE
@@ -83,7 +83,7 @@ def _check(arm_duration: float, arm_threshold: float, kill_duration: float, kill
 
 
 class SentinelPolicy(Policy, frozen=True, kw_only=True):
-    """The numbers as GPU Sentinel takes them; durations in ticks of `every`."""
+    """The settings of GPU Sentinel, with durations in ticks of `every`."""
 
     every: float = 1.0
     arm_duration: int = 30
@@ -111,11 +111,11 @@ class SentinelPolicy(Policy, frozen=True, kw_only=True):
 
 
 class _FiredError(Exception):
-    """Leaves the sentinel armed: what follows may fail, and is then due again."""
+    """Leaves the sentinel armed, since the action may fail and is then due again."""
 
 
 class SentinelRule(Rule):
-    """A tick for every observation: the mean of the GPUs' peaks."""
+    """The sentinel with one tick per observation, the mean of the GPUs' peaks."""
 
     def __init__(self, policy: SentinelPolicy, _begun: float = 0.0, _look_takes: float = LOOK_TAKES) -> None:
         self._policy = policy
@@ -128,7 +128,7 @@ class SentinelRule(Rule):
     def observe(self, observation: Observation) -> Verdict:
         last, self._last = self._last, observation.at
         if last is not None and observation.at - last > self._policy.longest_gap:
-            self.sentinel.tick(math.nan)  # nobody saw what happened meanwhile: the count starts again
+            self.sentinel.tick(math.nan)  # the gap is unknown, so the count restarts
         if observation.at < self._snoozed_until:
             return Verdict("waiting", "snoozed")
         usage = _mean_peak(observation)
@@ -171,6 +171,6 @@ class SentinelRule(Rule):
 
 
 def _mean_peak(observation: Observation) -> float:
-    """NaN when it is not known of all GPUs."""
+    """The mean of the peaks; NaN if any is unknown."""
     peaks = [activity.peak if known(activity.peak) else math.nan for activity in observation.activities]
     return math.fsum(peaks) / len(peaks) if peaks else math.nan

@@ -1,4 +1,4 @@
-"""Which of the signals that rules judge by a GPU offers, and what is lost without them."""
+"""Lists the signals that each GPU offers to rules, and the consequences of missing ones."""
 
 from typing import Final, Literal, NamedTuple
 
@@ -13,11 +13,11 @@ class Signal(NamedTuple):
     name: SignalName
     is_offered: bool
     words: str
-    """What there is of it, or why there is none."""
+    """Its quality, or why it is missing."""
 
 
 class GpuSignals(NamedTuple):
-    """The signals of one GPU, and what rules cannot do without those that are missing."""
+    """The signals of one GPU, and the limitations by missing ones."""
 
     gpu: Gpu
     signals: tuple[Signal, ...]
@@ -28,7 +28,7 @@ _NOT_TOLD: Final = "the driver does not say"
 
 
 def signals_of(look: Look) -> tuple[GpuSignals, ...]:
-    """What each GPU offers, by a look that is not the first: counters need one before."""
+    """The signals of each GPU, from a look after the first, since counters need a previous look."""
     return tuple(
         GpuSignals(
             gpu, signals := _signals(reading), _weaknesses(reading, {one.name for one in signals if one.is_offered})

@@ -1,8 +1,8 @@
-"""The stalled rule: GPUs that are fully used and do no work, in a job that makes no more steps.
+"""The stalled rule: GPUs are fully used without doing work, in a job that has stopped making steps.
 
-A collective that waits for a lost rank spins: utilization stays at 100 % for ever. No figure of power alone separates
-that from light work, so every board is compared with its own history in this run: what its memory, its tensor cores and
-its power showed while the job made steps. The rule acts only on a job that made steps before and shows none now.
+A collective that waits for a lost rank spins: utilization stays at 100 % forever. Power alone cannot tell that from
+light work, so every board is compared with its own history in this run: its memory, tensor cores and power while the
+job made steps. The rule acts only on a job that has made steps before and makes none now.
 """
 
 import math
@@ -26,59 +26,58 @@ from stoker.units import format_duration, format_percent, list_all, parse_length
 
 # Longer than evaluations and checkpoint saves in which other ranks wait in a barrier.
 DEFAULT_WINDOW: Final = 3600.0
-# A rank whose process is gone does not come back.
+# The window is shorter after a rank's process has died, since it does not come back.
 LOST_RANK_SHARE: Final = 1 / 6
-# A step may be late by this much, and by three times the longest distance of steps so far.
+# A step may be this late, and three times the longest interval of steps so far.
 SHORTEST_SILENCE: Final = 600.0
 LATE: Final = 3.0
-# Steps that must have been seen before their absence says something.
+# The absence of steps is meaningful only after this many.
 LEAST_STEPS: Final = 3
-# Utilization from which a board counts as fully used; spinning kernels never leave a gap. Single samples of a driver
-# may say less: then from half on, if all that is known says that nothing moves.
+# The utilization of a fully used board; spinning kernels never leave a gap. Single driver samples may be lower: then
+# half is enough, if all known counters show no activity.
 _FULL: Final = 0.95
 _HALF: Final = 0.5
-# Of the power limit, or of the most that it drew at steps if there is no limit: above it a board does work, whatever
-# else is known.
+# Above this share of the power limit, or of the peak power at steps without a limit, a board certainly works.
 _MOST_POWER: Final = 0.55
-# Activity of memory or tensor cores that counts as none, and the least that shows that a counter works at all.
+# The activity of memory or tensor cores that counts as none, and the least that proves a working counter.
 _STILL: Final = 0.02
 _ALIVE: Final = 0.03
-# Where only power is known: this share of the way from the board's idle floor to what was typical. The two must lie
-# this share of the limit apart to say anything.
+# If only power is known: the share of the range from the board's idle power to its typical power. The two must differ
+# by this share of the limit to be meaningful.
 _POWER_SHARE: Final = 0.15
 _LEAST_RANGE: Final = 0.08
-# Below these shares of what was typical a board may work lightly or not at all: that is weak evidence, which must last
-# longer than light evaluations do.
+# Below these shares of the typical value a board works lightly or not at all. This weak evidence must last longer than
+# light evaluations.
 _LOW_ACTIVITY_SHARE: Final = 0.2
 _LOW_POWER_SHARE: Final = 0.45
 _WEAK_WINDOWS: Final = 3.0
-# The weakest: a counter at half of what was typical, together with low power.
+# The weakest evidence: a counter at half of its typical value, together with low power.
 _HALF_ACTIVITY_SHARE: Final = 0.5
 _FAINT_WINDOWS: Final = 4.0
-# What interrupts the window for no longer than this, and than this share of it, pauses it: a health check.
+# An interruption of the window up to this time and share, such as a health check, only pauses it.
 _LONGEST_PAUSE: Final = 300.0
 _PAUSE_SHARE: Final = 1 / 4
-# The same for a driver that is reset.
+# The same limit for unknown readings, such as during a driver reset.
 _LONGEST_UNKNOWN: Final = 60.0
-# CPU cores that a rank needs to wait: its main thread and the collective's own may spin.
+# The CPU cores of a waiting rank: its main thread and the collective's own may spin.
 _SPINNING_CORES: Final = 1.3
 _CPU_WINDOWS: Final = 3.0
-# A rank whose process lives and whose board does nothing may prepare data for the others, for an hour and a half.
+# In windows: a live rank with an unused board may prepare data for the others, for up to an hour and a half.
 _ABSENT_RANK_WINDOWS: Final = 2.0
-# Another process with this share of a board makes its counters say nothing about the job.
+# A foreign process with this share of a board makes its counters useless.
 _FOREIGN_SHARE: Final = 0.05
 _MOST_VALUES: Final = 128
-# Of the time in which the evidence was strong it may have been weaker, or the CPU busier: a sample, a checkup.
+# The share of a stretch of strong evidence in which it may be weaker, or the CPU busier, as for a health check.
 _OTHER_SHARE: Final = 0.05
 _ALL_WINDOWS: Final = (LOST_RANK_SHARE, 1.0, _ABSENT_RANK_WINDOWS, _CPU_WINDOWS, _FAINT_WINDOWS)
 
 
 class StalledPolicy(Policy, frozen=True, kw_only=True):
-    """Stalled means: for all of `window`, GPUs spun without work and no step was made."""
+    """The settings of the stalled rule: GPUs spin without work, and no step is made, for all of `window`."""
 
     window: float = DEFAULT_WINDOW
     unseen_for: float | None = None
-    """How long a job may spin whose progress cannot be seen, or that never made a step. None: it is only warned of."""
+    """The limit for a job without visible progress or without any step; None only warns."""
 
     def check(self) -> None:
         if not (math.isfinite(self.window) and self.window > 0):
@@ -105,8 +104,7 @@ STALLED_OPTIONS: Final = (
 )
 
 
-# How surely a board does no work: nothing known says so; nothing is known that says otherwise; the weaker and the
-# stronger sign that it may not; sure.
+# The certainty that a board does no work: it works; no evidence of work; faint and weak evidence of no work; certain.
 _WORKS, _SUSPECT, _FAINT, _WEAK, _SURE = range(5)
 
 
@@ -135,7 +133,7 @@ class _Typical:
 
 
 class _Work:
-    """What a counter shows while the job works: at looks that saw a step, or at all looks if there were too few."""
+    """A counter's values while the job works: at looks with a step, or at all looks if those are too few."""
 
     def __init__(self) -> None:
         self._at_steps, self._always = _Typical(), _Typical()
@@ -153,34 +151,34 @@ class _Work:
 
 
 class _Board:
-    """One GPU's history in this run, and what it does now."""
+    """One GPU's history in this run, and its current state."""
 
     def __init__(self) -> None:
         self.label = ""
         self.had_process = False
-        """Whether a process of the job was on it while the job made steps."""
+        """A process of the job was on it while the job made steps."""
         self.lost_process = False
         self.steps_without = 0
-        """Steps of the job since a process of it was on the board."""
+        """The number of steps since a process of the job was last on it."""
         self.is_broken = False
-        """Whether the driver has reported an error after which it does nothing more."""
+        """The driver has reported a fatal error."""
         self.steps_since_fault = 0
-        """Steps of the job since then: some faults pass."""
+        """The number of steps since the fault, which may pass."""
         self._most_power = 0.0
-        """The most watts at a step."""
+        """The peak power at a step in watts."""
         self.floor: float | None = None
-        """Watts while nothing ran."""
+        """The idle power in watts."""
         self._power, self._memory, self._dram, self._tensor = _Work(), _Work(), _Work(), _Work()
 
     def note_fault(self, reading: Reading | None, *, stepped: bool) -> None:
-        """The last step may be seen after the fault. With more of them, the fault has passed."""
+        """Notes a fault. One more step may be seen after it; further steps mean that the fault has passed."""
         has_fault = self.is_broken or _is_broken(reading)
         if stepped and has_fault:
             self.steps_since_fault += 1
         self.is_broken = has_fault and self.steps_since_fault < LEAST_STEPS
 
     def learn(self, reading: Reading, *, stepped: bool) -> None:
-        """Remembers what work looks like."""
+        """Updates the history of working values."""
         if stepped and known(reading.power):
             self._most_power = max(self._most_power, reading.power)
         for typical, value in (
@@ -197,7 +195,7 @@ class _Board:
             self.floor = reading.power if self.floor is None else min(self.floor, reading.power)
 
     def hollowness(self, reading: Reading) -> int:
-        """How surely it is fully used and does no work."""
+        """The certainty that it is fully used without doing work."""
         used, power, limit = reading.utilization, reading.power, reading.power_limit
         if not known(used) or used.mean < _HALF:
             return _WORKS
@@ -257,7 +255,7 @@ def _memory_mean(reading: Reading) -> Maybe[float]:
 
 
 def _working(counters: Sequence[tuple[Maybe[float], _Work]]) -> list[tuple[float, float]]:
-    """Value and typical value of the counters that were seen alive. Some boards leave theirs at zero for ever."""
+    """Current and typical values of working counters. Some boards always report zero."""
     return [
         (value, typical)
         for value, history in counters
@@ -274,7 +272,7 @@ def _stillness(value: float, typical: float) -> int:
 
 
 class _Steps:
-    """The steps of the job, and how late the next one is."""
+    """The steps of the job, and the delay of the next one."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -284,11 +282,11 @@ class _Steps:
         self._seen: int | None = None
 
     def observe(self, progress: JobProgress) -> bool:
-        """Whether there was a new one."""
+        """True if there was a new step."""
         if progress.steps is None or progress.since is None:
             return False
         if progress.trust != self.trust:
-            # Counts of different sources cannot be compared: the rhythm of the new one must be seen first.
+            # Counts of different sources are not comparable, so the new one starts over.
             self.trust, self._seen, self.count = progress.trust, None, 0
         before, self._seen = self._seen, progress.steps
         if before is None or before == progress.steps:
@@ -304,23 +302,23 @@ class _Steps:
         return self.count >= LEAST_STEPS
 
     def is_late(self, at: float) -> bool:
-        """Whether the next step is later than any before: what the boards do now may not be work."""
+        """True if the next step is later than any before, so that current activity may not be work."""
         return self.are_seen and self.last_at is not None and at - self.last_at > max(self.longest_gap, 60.0)
 
     def overdue_at(self, window: float) -> float:
-        """When the next step is so late that none will come."""
+        """The time after which no further step is expected."""
         shortest = min(SHORTEST_SILENCE, window)
         return (self.last_at or 0.0) + max(shortest, LATE * self.longest_gap)
 
 
 class _Stretch:
-    """How long the boards have shown what must last for at most this number of windows."""
+    """Measures the time for which the evidence has required at most this number of windows."""
 
     def __init__(self, windows: float) -> None:
         self.windows = windows
         self.since = 0.0
         self._other = 0.0
-        """Seconds since then that asked for more windows."""
+        """Seconds since then that required more windows."""
 
     def begin(self, at: float) -> None:
         self.since, self._other = at, 0.0
@@ -333,20 +331,20 @@ class _Stretch:
 
 
 class _Look(NamedTuple):
-    """What the boards did at one look."""
+    """The state of the boards at one look."""
 
     hollow: Sequence[Activity]
     surely: int
-    """How surely the hollow ones are."""
+    """The certainty of the hollow ones."""
     absent: bool
-    """Whether a process of the job lives on a board that does nothing."""
+    """A live process of the job is on an unused board."""
     working: Sequence[Activity]
     unknown: Sequence[Activity]
-    """Without boards that are known to be out of order."""
+    """Unknown boards, except broken ones."""
 
 
 class StalledRule(Rule):
-    """Compares every board with its own history, and waits for steps."""
+    """The stalled rule, which compares each board with its own history and waits for steps."""
 
     def __init__(self, policy: StalledPolicy, begun: float, _look_takes: float = LOOK_TAKES) -> None:
         policy.check()
@@ -357,11 +355,11 @@ class StalledRule(Rule):
         self._snoozed_until = begun
         self._last: float | None = None
         self._since: float | None = None
-        """Since when boards have been hollow and none worked. Interruptions are left out."""
+        """Since when boards have been hollow and none has worked, except for interruptions."""
         self._stretches = [_Stretch(windows) for windows in _ALL_WINDOWS]
         self._interrupted_at: float | None = None
         self._interruptions = 0.0
-        """Seconds of those that are over."""
+        """Seconds of past interruptions."""
         self._unknown_only = False
         self._spent = False
         self._due: float | None = None
@@ -382,7 +380,7 @@ class StalledRule(Rule):
         else:
             self._advance(at, last, look, windows)
         verdict = self._verdict(at, look, windows)
-        # None while no decision falls due: else the next look would be taken at once, again and again.
+        # None while no decision is due; otherwise looks would follow each other immediately.
         self._due = at + verdict.left if verdict.left > 0 else None
         return verdict
 
@@ -447,7 +445,7 @@ class StalledRule(Rule):
                 board.had_process = board.had_process or stepped
                 board.steps_without = 0
             elif stepped:
-                # The last step of the others may be seen after the end of the process. More steps are made without it.
+                # One more step of the others may be seen after the process has ended. Further steps do without it.
                 board.steps_without += 1
                 board.had_process = board.had_process and board.steps_without < LEAST_STEPS
             is_known = activity.reading is not None and known(activity.reading.processes)
@@ -465,7 +463,7 @@ class StalledRule(Rule):
                 self._unknown_only = True
             self._unknown_only = self._unknown_only and not look.working and bool(look.unknown)
             longest = min(_LONGEST_PAUSE, self.policy.window * _PAUSE_SHARE)
-            # A job that works now and then is not hung: all pauses together are a small part of the time.
+            # A job that works now and then is not hung, so all pauses together must be a small part of the time.
             most = max(longest, (self._interrupted_at - self._since) * _PAUSE_SHARE)
             passed = at - self._interrupted_at
             if passed > (_LONGEST_UNKNOWN if self._unknown_only else longest) or passed + self._interruptions > most:
@@ -486,7 +484,7 @@ class StalledRule(Rule):
                 stretch.observe(at, at - last, windows)
 
     def _covered(self, at: float, last: float | None, look: _Look) -> float:
-        """Seconds before this look that its readings speak for."""
+        """Seconds before this look that its readings cover."""
         span = min(activity.span for activity in look.hollow)
         return 0.0 if last is None else max(min(span, at - last), 0.0)
 
@@ -516,7 +514,7 @@ class StalledRule(Rule):
         )
 
     def _ends(self, windows: float) -> tuple[float, bool]:
-        """When the boards have been hollow for long enough, and whether the rule may act at all."""
+        """When the boards will have been hollow long enough, and whether the rule may act."""
         policy = self.policy
         if not self._steps.are_seen:
             window = policy.window if policy.unseen_for is None else policy.unseen_for
@@ -526,7 +524,7 @@ class StalledRule(Rule):
         return max(ends, self._steps.overdue_at(policy.window)), True
 
     def _windows(self, look: _Look, progress: JobProgress) -> float:
-        """For how many windows the boards must show what they show now."""
+        """The number of windows that the current evidence requires."""
         if look.surely in _LONG_WINDOWS:
             return _LONG_WINDOWS[look.surely]
         if any(board.lost_process or board.is_broken for board in self._boards.values()):
@@ -596,7 +594,7 @@ def _is_broken(reading: Reading | None) -> bool:
 
 
 def _foreign_share(reading: Reading, own: Sequence[Process]) -> float:
-    """What processes of others did on the board, where the job's own are known."""
+    """The share of foreign processes on the board, if the job's own are known."""
     if not own or not known(reading.processes):
         return 0.0
     pids = {process.pid for process in own}
