@@ -1,1 +1,1 @@
-"""What this machine's GPUs are doing: the model, the sources, and the prober that guards them."""
+"""Readings of this machine's GPUs: the model, the sources, and the prober that guards them."""

@@ -53,7 +53,7 @@ _KINDS: Final = {"amd": "AMD GPU", "intel": "Intel GPU"}
 
 
 class Card(NamedTuple):
-    """One GPU and where the kernel shows it."""
+    """One GPU with its directory in sysfs."""
 
     number: int
     vendor: Literal["amd", "intel"]
@@ -62,7 +62,7 @@ class Card(NamedTuple):
 
 
 def find_cards(root: Path) -> tuple[Card, ...]:
-    """The AMD and Intel GPUs by PCI address; cards without one are left out, since they have no identity."""
+    """The AMD and Intel GPUs by PCI address. Cards without an address have no identity and are left out."""
     directory = root / "sys/class/drm"
     try:
         names = [entry.name for entry in directory.iterdir()]
@@ -70,7 +70,7 @@ def find_cards(root: Path) -> tuple[Card, ...]:
         raise AbsentError("no graphics driver is loaded: /sys/class/drm is not there") from None
     except OSError as error:
         raise AbsentError(f"/sys/class/drm cannot be read: {complaint(error)}") from None
-    # card0-DP-1 is a screen's socket, not a GPU.
+    # Skips connectors such as card0-DP-1.
     numbers = sorted(int(name[4:]) for name in names if re.fullmatch(r"card[0-9]{1,9}", name))
     cards: dict[str, Card] = {}
     for number in numbers:
@@ -84,12 +84,12 @@ def find_cards(root: Path) -> tuple[Card, ...]:
 
 
 def introduce(cards: tuple[Card, ...]) -> tuple[Gpu, ...]:
-    """The cards as GPUs."""
+    """Describes the cards as GPUs."""
     uuids = [_uuid(card) for card in cards]
     times = Counter(uuids)
     gpus = []
     for index, (card, uuid) in enumerate(zip(cards, uuids, strict=True)):
-        # Partitions of one board can share a number, but are different GPUs.
+        # Partitions of a board are different GPUs, but may share a number.
         unique = uuid if times[uuid] == 1 else f"PCI-{card.address}"
         total = memory_total(card)
         gpus.append(Gpu(unique, index, _model(card), card.vendor, card.number, total, card.address))
@@ -127,19 +127,19 @@ def address_of(device: Path) -> str | None:
 
 
 def _order(address: str) -> tuple[int, ...]:
-    """Addresses sort as numbers: the domain can have more than four digits."""
+    """The numeric sort key of an address, whose domain can have more than four digits."""
     return tuple(int(part, 16) for part in re.split(r"[:.]", address))
 
 
 def state_of(card: Card) -> Literal["awake", "asleep"] | Unknown:
-    """Whether the card can be read without waking it."""
+    """The power state: an awake card can be read without waking it."""
     if address_of(card.device) != card.address:
-        return Unknown(GONE)  # Unplugged, or replaced by another GPU.
+        return Unknown(GONE)  # unplugged, or replaced by another GPU
     return "asleep" if text(card.device, "power/runtime_status") == "suspended" else "awake"
 
 
 def nodes_of(card: Card) -> list[str]:
-    """The names in /dev/dri that stand for this card."""
+    """The names of this card in /dev/dri."""
     try:
         return [entry.name for entry in (card.device / "drm").iterdir()]
     except OSError:
@@ -147,7 +147,7 @@ def nodes_of(card: Card) -> list[str]:
 
 
 def nodes_at(address: str, root: Path) -> tuple[Path, ...]:
-    """The device nodes of the GPU at a PCI address. Older kernels also list control nodes, which no program opens."""
+    """The device nodes of the GPU at a PCI address, without the control nodes of older kernels."""
     for device in (root / "sys/class/drm").glob("card*/device"):
         if address_of(device) == address.lower():
             names = sorted(path.name for path in device.glob("drm/*") if _DEVICE_NODE.fullmatch(path.name))
@@ -156,7 +156,7 @@ def nodes_at(address: str, root: Path) -> tuple[Path, ...]:
 
 
 def monitors_of(card: Card) -> list[Path]:
-    """The card's hardware monitors: that of the whole card was registered first and has the lowest number."""
+    """The card's hardware monitors. The monitor of the whole card has the lowest number."""
     try:
         found = list((card.device / "hwmon").glob("hwmon*"))
     except OSError:
@@ -186,14 +186,14 @@ def busy_now(card: Card) -> Maybe[float]:
 
 
 def memory_activity_now(card: Card) -> Maybe[Utilization]:
-    """The same of the memory controller."""
+    """The instantaneous activity of the memory controller."""
     percent = number(card.device, "mem_busy_percent")
     share = plausible_fraction(percent) if known(percent) else percent
     return Utilization(share, share, 1) if known(share) else share
 
 
 def first_number(directories: list[Path], *names: str) -> Maybe[int]:
-    """The first number in these files; else why the first existing file has none."""
+    """The first number in these files, or why the first existing file has none."""
     why = Unknown(NOT_SUPPORTED)
     for name in names:
         for directory in directories:
@@ -247,7 +247,7 @@ class _Used(NamedTuple):
 
 
 def open_source(root: Path, argument: str = "") -> "DrmSource":  # noqa: ARG001 - the signature of a source's factory
-    """`AbsentError` when there is no AMD or Intel GPU below `root`."""
+    """Opens the source. Raises `AbsentError` if there is no AMD or Intel GPU below `root`."""
     return DrmSource(root)
 
 
@@ -264,7 +264,7 @@ class DrmSource:
         self._process_cache = ProcessCache(root, pids_from="proc")
         self._ledger = EngineCounters()
         self._joules: dict[str, tuple[float, float]] = {}
-        """By card: when its energy counter was last read, and its value."""
+        """Time and value of the last reading of each card's energy counter."""
         self._last: float | None = None
 
     def look(self) -> Look:
@@ -348,7 +348,7 @@ class DrmSource:
     def _sensors(self, card: Card, at: float) -> _Sensors:
         monitors = monitors_of(card)
         energy = _energy(monitors)
-        # amdgpu calls the limit a cap, i915 and xe a maximum; xe has no temperature number one.
+        # The limit is a cap in amdgpu, and a maximum in i915 and xe; xe has no first temperature.
         limit = first_number(monitors, "power1_cap", "power1_max")
         heat = first_number(monitors, "temp1_input", "temp2_input")
         hertz = first_number(monitors, "freq1_input")
@@ -361,7 +361,7 @@ class DrmSource:
         )
 
     def _power(self, card: Card, monitors: list[Path], energy: Maybe[float], at: float) -> Maybe[float]:
-        """The mean over the span from the energy counter, else the driver's value."""
+        """The mean over the span by the energy counter, or the driver's value."""
         before = self._joules.pop(card.address, None)
         mean: Maybe[float] = Unknown(NEEDS_TWO_LOOKS)
         if known(energy):
@@ -379,8 +379,8 @@ class DrmSource:
 def _utilization(card: Card, engines: EngineUse) -> Maybe[Utilization]:
     if card.vendor == "amd":
         share = busy_now(card)
-        # The driver's value is instantaneous; bursts between looks show only in the engine counters, which do not
-        # include ROCm and are a lower bound.
+        # The driver's value is instantaneous. Bursts between looks show only in the engine counters, which exclude ROCm
+        # and are a lower bound.
         if known(share):
             share = max(share, engines.share)
         elif engines.share >= SURELY_BUSY:
@@ -391,7 +391,7 @@ def _utilization(card: Card, engines: EngineUse) -> Maybe[Utilization]:
 
 
 def _sleeping(card: Card, gpu: Gpu, span: float) -> Reading:
-    """A suspended GPU is idle, and is not woken to be read."""
+    """The reading of a suspended GPU: it is idle, and must not be woken."""
     why = Unknown(ASLEEP)
     # amdgpu answers these two without waking the board.
     total = memory_total(card)
@@ -417,7 +417,7 @@ def _sleeping(card: Card, gpu: Gpu, span: float) -> Reading:
 
 
 def _by_card(open_devices: Iterable[OpenDevice], nodes: dict[str, str]) -> dict[str, list[OpenDevice]]:
-    """The open_devices by the PCI address of their card: as fdinfo says, else by the name of the node."""
+    """Open devices by the PCI address of their card, from fdinfo or from the name of the node."""
     cards: dict[str, list[OpenDevice]] = {}
     for device_file in open_devices:
         address = device_file.client.pdev or nodes.get(device_file.node)
@@ -427,12 +427,12 @@ def _by_card(open_devices: Iterable[OpenDevice], nodes: dict[str, str]) -> dict[
 
 
 def _name(device_file: OpenDevice) -> str:
-    """The identity of a client, however often its file is open."""
+    """The identity of a client, which may have its file open several times."""
     return device_file.client.id or f"{device_file.pid} on {device_file.node}"
 
 
 def _distinct(open_devices: Iterable[OpenDevice]) -> tuple[dict[str, Client], dict[str, int]]:
-    """Each client once, and the lowest pid of the processes that share it."""
+    """The distinct clients, and the lowest pid among the processes that share each."""
     clients: dict[str, Client] = {}
     owners: dict[str, int] = {}
     for device_file in open_devices:

@@ -1,4 +1,4 @@
-"""Faults of a GPU that only a reset or a replacement ends. Pure."""
+"""Faults of a GPU that need a reset or a replacement. Pure."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ _NO_SPARE_ROWS: Final = "its memory has no spare rows left"
 
 
 def standing_faults(health: DeviceHealth) -> tuple[str, ...]:
-    """What is wrong with the GPU now, each as part of a sentence. What is unknown is no fault."""
+    """The current faults, each as part of a sentence. An unknown value is no fault."""
     faults = list(dict.fromkeys(describe_xid(xid) for xid in health.xids if xid in RESET_XIDS))
     if health.needs_reset is True:
         faults.append(_NEEDS_RESET)
@@ -20,7 +20,7 @@ def standing_faults(health: DeviceHealth) -> tuple[str, ...]:
 
 
 def new_faults(before: DeviceHealth, health: DeviceHealth) -> tuple[str, ...]:
-    """What has happened since `before`: XIDs after which a reset is needed, and uncorrectable memory errors."""
+    """New faults since `before`: XIDs that need a reset, and uncorrectable memory errors."""
     xids = [xid for xid in appended_xids(before.xids, health.xids) if xid in RESET_XIDS]
     faults = list(dict.fromkeys(map(describe_xid, xids)))
     if not isinstance(before.uncorrected, Unknown) and not isinstance(health.uncorrected, Unknown):
@@ -31,13 +31,13 @@ def new_faults(before: DeviceHealth, health: DeviceHealth) -> tuple[str, ...]:
 
 
 def last_known(before: DeviceHealth, health: DeviceHealth) -> DeviceHealth:
-    """The newer one, with the older count of memory errors where the newer one is unknown."""
+    """The newer health, with the older count of memory errors if the newer one is unknown."""
     if isinstance(health.uncorrected, Unknown):
         return health._replace(uncorrected=before.uncorrected)
     return health
 
 
 def appended_xids(before: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, ...]:
-    """What was added at the end since, where the oldest may have been dropped at the beginning."""
+    """The errors appended since `before`, although the oldest may have been dropped."""
     kept = next(count for count in range(len(before), -1, -1) if now[:count] == before[len(before) - count :])
     return now[kept:]

@@ -1,4 +1,4 @@
-"""Use of DRM GPUs by processes, as the kernel counts it for every open device file in /proc/PID/fdinfo."""
+"""Use of DRM GPUs by processes, from the kernel's counters for every open device file in /proc/PID/fdinfo."""
 
 import os
 import re
@@ -15,13 +15,13 @@ UNCOUNTED: Final = "the driver does not count engine time per process"
 NO_MEMORY: Final = "the driver does not report memory per process"
 ROCM_UNCOUNTED: Final = "work through ROCm is not counted per process"
 
-# Engine use of which parts may be invisible is a lower bound. It is reported only above the highest threshold for
-# idle in use (70 %), so that invisible work is never taken for idleness.
+# Engine use with possibly invisible parts is a lower bound. It is reported only above the highest idle threshold in use
+# (70 %), so that invisible work never looks idle.
 SURELY_BUSY: Final = 0.8
-# An engine class is at most some dozens of rings (64 on the largest boards): a counter that ran faster than
-# all of them together is garbage, or was not the work of this span.
+# An engine class has at most this many rings on the largest boards. A counter that runs faster than all of them is
+# invalid, or covers more than this span.
 MOST_RINGS: Final = 64
-# fdinfo and sysfs files are a page or two.
+# fdinfo and sysfs files have a page or two.
 MOST_BYTES: Final = 2**20
 
 PCI_ADDRESS: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
@@ -32,7 +32,7 @@ _BYTES: Final[dict[str | None, int]] = {None: 1, "KiB": 2**10, "MiB": 2**20, "Gi
 
 
 def contents(path: str) -> str:
-    """The text of a small kernel file. Plain system calls: a look reads hundreds of these."""
+    """The text of a small kernel file, read by plain system calls, since a look reads hundreds of files."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         text = part = os.read(descriptor, 2**16)
@@ -45,23 +45,23 @@ def contents(path: str) -> str:
 
 
 class EngineCounter(NamedTuple):
-    """How long one class of engines has worked for a client since the client began."""
+    """The total work of a class of engines for a client."""
 
     busy: int
-    """Nanoseconds, or cycles when `total` is there."""
+    """Nanoseconds, or cycles if `total` is given."""
     total: int | None
-    """The cycles that the GPU's clock has counted at that moment."""
+    """The GPU's clock in cycles at that moment."""
     capacity: int
-    """How many identical engines the class has."""
+    """The number of identical engines in the class."""
 
 
 class Client(NamedTuple):
-    """One open device file, as its fdinfo describes it."""
+    """An open device file, from its fdinfo."""
 
     pdev: str | None
     id: str | None
     counted: bool
-    """Whether all of its engine time is known: some drivers cannot count it, and a file can be truncated."""
+    """All its engine time is known; some drivers cannot count it, and a file can be truncated."""
     engines: Mapping[str, EngineCounter]
     memory: Maybe[int]
 
@@ -70,8 +70,8 @@ NOTHING_REPORTED: Final = Client(None, None, False, {}, Unknown(NO_MEMORY))
 
 
 def parse(text: str) -> Client:
-    """Reads what the kernel calls DRM client usage stats; what cannot be read in it counts as not there."""
-    # A last line without its end was cut: half of a number is a wrong number.
+    """Parses the kernel's DRM client usage stats. Unreadable values count as missing."""
+    # A last line without newline is truncated, and half a number is wrong.
     whole, _, cut = text.rpartition("\n")
     fields: dict[str, str] = {}
     for line in whole.split("\n"):
@@ -80,8 +80,8 @@ def parse(text: str) -> Client:
             fields[key[4:]] = value.strip()
     engines = _engines(fields)
     readable = {name: engine for name, engine in engines.items() if engine is not None}
-    # amdgpu writes a line for an engine only after its first use; the others write all of theirs, or none if
-    # the firmware schedules and they cannot count.
+    # amdgpu lists an engine only after its first use. Other drivers list all engines, or none if the firmware schedules
+    # and they cannot count.
     counting = bool(engines) or (fields.get("driver") == "amdgpu" and "client-id" in fields)
     counted = counting and not cut and len(readable) == len(engines)
     pdev = fields.get("pdev", "").lower()
@@ -90,7 +90,7 @@ def parse(text: str) -> Client:
 
 
 def _engines(fields: Mapping[str, str]) -> dict[str, EngineCounter | None]:
-    """The engines by name, None for one whose numbers make no sense."""
+    """The engines by name; None for invalid numbers."""
     engines: dict[str, EngineCounter | None] = {}
     for key, value in fields.items():
         kind, _, name = key.partition("-")
@@ -106,7 +106,7 @@ def _engines(fields: Mapping[str, str]) -> dict[str, EngineCounter | None]:
 
 
 def _memory(fields: Mapping[str, str]) -> Maybe[int]:
-    # A GPU's own memory is "vram" to amdgpu and xe, "local" to i915; an integrated GPU works in the system's.
+    # A GPU's own memory is "vram" in amdgpu and xe, "local" in i915; an integrated GPU uses system memory.
     for regions in (("vram", "local"), ("system",)):
         for kind in ("resident", "total", "memory"):
             prefixes = tuple(f"{kind}-{region}" for region in regions)
@@ -138,13 +138,13 @@ class Survey(NamedTuple):
 
     open_devices: tuple[OpenDevice, ...]
     rocm: frozenset[int]
-    """The processes that can compute through ROCm's own device, which fdinfo does not count."""
+    """The processes with ROCm's own device open, whose work fdinfo does not count."""
     unseen: str | None
-    """Why there may be more processes than these."""
+    """Why there may be more processes."""
 
 
 def survey(root: Path, asleep: Collection[str]) -> Survey:
-    """Reads the open device files of all processes, except those of suspended nodes: reading fdinfo can wake a GPU."""
+    """Reads the open device files of all processes, except on suspended cards, since reading fdinfo can wake a GPU."""
     proc = str(root / "proc")
     try:
         with os.scandir(proc) as entries:
@@ -153,14 +153,14 @@ def survey(root: Path, asleep: Collection[str]) -> Survey:
         return Survey((), frozenset(), f"/proc cannot be read: {complaint(error)}")
     unseen = OUTSIDE if inside_pid_namespace(root) else None
     if 1 not in pids:
-        unseen = OTHER_USERS  # /proc is mounted so that it does not even list them.
+        unseen = OTHER_USERS  # the mount options of /proc hide them
     open_devices: list[OpenDevice] = []
     rocm: set[int] = set()
     for pid in pids:
         try:
             devices = _open_devices(f"{proc}/{pid}/fd")
         except (FileNotFoundError, ProcessLookupError):
-            continue  # It ended just now.
+            continue  # it has just ended
         except PermissionError:
             unseen = OTHER_USERS
             continue
@@ -178,14 +178,14 @@ def survey(root: Path, asleep: Collection[str]) -> Survey:
 
 
 def _open_devices(directory: str) -> list[tuple[str, str]]:
-    """The descriptors in a /proc/PID/fd that are open on a GPU, each with its device."""
+    """The descriptors in a /proc/PID/fd that refer to a GPU, each with its device."""
     devices = []
     with os.scandir(directory) as entries:
         for entry in entries:
             try:
                 device = os.readlink(entry.path)  # noqa: PTH115 - a Path for every open file costs too much
             except OSError:
-                continue  # It was closed just now.
+                continue  # it has just been closed
             if device.startswith("/dev/dri/") or device == "/dev/kfd":
                 devices.append((entry.name, device))
     return devices
@@ -195,20 +195,20 @@ def _client(path: str) -> Client | None:
     try:
         return parse(contents(path))
     except (FileNotFoundError, ProcessLookupError):
-        return None  # It was closed just now.
+        return None  # it has just been closed
     except OSError:
         return NOTHING_REPORTED
 
 
 class EngineUse(NamedTuple):
-    """The share of a span in which the busiest class of engines worked, as a fraction of 1."""
+    """The busy share of the busiest class of engines in a span, between 0 and 1."""
 
     share: float
     gap: str | None
     """Why it may have been more."""
 
     def certain(self) -> Maybe[float]:
-        """The share; unknown when what is missing could make the difference between idle and busy."""
+        """The share; unknown if missing work could make the difference between idle and busy."""
         return self.share if self.gap is None or self.share >= SURELY_BUSY else Unknown(self.gap)
 
 
@@ -221,18 +221,18 @@ class Work(NamedTuple):
 
 
 def busiest(works: Iterable[Work], gap: str | None = None) -> EngineUse:
-    """The engine use of several clients together; `gap` is a reason why there may be more clients."""
+    """The total engine use of several clients. `gap`: why there may be more clients."""
     engines: dict[str, float] = {}
     for work in works:
         gap = work.gap or gap
         for name, share in work.engines.items():
             engines[name] = engines.get(name, 0.0) + share
-    # Clocks are not read at the same instant and rings of one class overlap: a little above 1 means 1.
+    # Clocks are not read at the same instant and rings of a class overlap, so values slightly above 1 mean 1.
     return EngineUse(min(1.0, max(engines.values(), default=0.0)), gap)
 
 
 class EngineCounters:
-    """The counters of the look before, by card and client."""
+    """The counters of the previous look, by card and client."""
 
     def __init__(self) -> None:
         self._before: dict[str, dict[str, dict[str, EngineCounter]]] = {}
@@ -241,11 +241,11 @@ class EngineCounters:
         self._before.pop(card, None)
 
     def began(self, card: str) -> bool:
-        """Whether there was a look before this one."""
+        """True if there was a previous look."""
         return card in self._before
 
     def work(self, card: str, clients: Mapping[str, Client], span: float) -> dict[str, Work]:
-        """The engine use of a card's clients since the look before; stores their counters."""
+        """The engine use of a card's clients since the previous look. Stores their counters."""
         before = self._before.get(card)
         self._before[card] = {
             name: _caught_up((before or {}).get(name, {}), client.engines) for name, client in clients.items()
@@ -257,7 +257,7 @@ class EngineCounters:
 
 
 def _caught_up(before: Mapping[str, EngineCounter], now: Mapping[str, EngineCounter]) -> dict[str, EngineCounter]:
-    """The highest counters seen: one that went backwards counts again after it has caught up."""
+    """The highest counters seen: one that went backwards counts only after it has caught up."""
     kept = dict(before)
     for name, engine in now.items():
         kept[name] = engine._replace(busy=max(engine.busy, before[name].busy)) if name in before else engine
@@ -268,7 +268,7 @@ def _work(client: Client, before: Mapping[str, EngineCounter], clocks: Mapping[s
     complete = client.counted and before.keys() <= client.engines.keys()
     engines, gap = {}, None if complete else UNCOUNTED
     for name, engine in client.engines.items():
-        # A client that was not there before began since: all of its time belongs to this span.
+        # A new client has started in this span, so all its time belongs to it.
         start = before.get(name, EngineCounter(0, clocks.get(name), engine.capacity))
         share = _share(start, engine, span)
         if known(share):

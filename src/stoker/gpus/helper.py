@@ -1,8 +1,8 @@
-"""The helper process, which alone calls the driver: it may block or die there, the probers do not.
+"""The helper process, the only one that calls the driver: it may block or die in a call, but the probers do not.
 
-Its standard input is the connection to one prober, or a socket on which those of all processes of a user connect. A
-request says when to reply and how old the look may be; a newer request replaces it. What a look reports spans the time
-since the last one that the same prober got.
+Its standard input is the connection to one prober, or a listening socket for all processes of a user. A request says
+when to reply and how old the look may be; a newer request replaces it. A look covers the time since the same prober's
+last look.
 """
 
 import contextlib
@@ -31,42 +31,42 @@ from stoker.procfs import close_inherited_descriptors
 
 NAME: Final = "stoker-gpus"
 _NO_GPUS: Final[tuple[Gpu, ...]] = ()
-# A shared helper without clients stays this long: the next command may follow at once.
+# A shared helper without clients stays this long, since the next command may follow at once.
 _LINGER: Final = 1.0
-# Between two tries to accept a client on a machine that is short of descriptors or memory.
+# The delay before another try to accept a client on a machine short of descriptors or memory.
 _ACCEPT_AGAIN: Final = 0.05
 _CHUNK: Final = 4096
 
-# The number of the request; when to reply; when the look must have been taken at the earliest. In monotonic seconds.
+# The number of the request, the time to reply, and the earliest time of the look, in monotonic seconds.
 REQUEST: Final = struct.Struct("=Idd")
 # The length of the reply, and the number of the request.
 HEADER: Final = struct.Struct("=II")
 
 
 class HelperReply(msgspec.Struct, frozen=True, array_like=True):
-    """The reply to one request. `look.gpus` is empty when `same_gpus`: they seldom change."""
+    """The reply to a request. With `same_gpus`, `look.gpus` is empty, since GPUs rarely change."""
 
     look: Look | None
     same_gpus: bool = False
     absent: str | None = None
-    """Why there is no source to look with."""
+    """Why there is no source."""
     choices: tuple[SourceChoice, ...] = ()
-    """With the first look: why this source was taken and others were left."""
+    """With the first look: why sources were chosen or rejected."""
     holders: tuple[tuple[Holder, ...], ...] = ()
-    """The processes on each GPU, as far as they are identified: for clients that do not decode all readings."""
+    """The identified processes on each GPU, for clients that do not decode all readings."""
 
 
 def main() -> None:
-    """The helper as a program."""
+    """Runs the helper as a program."""
     _name, spec, root = sys.argv
     serve(spec, root)
 
 
 def serve(spec: str, root: str) -> None:
-    """Answers requests until nobody is connected any more."""
-    # Ctrl-C at a terminal is for the program in the foreground; the helper ends with its probers.
+    """Answers requests until the last client disconnects."""
+    # Ctrl-C is for the foreground program; the helper ends with its probers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A search for users of the GPUs must recognize this process as none.
+    # Keeps searches for GPU users from counting this process.
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(NAME)
     close_inherited_descriptors()
@@ -76,7 +76,7 @@ def serve(spec: str, root: str) -> None:
     reader = _Reader(spec, Path(root))
     server = _Server(socket.socket(fileno=os.dup(0)), reader)
     with contextlib.suppress(OSError):
-        os.chdir("/")  # nobody unmounts a directory in which a process works
+        os.chdir("/")  # must not keep a file system from being unmounted
     try:
         server.run()
     finally:
@@ -86,12 +86,12 @@ def serve(spec: str, root: str) -> None:
 
 
 class _Reader:
-    """Opens the source at the first request, so that a driver that blocks then is guarded too."""
+    """Reads the source. It is opened at the first request, so that the deadline covers a driver that blocks then."""
 
     def __init__(self, spec: str, root: Path) -> None:
         self.history = LookHistory()
         self.absent: str | None = None
-        """Why the last look was none."""
+        """Why the last look failed for lack of a source."""
         self.choices: tuple[SourceChoice, ...] = ()
         self._spec = spec
         self._root = root
@@ -106,7 +106,7 @@ class _Reader:
             self.history.add(look)
 
     def first_look(self, not_before: float) -> Look | None:
-        """The latest look for a prober that had none before: it covers no more than a first look usually does."""
+        """The latest look for a new prober, which covers no more than a usual first look."""
         if self.history.span <= SHORTEST_SPAN or self.absent is not None:
             return self.history.latest
         if self._fresh is None or self._fresh.at < not_before:
@@ -146,28 +146,28 @@ class _Reader:
 
 
 class _Client:
-    """One prober: what it asked for, and what it has seen."""
+    """A prober with its request and its history."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.request = 0
         """The number of its last request."""
         self.due = math.inf
-        """When to reply to it; never, after the reply."""
+        """The time to reply; infinite after the reply."""
         self.not_before = 0.0
-        """When the look must have been taken at the earliest."""
+        """The earliest time of the look."""
         self.unsent = b""
         self.mark: int | None = None
-        """Its place in the history; None before its first look."""
+        """Its position in the history; None before its first look."""
         self.gpus: tuple[Gpu, ...] | None = None
-        """Those that it knows."""
+        """The GPUs that it knows."""
         self.xids: dict[str, tuple[int, ...]] = {}
-        """The errors of each GPU that happened before it came."""
+        """The errors of each GPU before it connected."""
         connection.setblocking(False)
 
 
 class _Server:
-    """Waits for requests, reads the GPUs once for all that wait, and replies."""
+    """Waits for requests, reads the GPUs once for all waiting clients, and replies."""
 
     def __init__(self, first: socket.socket, reader: _Reader) -> None:
         """`first`: listens, or is the only client."""
@@ -179,10 +179,10 @@ class _Server:
         self._encode = msgspec.msgpack.Encoder().encode
         self._joined: dict[int, Look] = {}
         self._encoded: dict[tuple[int, bool], bytes] = {}
-        """Until the next look: what clients that have seen the same are given, by their mark."""
+        """Encoded replies to clients with the same history, by mark, until the next look."""
         if first.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             first.setblocking(False)
-            first.listen(BACKLOG)  # once more, so that clients learn this process's pid
+            first.listen(BACKLOG)  # again, so that SO_PEERCRED shows this process's pid
             self._listener = first
             self._poll.register(first.fileno(), select.POLLIN)
         else:
@@ -201,7 +201,7 @@ class _Server:
             self._answer()
 
     def _timeout(self) -> float | None:
-        """In milliseconds, for a poll."""
+        """The timeout of `poll` in milliseconds."""
         if not self._clients:
             return _LINGER * 1000
         due = min(client.due for client in self._clients.values())
@@ -268,7 +268,7 @@ class _Server:
                 self._drop(client)
 
     def _is_served(self, client: _Client) -> bool:
-        """Whether the latest look is young enough for it, and one that it has not seen."""
+        """True if the latest look is new to the client and young enough."""
         latest = self._history.latest
         if latest is None or latest.at < client.not_before or self._reader.absent is not None:
             return False
@@ -308,12 +308,12 @@ class _Server:
         return self._encode(HelperReply(sent, choices=self._reader.choices, holders=_holders(look)))
 
     def _xids(self) -> dict[str, tuple[int, ...]]:
-        """The errors that have been seen on each GPU so far."""
+        """All errors so far, by GPU."""
         readings = () if self._history.latest is None else self._history.latest.readings
         return {one.uuid: one.health.xids for one in readings if known(one.health) and one.health.xids}
 
     def _send(self, client: _Client) -> None:
-        """Sends what the client has room for. One that is suspended reads the rest later."""
+        """Sends as much as the connection takes. A suspended client reads the rest later."""
         with contextlib.suppress(BlockingIOError):
             sent = client.connection.send(client.unsent, socket.MSG_NOSIGNAL)
             client.unsent = client.unsent[sent:]
@@ -333,7 +333,7 @@ def _holders(look: Look) -> tuple[tuple[Holder, ...], ...]:
 
 
 def _without_earlier(look: Look, xids: Mapping[str, tuple[int, ...]]) -> Look:
-    """The look without the errors that happened before a client came."""
+    """The look without errors from before the client connected."""
     if not xids:
         return look
     readings = tuple([_newer(reading, xids.get(reading.uuid, ())) for reading in look.readings])

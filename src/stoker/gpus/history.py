@@ -1,8 +1,8 @@
-"""Looks that several clients share: what each has not seen yet, joined to one look. Pure.
+"""Looks shared by several clients: joins those that a client has not seen yet. Pure.
 
-A source reports what happened since it was last read. Clients read at different moments, so what one of them has not
-seen may be several of these looks. Every client holds a mark at the last look it was given; looks between two marks are
-joined at once, so there are never more of them than clients.
+A source reports the time since its last read, but clients read at different moments, so a client may have missed
+several looks. Every client has a mark at its last look. Looks between two marks are joined at once, so that there are
+never more of them than clients.
 """
 
 from functools import reduce
@@ -12,15 +12,15 @@ import msgspec
 
 from stoker.gpus.model import Look, Maybe, Pipes, Process, Reading, Unknown, Utilization, known
 
-# The driver's longest averaging period: a look so soon after another may find no sample in the buffer, and the single
-# one that it then takes covers the time between the two.
+# The driver's longest averaging period. A look this soon after another may find no sample in the buffer, and then takes
+# a single one that covers the time between both.
 SHORTEST_SPAN: Final = 1.0
 # Below this an energy difference is mostly the counter's resolution.
 _SHORTEST_POWER_SPAN: Final = 0.5
 
 
 class _Mark:
-    """The place of clients that have seen everything up to the look `at`."""
+    """The position of clients that have seen everything up to the look `at`."""
 
     __slots__ = ("at", "clients", "looks", "since")
 
@@ -28,9 +28,9 @@ class _Mark:
         self.at = at
         self.clients = 0
         self.since: Look | None = None
-        """What came after it, until the next mark."""
+        """The joined looks after it, until the next mark."""
         self.looks = 0
-        """How many looks were joined in it."""
+        """The number of joined looks."""
 
     def append(self, look: Look, looks: int) -> None:
         self.since = look if self.since is None else joined(self.since, look)
@@ -38,7 +38,7 @@ class _Mark:
 
 
 class LookHistory:
-    """The looks that some client has not seen."""
+    """The looks that at least one client has not seen."""
 
     def __init__(self) -> None:
         self.latest: Look | None = None
@@ -46,7 +46,7 @@ class LookHistory:
         """Seconds between the last two looks."""
         self._number = 0
         self._marks: dict[int, _Mark] = {}
-        """In the order of their numbers."""
+        """Marks by number, in order."""
 
     def add(self, look: Look) -> None:
         self.span = 0.0 if self.latest is None else look.at - self.latest.at
@@ -56,7 +56,7 @@ class LookHistory:
             self._marks[next(reversed(self._marks))].append(look, 1)
 
     def mark(self) -> int:
-        """A mark at the latest look, of which there must be one."""
+        """Creates a mark at the latest look, which must exist."""
         if self._number not in self._marks and self.latest is not None:
             self._marks[self._number] = _Mark(self.latest)
         self._marks[self._number].clients += 1
@@ -64,14 +64,14 @@ class LookHistory:
 
     @property
     def is_first(self) -> bool:
-        """Whether the latest look is the only one there has been."""
+        """True if there has been only one look."""
         return self._number == 1
 
     def is_at_end(self, number: int) -> bool:
         return number == self._number
 
     def since(self, number: int) -> Look:
-        """Everything after a mark as one look. There must be something."""
+        """The looks after a mark, joined. There must be at least one."""
         marks = [mark for other, mark in self._marks.items() if other >= number]
         look = reduce(joined, [mark.since for mark in marks if mark.since is not None])
         if sum(mark.looks for mark in marks) == 1:
@@ -79,7 +79,7 @@ class LookHistory:
         return _with_power(look, marks[0].at)
 
     def release(self, number: int) -> None:
-        """A client has left its mark."""
+        """Removes a client from a mark."""
         mark = self._marks[number]
         mark.clients -= 1
         if mark.clients:
@@ -91,7 +91,7 @@ class LookHistory:
 
 
 def joined(earlier: Look, later: Look) -> Look:
-    """Two successive looks as one. Of what could not be read in the first, the second alone speaks."""
+    """Joins two successive looks. Values missing in the first come from the second alone."""
     if earlier.problem is not None or later.problem is not None:
         return later
     before = {reading.uuid: reading for reading in earlier.readings}
@@ -103,7 +103,7 @@ def joined(earlier: Look, later: Look) -> Look:
 
 def _joined(earlier: Reading, later: Reading) -> Reading:
     if known(earlier.utilization) != known(later.utilization):
-        return later  # its span says that the time before it is not covered
+        return later  # its span excludes the uncovered time before it
     before, span = earlier.span, later.span
     return msgspec.structs.replace(
         later,
@@ -127,7 +127,7 @@ def joined_use(
     samples = earlier.samples + later.samples
     momentary = (earlier.samples == 1) + (later.samples == 1)
     if momentary == 2 or (momentary and (before if earlier.samples == 1 else span) > SHORTEST_SPAN):
-        samples = 1  # two momentary samples cover no more of the time than one
+        samples = 1  # two momentary samples cover no more time than one
     return Utilization(max(earlier.peak, later.peak), mean, samples)
 
 
@@ -140,7 +140,7 @@ def _mean(earlier: Maybe[float], later: Maybe[float], before: float, span: float
 def _joined_processes(
     earlier: Maybe[tuple[Process, ...]], later: Maybe[tuple[Process, ...]], before: float, span: float
 ) -> Maybe[tuple[Process, ...]]:
-    """The processes of the second look, with what each did in both."""
+    """The processes of the second look, with their activity in both."""
     if isinstance(earlier, Unknown) or isinstance(later, Unknown) or not later:
         return later
     first = {process.pid: process for process in earlier}
@@ -169,7 +169,7 @@ def _joined_pipes(earlier: Maybe[Pipes], later: Maybe[Pipes], before: float, spa
 
 
 def _with_power(look: Look, before: Look) -> Look:
-    """With the mean power since `before`, by the energy counter where there is one."""
+    """The look with the mean power since `before`, by the energy counter if there is one."""
     elapsed = look.at - before.at
     counters = {reading.uuid: reading.energy for reading in before.readings}
     if elapsed < _SHORTEST_POWER_SPAN:
@@ -180,7 +180,7 @@ def _with_power(look: Look, before: Look) -> Look:
 
 def _counted(reading: Reading, before: Maybe[float] | None, elapsed: float) -> Reading:
     now = reading.energy
-    # A counter that went backwards is that of a reloaded driver.
+    # A counter goes backwards when the driver is reloaded.
     if before is None or not known(before) or not known(now) or not known(reading.power) or now < before:
         return reading
     return msgspec.structs.replace(reading, power=(now - before) / elapsed)

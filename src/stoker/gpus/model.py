@@ -1,7 +1,6 @@
-"""A `Gpu`, what it did over a span of time (`Reading`), and a `Look` at all GPUs at once.
+"""A `Gpu`, its activity over a span of time (`Reading`), and a `Look` at all GPUs at once.
 
-Every field of a reading may be `Unknown`, with the reason in words. Zero is a value, not an absence: test with
-`known(...)`, never by truth.
+Every field of a reading may be `Unknown`, with a reason. Zero is a value: test with `known(...)`, never by truthiness.
 """
 
 import functools
@@ -17,7 +16,7 @@ T = TypeVar("T")
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """A value that is not available, and why. The reason is part of a sentence: no capital, no full stop."""
+    """An unavailable value with its reason, which is part of a sentence: no capital, no full stop."""
 
     reason: str
 
@@ -30,13 +29,12 @@ def known(value: T | Unknown) -> "TypeIs[T]":
 
 
 Link = Literal["nvlink", "switch", "node", "system"]
-"""How two GPUs are connected, the fastest first: by NVLink, through PCIe switches alone, within one NUMA node, between
-nodes."""
+"""The connection of two GPUs, fastest first: NVLink, PCIe switches only, within a NUMA node, between nodes."""
 LINKS: Final[tuple[Link, ...]] = get_args(Link)
 
 
 class Gpu(msgspec.Struct, frozen=True, array_like=True):
-    """One device. Its identity is the uuid; the index is for people to type."""
+    """A device, identified by its uuid. The index is for people to type."""
 
     uuid: str
     index: int
@@ -44,20 +42,20 @@ class Gpu(msgspec.Struct, frozen=True, array_like=True):
     vendor: str
     """`nvidia`, `amd`, `intel`, `sim`, …: the name of a `gpus.visible.Vendor`."""
     minor: Maybe[int]
-    """The N of its device node /dev/nvidiaN (or card number): neither NVML's order nor CUDA's."""
+    """The N of its device node /dev/nvidiaN (or card number), which differs from NVML's and CUDA's order."""
     memory: Maybe[int]
     bus: Maybe[str]
-    """PCI address such as 0000:65:00.0."""
+    """The PCI address, such as 0000:65:00.0."""
     parent: str | None = None
-    """For a MIG device: the uuid of the GPU that it is a slice of."""
+    """The uuid of the GPU of a MIG slice."""
     links: tuple[tuple[str, Link], ...] = ()
-    """How it is connected to other GPUs, by their uuids, as far as known."""
+    """Known links to other GPUs, by uuid."""
 
 
 def is_model(name: str, wanted: str) -> bool:
-    """Whether the name of a GPU contains one of these, separated by `|`, in upper or lower case.
+    """True if a GPU's name contains one of the alternatives, separated by `|`, ignoring case.
 
-    Numbers are matched whole: `a10` is not in `A100`. Spaces, hyphens and underscores are the same.
+    Numbers match as a whole: `a10` does not match `A100`. Spaces, hyphens and underscores are equal.
     """
     return _model_pattern(wanted).search(name) is not None
 
@@ -75,22 +73,22 @@ def _part_pattern(part: str) -> str:
 
 
 _NOT_RECORDED: Final = Unknown("not recorded")
-# It works for several clients and holds their memory; the driver does not report which.
+# It holds the memory of several clients, which the driver does not report.
 MPS_SERVER: Final = "nvidia-cuda-mps-server"
 
 
 class Utilization(NamedTuple):
-    """The fraction of time in which at least one kernel ran since the look before."""
+    """The fraction of time with at least one running kernel since the previous look."""
 
     peak: float
     mean: float
     samples: int
-    """The number of driver samples: 1 means that a burst may have been missed; 0 means a counter that covers all the
-    time since the look before."""
+    """The number of driver samples. With 1, a burst may be missed; 0 stands for a counter that covers all the time
+    since the previous look."""
 
 
 class Process(msgspec.Struct, frozen=True, array_like=True):
-    """A process that holds a context or memory on a GPU. Its identity is pid plus start time, never pid alone."""
+    """A process with a context or memory on a GPU, identified by pid and start time, never by pid alone."""
 
     pid: int
     started: Maybe[int]
@@ -100,11 +98,11 @@ class Process(msgspec.Struct, frozen=True, array_like=True):
     memory: Maybe[int]
     utilization: Maybe[float]
     memory_activity: Maybe[float] = _NOT_RECORDED
-    """The fraction of time in which this process had the device memory read or written."""
+    """The fraction of time with device memory access by this process."""
 
     @property
     def is_identified(self) -> bool:
-        """Whether it is a process of this machine that works for itself alone, which the MPS server does not."""
+        """True for a known process that works for itself alone, unlike the MPS server."""
         return not isinstance(self.started, Unknown) and self.name != MPS_SERVER
 
 
@@ -113,7 +111,7 @@ Holder: TypeAlias = tuple[int, int]
 
 
 class Pipes(NamedTuple):
-    """Activity of the parts of the chip since the look before (GPM, Hopper and newer), as fractions of 1.
+    """Activity of the chip's units since the previous look (GPM, Hopper and newer), between 0 and 1.
 
     A spinning collective keeps utilization at 100 % while these stay near zero.
     """
@@ -132,95 +130,95 @@ class DeviceHealth(NamedTuple):
     """Faults that the driver has reported."""
 
     xids: tuple[int, ...] = ()
-    """XID errors since the source was opened, the oldest first."""
+    """XID errors since the source was opened, oldest first."""
     uncorrected: Maybe[int] = _NOT_RECORDED
     """Uncorrectable ECC errors since the driver was loaded."""
     needs_reset: Maybe[bool] = _NOT_RECORDED
-    """Whether rows of the memory wait for a reset to be remapped, or pages to be retired."""
+    """Memory rows await remapping, or pages retirement, by a reset."""
     remapping_failed: Maybe[bool] = _NOT_RECORDED
-    """Whether the memory has run out of spare rows: the board should be replaced."""
+    """The memory has no spare rows left: the board should be replaced."""
 
 
 class Reading(msgspec.Struct, frozen=True, array_like=True):
-    """What one GPU did since the look before."""
+    """The activity of one GPU since the previous look."""
 
     uuid: str
     span: float
-    """Seconds that this reading covers."""
+    """The seconds that this reading covers."""
     utilization: Maybe[Utilization]
     memory_used: Maybe[int]
     memory_total: Maybe[int]
     power: Maybe[float]
-    """Watts: the mean over the span if there is an energy counter, else the driver's figure."""
+    """Watts: the mean over the span by the energy counter, or the driver's value."""
     power_limit: Maybe[float]
     energy: Maybe[float]
-    """Joules since the driver was loaded, where there is a counter."""
+    """Joules since the driver was loaded, if there is a counter."""
     temperature: Maybe[float]
     """Degrees Celsius."""
     processes: Maybe[tuple[Process, ...]]
     pipes: Maybe[Pipes]
     memory_activity: Maybe[Utilization] = _NOT_RECORDED
-    """The fraction of time in which the device memory was read or written. A spinning collective leaves it at zero."""
+    """The fraction of time with device memory access. A spinning collective leaves it at zero."""
     sm_clock: Maybe[float] = _NOT_RECORDED
     """MHz."""
     throttling: Maybe[tuple[str, ...]] = _NOT_RECORDED
-    """What holds the clocks down: `idle`, `power cap`, `hardware thermal`, …"""
+    """Throttling reasons: `idle`, `power cap`, `hardware thermal`, …"""
     health: Maybe[DeviceHealth] = _NOT_RECORDED
 
     @property
     def vouched(self) -> float:
-        """Seconds before the look that the utilization covers; 0 for a single sample."""
+        """The seconds before the look that the utilization covers; 0 for a single sample."""
         is_momentary = not isinstance(self.utilization, Unknown) and self.utilization.samples == 1
         return 0.0 if is_momentary else self.span
 
     @classmethod
     def unknown(cls, uuid: str, reason: str, *, span: float = 0.0) -> "Reading":
-        """A reading in which every value is unknown for one reason."""
+        """A reading with all values unknown for one reason."""
         why = Unknown(reason)
         return cls(uuid, span, *(why,) * (len(cls.__struct_fields__) - 2))
 
 
 Trust = Literal["call", "log", "events", "checkpoint", "output", "none"]
-"""Where progress was seen, the most trusted first: a call of `stoker.step()` in the training loop, step counts in the
-log, event files of a tracker, checkpoint files, any output at all, nowhere."""
+"""Sources of progress, most trusted first: a call of `stoker.step()` in the training loop, step counts in the log,
+event files of a tracker, checkpoint files, any output at all, none."""
 
 
 class JobProgress(NamedTuple):
-    """What the job has shown of its progress beside its use of GPUs. None: it cannot be seen."""
+    """The visible progress of a job besides its GPU use; None for invisible values."""
 
     steps: int | None = None
-    """How many steps have been seen: a count that only grows."""
+    """The number of steps seen, which only grows."""
     since: float | None = None
-    """When the last of them was seen, on the clock of the observation."""
+    """The time of the last step, on the clock of the observation."""
     trust: Trust = "none"
     cpu: float | None = None
-    """Cores that the job's processes kept busy since the look before."""
+    """The job's busy CPU cores since the previous look."""
     io: float | None = None
-    """Bytes per second that they read and wrote."""
+    """The job's I/O in bytes per second."""
     pids: tuple[int, ...] = ()
-    """The job's processes that the driver lists on GPUs."""
+    """The job's processes on GPUs, according to the driver."""
 
 
 class Look(msgspec.Struct, frozen=True, array_like=True):
-    """All GPUs of the machine at one moment, in the order of their indices: `readings[i]` is of `gpus[i]`."""
+    """All GPUs of the machine at one moment, by index: `readings[i]` belongs to `gpus[i]`."""
 
     source: str
     at: float
-    """Monotonic seconds: what decisions are made with."""
+    """Monotonic seconds, for decisions."""
     wall: float
-    """Seconds since the epoch: for people."""
+    """Seconds since the epoch, for people."""
     gpus: tuple[Gpu, ...]
     readings: tuple[Reading, ...]
     problem: Unknown | None = None
-    """Why the machine as a whole could not be read. `gpus` may then be empty without meaning "no GPUs"."""
+    """Why the whole machine could not be read. Empty `gpus` then do not mean that there are none."""
     note: str | None = None
     """A remark on all readings that is shown once, such as pids of another namespace."""
     job: JobProgress | None = None
-    """What the job showed of its progress, where this is a look of its supervisor."""
+    """The progress of the job, in a look of its supervisor."""
 
 
 class SourceChoice(msgspec.Struct, frozen=True, array_like=True):
-    """Why a source was taken or left when several were tried."""
+    """Why a source was chosen or rejected."""
 
     source: str
     taken: bool
@@ -231,17 +229,16 @@ NOT_SUPPORTED: Final = "not supported by this GPU"
 NOT_REPORTED: Final = Unknown("this source of readings does not report it")
 
 
-# Plausibility of driver values. Above every board sold, below the blank values that drivers have returned
-# (2**32 - 1 mW is 4,294,967 W).
+# A plausibility limit above every board sold and below the blank values of drivers (2**32 - 1 mW is 4,294,967 W).
 MOST_WATTS = 10_000.0
-# Driver reports include reserved memory in "used" in some versions and not in "total": allow rounding, no more.
+# Some driver versions include reserved memory in "used" but not in "total": allows for rounding only.
 MEMORY_SLACK = 1.02
 COLDEST, HOTTEST = -40.0, 200.0
 MOST_MEGAHERTZ = 10_000.0
 
 
 def plausible_fraction(percent: float) -> Maybe[float]:
-    """A percentage as a fraction of 1."""
+    """A percentage as a fraction between 0 and 1."""
     if 0 <= percent <= 100:
         return percent / 100
     return Unknown(f"the driver reported {percent:g} %, which is impossible")

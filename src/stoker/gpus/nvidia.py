@@ -1,4 +1,4 @@
-"""Codes of the NVIDIA driver in words."""
+"""Descriptions of the NVIDIA driver's codes."""
 
 import functools
 from typing import Final
@@ -18,7 +18,7 @@ _THROTTLING: Final = {
 }
 
 
-# The XIDs that matter to the owner of a machine or a job, from NVIDIA's catalogue.
+# XIDs that matter to owners of machines and jobs, from NVIDIA's catalogue.
 _XIDS: Final = {
     13: "an exception in a program's kernel",
     31: "a memory fault of a program",
@@ -36,7 +36,7 @@ _XIDS: Final = {
     119: "the GPU's firmware does not answer",
     120: "the GPU's firmware failed",
 }
-# After these a GPU cannot be used before it is reset, or its machine is rebooted.
+# After these XIDs a GPU is unusable until a reset or a reboot.
 RESET_XIDS: Final = frozenset({48, 62, 64, 79, 95, 119, 120})
 
 
@@ -46,6 +46,6 @@ def describe_xid(xid: int) -> str:
 
 @functools.lru_cache(maxsize=64)
 def throttle_reasons(mask: int) -> tuple[str, ...]:
-    """What holds the clocks down, in words."""
+    """Descriptions of throttling reasons."""
     words = tuple(word for bit, word in _THROTTLING.items() if mask & bit)
     return (*words, "another reason") if mask & ~sum(_THROTTLING) else words

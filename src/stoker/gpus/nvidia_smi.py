@@ -1,8 +1,8 @@
 """The `nvidia-smi` source, for machines where NVML cannot be loaded.
 
-What it cannot see: bursts between two looks (there is one driver sample in each), energy, XID errors, and processes
-that only draw. A query that is stuck in the driver blocks the look: the prober's deadline guards against that.
-Should a signal end this process while it waits, its nvidia-smi goes on alone until the driver lets it end.
+It misses bursts between looks (each has one driver sample), energy, XID errors, and graphics-only processes. A query
+that is stuck in the driver blocks the look, which the prober's deadline covers. If a signal ends this process during a
+query, nvidia-smi continues alone until the driver releases it.
 """
 
 import os
@@ -43,27 +43,27 @@ _ALWAYS: Final = (
     "utilization.gpu,memory.used,memory.total,power.draw,enforced.power.limit,temperature.gpu"
 )
 _MORE: Final = "utilization.memory,clocks.sm,{reasons}.active,ecc.errors.uncorrected.volatile.total"
-# The most telling first: one unknown field fails a query as a whole, and the name of the reasons has changed.
+# Most informative query first: one unknown field fails a whole query, and the field of the reasons was renamed.
 _QUERIES: Final = (
     f"--query-gpu={_ALWAYS},{_MORE.format(reasons='clocks_throttle_reasons')}",
     f"--query-gpu={_ALWAYS},{_MORE.format(reasons='clocks_event_reasons')}",
     f"--query-gpu={_ALWAYS}",
 )
-# How many fields come after a GPU's name, in all queries and in those that ask for more.
+# The number of fields after a GPU's name, in basic and extended queries.
 _AFTER_NAME, _AFTER_NAME_WITH_MORE = 7, 11
 _PROCESSES: Final = "--query-compute-apps=gpu_uuid,pid,used_memory"
 _FORMAT: Final = "--format=csv,noheader,nounits"
 
-# A machine full of GPUs answers in a few kilobytes; more than this is not an answer.
+# Even many GPUs need only a few kilobytes; a longer output is invalid.
 _MOST_OUTPUT: Final = 2**20
-# Enough for a healthy nvidia-smi to leave; one that is stuck in the driver does not leave in minutes either.
+# Enough for a healthy nvidia-smi to exit; one that is stuck in the driver does not exit in minutes either.
 _SECONDS_TO_LEAVE: Final = 1.0
-# A sentence is quoted to a person, not a page.
+# The limit of a quoted message.
 _MOST_QUOTED: Final = 200
 _MIB: Final = 2**20
 _MOST_MEMORY: Final = 2**50
 
-# What nvidia-smi documents as "the NVIDIA driver is not loaded" and "the NVML library could not be found".
+# The documented codes for "the NVIDIA driver is not loaded" and "the NVML library could not be found".
 _NO_DRIVER_CODES: Final = (9, 12)
 _NO_DRIVER: Final = re.compile(
     r"couldn't communicate with the NVIDIA driver|Driver Not Loaded|couldn't find libnvidia-ml"
@@ -81,7 +81,7 @@ _START_OF_ROW: Final = re.compile(r"([0-9]{1,4}), *(GPU-[0-9a-f]{8}(?:-[0-9a-f]{
 _PROCESS: Final = re.compile(r"([^,\s]+) *, *([^,]*),([^,]*)")
 _MINOR: Final = re.compile(r"^Device Minor:\s*([0-9]{1,9})\s*$", re.MULTILINE)
 
-# `topo -m` underlines its heading, also in a pipe.
+# `topo -m` underlines its heading even in a pipe.
 _ESCAPE: Final = re.compile(r"\x1b\[[0-9;]*m")
 _GPU_NAME: Final = re.compile(r"GPU([0-9]{1,4})")
 _NVLINK: Final = re.compile(r"NV[0-9]+")
@@ -94,7 +94,7 @@ _NO_MINOR: Final = Unknown("the driver's files do not contain this GPU's device 
 
 
 def open_source(root: Path = Path("/"), argument: str = "", *, command: str = "nvidia-smi") -> Source:  # noqa: ARG001 - the signature of a source's factory
-    """The GPUs that `nvidia-smi` lists; AbsentError where there is no such command, driver or GPU."""
+    """Opens the source. Raises AbsentError without the command, a driver or a GPU."""
     asker = _Asker(command)
     try:
         query, answer = _first_answer(asker)
@@ -117,7 +117,7 @@ def open_source(root: Path = Path("/"), argument: str = "", *, command: str = "n
 
 
 def _first_answer(asker: "_Asker") -> "tuple[str, _Answer]":
-    """The first query whose fields this version knows, and its answer."""
+    """The first query whose fields this version knows, with its answer."""
     *telling, plain = _QUERIES
     for query in telling:
         answer = asker.ask(query, _FORMAT)
@@ -127,7 +127,7 @@ def _first_answer(asker: "_Asker") -> "tuple[str, _Answer]":
 
 
 class NvidiaSmiSource:
-    """Runs nvidia-smi for each look, and remembers which GPUs there were."""
+    """Runs nvidia-smi for each look, and remembers the GPUs."""
 
     name = "nvidia-smi"
 
@@ -142,7 +142,7 @@ class NvidiaSmiSource:
         self._looked = time.monotonic()
 
     def read_links(self) -> None:
-        """Asks how the GPUs are connected, once: that does not change."""
+        """Queries the links between GPUs once, since they do not change."""
         answer = self._ask("topo", "-m")
         if isinstance(answer, Unknown):
             return
@@ -198,10 +198,10 @@ class NvidiaSmiSource:
         return tuple(sorted(self._gpus.values(), key=lambda gpu: gpu.index))
 
     def _recognise(self, row: "_Row") -> Gpu | None:
-        """The GPU that a row is about. It keeps the index under which it was first seen."""
+        """The GPU of a row. It keeps its first index."""
         bus = _bus(row.bus)
         if not row.uuid:
-            # A failing GPU may not report its uuid, but its PCI address is known.
+            # A failing GPU may not report its uuid, but has a known PCI address.
             in_slot = [gpu for gpu in self._gpus.values() if gpu.bus == bus] if isinstance(bus, str) else []
             return in_slot[0] if in_slot else None
         gpu = Gpu(row.uuid, row.number, _name(row.name), "nvidia", self._minor(bus), _memory_total(row), bus)
@@ -229,7 +229,7 @@ class NvidiaSmiSource:
         return int(match[1]) if match else _NO_MINOR
 
     def _processes(self, seen: "Mapping[str, _Row]") -> dict[str, Maybe[tuple[Process, ...]]]:
-        """The processes on each GPU; unknown on all when a line cannot be placed, for it may be of any."""
+        """The processes on each GPU; unknown for all if a line is invalid, since it may belong to any GPU."""
         answer = self._ask(_PROCESSES, _FORMAT)
         if isinstance(answer, Unknown):
             return dict.fromkeys(seen, answer)
@@ -253,13 +253,13 @@ class NvidiaSmiSource:
 
 
 class _Row(NamedTuple):
-    """One line about a GPU, its fields as they were written."""
+    """A row of a GPU with unparsed fields."""
 
     number: int
     uuid: str
-    """Empty when the GPU did not report it."""
+    """Empty if the GPU did not report it."""
     fault: str | None
-    """Why nothing in this row can be believed."""
+    """Why this row is unusable."""
     name: str
     bus: str
     utilization: str
@@ -269,14 +269,14 @@ class _Row(NamedTuple):
     power_limit: str
     temperature: str
     memory_activity: str | None = None
-    """None, as the following: this version of nvidia-smi does not know the field."""
+    """None, like the following, if this version of nvidia-smi lacks the field."""
     sm_clock: str | None = None
     throttling: str | None = None
     uncorrected: str | None = None
 
 
 def _parse(text: str, query: str) -> tuple[list[_Row], list[str]]:
-    """The rows about GPUs in the answer to a query, and whatever else was said."""
+    """The rows of GPUs in an answer, and all other lines."""
     after_name = _AFTER_NAME if query == _QUERIES[-1] else _AFTER_NAME_WITH_MORE
     rows: list[_Row] = []
     strays: list[str] = []
@@ -290,8 +290,8 @@ def _parse(text: str, query: str) -> tuple[list[_Row], list[str]]:
 
 
 def _parse_row(line: str, after_name: int) -> _Row | None:
-    """The row of a line; with a fault where only the beginning makes sense."""
-    # A name may hold commas: what comes before it is counted from the left, what comes after from the right.
+    """The row of a line, with a fault if only its beginning is valid."""
+    # A name may contain commas, so later fields are counted from the right.
     left = line.split(",", 2)
     right = left[-1].rsplit(",", after_name)
     if line.endswith("\n") and len(left) == 3 and len(right) == after_name + 1:
@@ -308,7 +308,7 @@ def _parse_row(line: str, after_name: int) -> _Row | None:
 
 
 def _links(text: str) -> dict[int, dict[int, Link]]:
-    """The matrix of `topo -m`: a line that names all devices, then for each GPU one with a cell for each of them."""
+    """Parses the matrix of `topo -m`: a heading with all devices, then a line per GPU with a cell for each device."""
     heading: list[str] = []
     found: dict[int, dict[int, Link]] = {}
     for line in text.splitlines():
@@ -323,7 +323,7 @@ def _links(text: str) -> dict[int, dict[int, Link]]:
 
 
 def _link(cell: str) -> Link | None:
-    """What a cell of the matrix stands for; None for the GPU itself and what is not known."""
+    """The link of a cell; None for the GPU itself and for unknown values."""
     return "nvlink" if _NVLINK.fullmatch(cell) else _PCI_LINKS.get(cell)
 
 
@@ -365,7 +365,7 @@ def _health(uncorrected: str) -> Maybe[DeviceHealth]:
 
 
 def _number(text: str, judge: Callable[[float], Maybe[T]]) -> Maybe[T]:
-    """A number that was written, if it can be true."""
+    """The number in a field, if plausible."""
     written = text.strip()
     return judge(float(written)) if _NUMBER.fullmatch(written) else _refused(written)
 
@@ -384,7 +384,7 @@ def _memory_total(row: _Row) -> Maybe[int]:
 
 
 def _memory_used(text: str, total: Maybe[int]) -> Maybe[int]:
-    # Where the GPU's own size is unknown (unified memory), a blank value must still not pass for an amount.
+    # With an unknown size of the GPU (unified memory), a blank value must still be rejected.
     most = _MOST_MEMORY if isinstance(total, Unknown) else total
     return _number(text, lambda mib: plausible_memory_used(int(mib * _MIB), most))
 
@@ -394,7 +394,7 @@ def _pid(value: float) -> Maybe[int]:
 
 
 def _settled(before: Maybe[T], now: Maybe[T]) -> Maybe[T]:
-    """Properties of a GPU do not change: once known, they stay known while the GPU fails."""
+    """The property of a GPU. It does not change, so a known value stays while the GPU fails."""
     return now if isinstance(before, Unknown) else before
 
 
@@ -403,13 +403,13 @@ def _name(text: str) -> Maybe[str]:
 
 
 def _bus(text: str) -> Maybe[str]:
-    """The PCI address as the kernel writes it: nvidia-smi pads the domain to eight digits."""
+    """The PCI address in the kernel's form: nvidia-smi pads the domain to eight digits."""
     match = _BUS.fullmatch(text.strip())
     return f"{int(match[1], 16):04x}:{match[2].lower()}" if match else _refused(text)
 
 
 def _failure(answer: "_Answer") -> str:
-    """Why an answer is none."""
+    """Why an answer is unusable."""
     if answer.code < 0:
         return f"nvidia-smi was killed by signal {-answer.code}"
     said = next((f"said: {_quoted(line)}" for line in answer.text.splitlines() if line.strip()), "said nothing")
@@ -417,7 +417,7 @@ def _failure(answer: "_Answer") -> str:
 
 
 def _complaint(answer: "_Answer", strays: list[str]) -> str | None:
-    """What was wrong with an answer that can be used all the same, such as a warning of a corrupt infoROM."""
+    """A complaint in a usable answer, such as a warning about a corrupt infoROM."""
     ended = f"exit code {answer.code}" if answer.code else ""
     if strays:
         return f"also said: {_quoted(strays[0])}" + (f" ({ended})" if ended else "")
@@ -430,14 +430,14 @@ def _quoted(text: str) -> str:
 
 
 class _Answer(NamedTuple):
-    """What the command said. The code is negative when a signal ended it."""
+    """The output of the command. The code is negative after a signal."""
 
     text: str
     code: int
 
 
 class _EarlierError(Exception):
-    """The command before has not ended, so no other is started: two would be stuck where one is."""
+    """The previous command has not ended. A second one would only get stuck as well."""
 
 
 class _Asker:
@@ -448,7 +448,7 @@ class _Asker:
         self._child: int | None = None
 
     def ask(self, *arguments: str) -> _Answer:
-        """The answer to a command line, for which this waits; OSError when the command cannot be started."""
+        """Runs a command and waits for its answer. Raises OSError if it cannot be started."""
         if self._child is not None:
             if _exit_code(self._child, os.WNOHANG) is None:
                 raise _EarlierError
@@ -467,11 +467,11 @@ class _Asker:
         return _Answer(text, code or 0)
 
     def close(self) -> None:
-        """Ask a command that is still running to end. One that is stuck in the driver outlives this."""
+        """Asks a running command to exit. If it is stuck in the driver, it outlives this process."""
         if self._child is None or _exit_code(self._child, os.WNOHANG) is not None:
             self._child = None
             return
-        # Never SIGKILL: a client that was killed inside the driver has frozen a GPU until the next boot.
+        # Never SIGKILL: killing a client inside the driver has frozen a GPU until the next boot.
         os.kill(self._child, signal.SIGTERM)
         deadline = time.monotonic() + _SECONDS_TO_LEAVE
         while _exit_code(self._child, os.WNOHANG) is None:
@@ -490,14 +490,14 @@ class _Asker:
                 (os.POSIX_SPAWN_DUP2, output, 1),
                 (os.POSIX_SPAWN_DUP2, output, 2),
             ],
-            # Whatever the caller blocks or ignores, the command can be ended and notices a closed pipe.
+            # The command must be killable and notice a closed pipe, whatever signals the caller blocks or ignores.
             setsigmask=(),
             setsigdef=(signal.SIGTERM, signal.SIGPIPE),
         )
 
 
 def _exit_code(child: int, options: int) -> int | None:
-    """How a child ended, negative for a signal; None while it runs."""
+    """The exit status of a child, negative for a signal; None while it runs."""
     try:
         pid, status = os.waitpid(child, options)
     except ChildProcessError:

@@ -1,4 +1,4 @@
-"""Reads one NVIDIA device or MIG slice: what it did since the look before."""
+"""Reads one NVIDIA device or MIG slice."""
 
 import ctypes
 import struct
@@ -29,30 +29,30 @@ from stoker.gpus.nvml.gpm import GpmMeter
 from stoker.gpus.nvml.health import HealthMeter
 from stoker.gpus.nvml.processes import ProcessLists
 
-# nvmlSample_t: a timestamp in µs and an 8-byte union, of which utilization uses the low four bytes.
+# nvmlSample_t: a timestamp in µs and an 8-byte union, whose low four bytes hold utilization.
 _SAMPLE: Final = struct.Struct("=QI4x")
 # nvmlMemory_v2_t: version, total, reserved, free, used. nvmlMemory_t: total, free, used.
 # nvmlUtilization_t: GPU, memory controller.
 _MEMORY_2: Final = struct.Struct("=I4xQQQQ")
 _MEMORY_1: Final = struct.Struct("=QQQ")
 _RATES: Final = struct.Struct("=II")
-# The driver's ring was measured at 100 utilization samples; room for twice that in one call.
+# Twice the measured size of the driver's ring of utilization samples.
 _RING: Final = 256
-# What the first look covers: the driver's longest averaging period.
+# The driver's longest averaging period, which the first look covers.
 FIRST_SPAN: Final = 1.0
 # Below this an energy difference is mostly the counter's resolution.
 _SHORTEST_POWER_SPAN: Final = 0.5
-# A power limit changes when an administrator changes it.
+# A power limit changes only when an administrator changes it.
 _LIMIT_EVERY: Final = 60.0
 _MICRO: Final = 1_000_000
-# The two kinds of samples, by their place in nvmlUtilization_t.
+# The two kinds of samples, by position in nvmlUtilization_t.
 _GPU, _MEMORY = 0, 1
 _KINDS: Final = (pynvml.NVML_GPU_UTILIZATION_SAMPLES, pynvml.NVML_MEMORY_UTILIZATION_SAMPLES)
 _SAMPLES: Final = ("samples", "memory samples")
 
 
 class DeviceFunctions:
-    """The driver's functions and the buffers of a look, shared by all devices, which are read one by one."""
+    """The driver's functions and the buffers of a look. Devices are read one by one and share them."""
 
     def __init__(self) -> None:
         self.get_samples = library.function("nvmlDeviceGetSamples")
@@ -75,7 +75,7 @@ class DeviceFunctions:
         self.long_number = ctypes.c_ulonglong()
         self.memory = ctypes.create_string_buffer(_MEMORY_2.size)
         self.rates = ctypes.create_string_buffer(_RATES.size)
-        # Pointers to the buffers, made once: a look passes dozens of them.
+        # Pointers to the buffers, created once, since a look passes dozens of them.
         self.to_count = ctypes.byref(self.count)
         self.to_value_type = ctypes.byref(ctypes.c_uint())
         self.to_number = ctypes.byref(self.number)
@@ -83,7 +83,7 @@ class DeviceFunctions:
 
 
 class Device:
-    """A handle and the state between two looks."""
+    """A device handle with its state between looks."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Device:
         processes: ProcessLists,
         meter: GpmMeter | None,
     ) -> None:
-        """`board`: the handle of the whole GPU, which alone knows the clocks and faults of a MIG slice."""
+        """`board`: the handle of the whole GPU, which is needed for the clocks and faults of a MIG slice."""
         self.gpu = gpu
         self.health = HealthMeter(board)
         self._handle = handle
@@ -119,7 +119,7 @@ class Device:
         try:
             return self._read(at, wall, span)
         except library.GoneError as gone:
-            # The next good reading starts a new span: what happened meanwhile is unknown.
+            # The time until the next good reading is unknown, which starts a new span.
             self._read_at = self._energy = None
             unknown = Reading.unknown(self.gpu.uuid, str(gone), span=span)
             return msgspec.structs.replace(unknown, health=self.health.lost(str(gone)))
@@ -150,17 +150,17 @@ class Device:
     def _utilization(self, wall: float, pipes: Maybe[Pipes]) -> Maybe[Utilization]:
         seen = self._activity(_GPU, wall)
         if isinstance(seen, Unknown) and known(pipes) and known(pipes.graphics):
-            # On MIG only GPM reports it: the exact mean since the look before, which includes bursts.
+            # On MIG only GPM reports it, as an exact mean since the previous look that includes bursts.
             return Utilization(pipes.graphics, pipes.graphics, 0)
         return seen
 
     def _activity(self, kind: int, wall: float) -> Maybe[Utilization]:
-        """What one kind of samples shows since the look before; where there are none, the current rate."""
+        """The activity of one kind since the previous look, or the current rate without samples."""
         seen = self._buffered(kind, wall)
         return self._rate(kind) if seen is None else seen
 
     def _buffered(self, kind: int, wall: float) -> Maybe[Utilization] | None:
-        """All samples that the driver took since the look before; None when there are none."""
+        """All driver samples since the previous look; None if there are none."""
         if _SAMPLES[kind] in self._never:
             return None
         functions = self._functions
@@ -180,7 +180,7 @@ class Device:
             return None
         count = functions.count.value
         if not count:
-            # The ring of an idle GPU runs empty, which is neither zero nor unknown: use the current rate.
+            # The ring of an idle GPU runs empty, which is neither zero nor unknown, so the current rate is used.
             self._check_clock(wall)
             return None
         stamps, values = zip(*_SAMPLE.iter_unpack(functions.samples_view[: _SAMPLE.size * count]), strict=True)
@@ -191,7 +191,7 @@ class Device:
         return Utilization(peak, sum(values) / (100 * count), count)
 
     def _check_clock(self, wall: float) -> None:
-        """Samples carry wall-clock times: after the clock was set back, none would be newer than the last."""
+        """Resets the sample position after a step back of the wall clock, which would hide newer samples."""
         now = int(wall * _MICRO)
         if max(self._samples_seen) > now + _MICRO:
             self._look_back_to(now - _MICRO)
@@ -219,7 +219,7 @@ class Device:
         return gpu, memory
 
     def _memory(self) -> tuple[Maybe[int], Maybe[int]]:
-        """Used and total. The second form of the call does not count what the driver reserves as used."""
+        """Used and total memory. The second version of the call excludes memory reserved by the driver."""
         functions = self._functions
         total = used = 0
         code = library.FUNCTION_NOT_FOUND
@@ -241,7 +241,7 @@ class Device:
         return plausible_memory_used(used, plausible_total), plausible_total
 
     def _power(self, at: float) -> tuple[Maybe[float], Maybe[float]]:
-        """The energy counter in joules, and the mean power since the look before."""
+        """The energy counter in joules, and the mean power since the previous look."""
         functions = self._functions
         energy: Maybe[float]
         if never := self._never.get("energy"):
@@ -303,7 +303,7 @@ class Device:
         return processes
 
     def _remember(self, what: str, code: int) -> Unknown:
-        """A value that is not supported is asked for once."""
+        """Notes an unsupported value, which is not queried again."""
         failed = library.failed(code)
         if code in library.NEVER:
             self._never[what] = failed

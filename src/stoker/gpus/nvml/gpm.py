@@ -1,4 +1,4 @@
-"""GPM metrics: what the parts of the chip did between two looks (Hopper and newer)."""
+"""GPM metrics: activity of the chip's units between two looks (Hopper and newer)."""
 
 import contextlib
 from typing import Final
@@ -18,7 +18,7 @@ NVLINK_IN: Final = 60
 NVLINK_OUT: Final = 61
 _SHARES: Final = (GRAPHICS, SM, ANY_TENSOR, DRAM)
 _METRICS: Final = (*_SHARES, PCIE_OUT, PCIE_IN, NVLINK_IN, NVLINK_OUT)
-# NVML's header asks for at least 100 ms between the two samples of a metric.
+# NVML requires at least 100 ms between the two samples of a metric.
 SHORTEST_SPAN: Final = 0.1
 _MIB: Final = 2**20
 
@@ -41,7 +41,7 @@ class GpmMeter:
 
     @classmethod
     def where_offered(cls, device: object, gpu_instance: int | None = None) -> "GpmMeter | None":
-        """A meter if this device has GPM. For a MIG device: its parent's handle and its GPU instance."""
+        """A meter, if this device has GPM. A MIG device needs its parent's handle and its GPU instance."""
         try:
             if not pynvml.nvmlGpmQueryDeviceSupport(device).isSupportedDevice:
                 return None
@@ -92,11 +92,11 @@ def _share(answer: pynvml.c_nvmlGpmMetric_t) -> Maybe[float]:
 
 
 def _bytes_per_second(out: Maybe[float], into: Maybe[float]) -> Maybe[float]:
-    """Both directions together; the driver counts in MiB."""
+    """The sum of both directions; the driver counts in MiB."""
     if isinstance(out, Unknown):
         return out
     if isinstance(into, Unknown):
         return into
     total = (out + into) * _MIB
-    # Also false for what is not a number.
+    # Also rejects NaN.
     return total if 0 <= total < float("inf") else Unknown(f"the driver reported {total:g} B/s, which is impossible")

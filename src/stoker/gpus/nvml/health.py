@@ -14,10 +14,10 @@ from stoker.gpus.nvml import library
 # nvmlEventData_t: device, type, data (of this type: the XID), GPU instance, compute instance.
 _EVENT: Final = struct.Struct("=QQQII")
 _NO_INSTANCE: Final = 2**32 - 1
-# A GPU that repeats an error with every kernel must not hold up a look, nor fill the memory.
+# A GPU that repeats an error with every kernel must not delay a look or fill the memory.
 _MOST_EVENTS: Final = 64
 _MOST_XIDS: Final = 32
-# Errors of the memory are counted for good; a look once a minute misses none.
+# Memory error counters only grow, so reading them once a minute misses nothing.
 _EVERY: Final = 60.0
 
 
@@ -47,7 +47,7 @@ class HealthMeter:
         return self._seen
 
     def lost(self, reason: str) -> Maybe[DeviceHealth]:
-        """What is left to say of a GPU that cannot be read any more."""
+        """The last known health of a GPU that can no longer be read."""
         why = Unknown(reason)
         self._read_at = None
         return DeviceHealth(tuple(self._xids), why, why, why) if self._xids else why
@@ -60,21 +60,21 @@ class HealthMeter:
         return count.value if code == library.SUCCESS else library.failed(code)
 
     def _rows(self) -> Maybe[tuple[bool, bool]]:
-        """Whether rows wait for a reset to be remapped, and whether remapping has failed (Ampere and newer)."""
+        """Pending and failed row remapping (Ampere and newer)."""
         corrected, uncorrected, pending, failed = (ctypes.c_uint() for _ in range(4))
         references = (ctypes.byref(number) for number in (corrected, uncorrected, pending, failed))
         code = self._remapped_rows(self._board, *references)
         return (bool(pending.value), bool(failed.value)) if code == library.SUCCESS else library.failed(code)
 
     def _pages(self) -> Maybe[bool]:
-        """Whether pages wait for a reset to be retired (before Ampere)."""
+        """Pending page retirement (before Ampere)."""
         pending = ctypes.c_uint()
         code = self._retired_pages(self._board, ctypes.byref(pending))
         return bool(pending.value) if code == library.SUCCESS else library.failed(code)
 
 
 def _either(first: Maybe[bool], second: Maybe[bool]) -> Maybe[bool]:
-    """Whether one of them is true. A board has one of the two, so one that is not supported says nothing."""
+    """True if either is. A board supports one of the two, so an unsupported value is ignored."""
     if isinstance(first, Unknown):
         return second if known(second) else first
     return first or (known(second) and second)
@@ -92,20 +92,20 @@ class XidEvents:
             self._set = pynvml.nvmlEventSetCreate()
 
     def register(self, board: Any, meter: HealthMeter, gpu_instance: int | None = None) -> None:
-        """Adds to the meter what happens on this board, or on one MIG instance of it."""
+        """Sends events of this board, or of one MIG instance, to the meter."""
         address = ctypes.cast(board, ctypes.c_void_p).value or 0
         meters = self._meters.setdefault(address, [])
         if not meters and self._set is not None:
-            with contextlib.suppress(pynvml.NVMLError):  # not supported: this board has no events
+            with contextlib.suppress(pynvml.NVMLError):  # the board does not support events
                 pynvml.nvmlDeviceRegisterEvents(board, pynvml.nvmlEventTypeXidCriticalError, self._set)
         meters.append((gpu_instance, meter))
 
     def collect(self) -> None:
-        """Hands out what has happened since the last time."""
+        """Distributes new events."""
         if self._set is None:
             return
         for _ in range(_MOST_EVENTS):
-            # Any error ends it, too: a GPU that is lost shows when it is read.
+            # Any error also ends the loop: a lost GPU shows when it is read.
             if self._wait(self._set, self._event, 0) != library.SUCCESS:
                 return
             device, kind, xid, instance, _compute = _EVENT.unpack(self._event)

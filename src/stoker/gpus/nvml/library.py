@@ -1,7 +1,7 @@
-"""NVML functions, looked up once by nvidia-ml-py; they return codes, and this module gives the reasons for them.
+"""NVML functions, looked up once through nvidia-ml-py, and explanations of their error codes.
 
-A look calls the C functions directly with buffers that are reused. The wrappers of nvidia-ml-py ask for a size first
-and allocate each time, which doubles the number of driver calls.
+A look calls the C functions directly with reused buffers. The wrappers of nvidia-ml-py first query a size and allocate
+each time, which doubles the number of driver calls.
 """
 
 from collections.abc import Callable
@@ -27,11 +27,11 @@ VERSION_MISMATCH: Final = 18
 ARGUMENT_VERSION_MISMATCH: Final = 25
 UNKNOWN_ERROR: Final = 999
 
-# Errors after which no value of this GPU is trusted until someone acts.
+# After these errors no value of this GPU is trusted until someone acts.
 GONE: Final = frozenset({GPU_IS_LOST, RESET_REQUIRED})
-# Errors that last: the value is not asked for again.
+# Permanent errors: the value is not queried again.
 NEVER: Final = frozenset({UNSUPPORTED, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH})
-# Errors at init that mean that there is no NVIDIA GPU. Every other error means unknown.
+# Errors of the initialization that mean that there is no NVIDIA GPU. All others mean unknown.
 NOTHING_HERE: Final = frozenset({DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND})
 
 _REASONS: Final = {
@@ -54,7 +54,7 @@ _REASONS: Final = {
 
 
 def reason(code: int) -> str:
-    """Why a call failed, as part of a sentence."""
+    """The reason of a failed call, as part of a sentence."""
     if code in _REASONS:
         return _REASONS[code]
     return f"the NVIDIA driver answered error {code} ({pynvml.NVMLError(code)})"
@@ -65,18 +65,18 @@ def unknown(code: int) -> Unknown:
 
 
 class GoneError(Exception):
-    """The GPU is lost or needs a reset: its values do not count."""
+    """The GPU is lost or needs a reset, so its values do not count."""
 
 
 def failed(code: int) -> Unknown:
-    """Why a value is unknown; GoneError where no value of this GPU counts."""
+    """The unknown value for an error code. Raises GoneError if no value of this GPU counts."""
     if code in GONE:
         raise GoneError(reason(code))
     return unknown(code)
 
 
 def function(*names: str) -> Function:
-    """The first of these functions that this driver's library has; later names are older forms of the same."""
+    """The first of these functions in this driver's library; later names are older versions."""
     for name in names:
         try:
             found: Function = pynvml._nvmlGetFunctionPointer(name)  # noqa: SLF001 - the one lookup that caches per library; gpustat and nvitop rely on it too

@@ -19,7 +19,7 @@ _FIRST_CAPACITY: Final = 128
 
 
 class _Table:
-    """A C array that is filled by the driver, kept from call to call and grown when it was too small."""
+    """A C array for the driver, reused and enlarged on demand."""
 
     def __init__(self, row: struct.Struct) -> None:
         self.row = row
@@ -33,7 +33,7 @@ class _Table:
         self.view = memoryview(self.buffer)
 
     def grow(self) -> None:
-        """After INSUFFICIENT_SIZE: what the driver asked for, and half as much again for those that come meanwhile."""
+        """Enlarges it after INSUFFICIENT_SIZE, with half as much again for processes that appear meanwhile."""
         self._grow(max(self.count.value, self.capacity) * 3 // 2)
 
     def rows(self) -> Iterable[tuple[int, ...]]:
@@ -41,7 +41,7 @@ class _Table:
 
 
 def info_layout() -> struct.Struct:
-    """The layout of a process list's rows in this driver: it shows by which functions the library has."""
+    """The row layout of this driver's process list, inferred from the functions of the library."""
     long_rows = (
         library.has("nvmlDeviceGetComputeRunningProcesses_v3")
         and library.has("nvmlDeviceGetConfComputeMemSizeInfo")
@@ -51,7 +51,7 @@ def info_layout() -> struct.Struct:
 
 
 class ProcessLists:
-    """The processes of the GPUs of one machine; one instance serves all devices, one after the other."""
+    """Reads the processes of all GPUs of the machine, one device after another."""
 
     def __init__(self, process_cache: ProcessCache) -> None:
         self._process_cache = process_cache
@@ -68,7 +68,7 @@ class ProcessLists:
         self._since = ctypes.c_ulonglong()
 
     def read(self, handle: object, last_seen: int) -> tuple[Maybe[tuple[Process, ...]], int]:
-        """The processes on a device, and the newest timestamp among their utilization samples."""
+        """The processes on a device, and the newest timestamp of their utilization samples."""
         memory: dict[int, Maybe[int]] = {}
         code = self._list(self._compute, handle, memory)
         if code == library.SUCCESS:
@@ -88,7 +88,7 @@ class ProcessLists:
             return tuple(process_cache.process(pid, memory[pid], used, used) for pid in memory), newest
         unlisted: tuple[Maybe[float], Maybe[float]] = (0.0, 0.0)
         if process_cache.verifies_pids and not used.keys() <= memory.keys():
-            # Newer drivers number the list as this container does and the samples as the host does.
+            # In a container, newer drivers use its pids in the list, but the host's pids in the samples.
             elsewhere = Unknown("the driver numbers utilization by the host's pids, which cannot be matched here")
             unlisted = (elsewhere, elsewhere)
         return tuple(process_cache.process(pid, memory[pid], *used.get(pid, unlisted)) for pid in memory), newest
@@ -109,7 +109,7 @@ class ProcessLists:
         return code
 
     def _used(self, handle: object, last_seen: int) -> tuple[Maybe[dict[int, tuple[Maybe[float], Maybe[float]]]], int]:
-        """Mean SM and memory activity by pid since `last_seen`. The driver lists only those that did something."""
+        """Mean SM and memory activity by pid since `last_seen`. The driver lists only active processes."""
         table = self._samples
         self._since.value = last_seen
         code = _fill(lambda device, count, rows: self._utilization(device, rows, count, self._since), table, handle)
@@ -128,13 +128,13 @@ class ProcessLists:
 
 
 def _mean(percents: list[int]) -> Maybe[float]:
-    """Drivers have leaked garbage beside zombies: one absurd sample makes that process unknown, no other."""
+    """The mean. Drivers have returned garbage for zombies: an absurd sample makes only that process unknown."""
     highest = max(percents)
     return plausible_fraction(highest if highest > 100 else sum(percents) / len(percents))
 
 
 def _fill(function: library.Function, table: _Table, handle: object) -> int:
-    """Fills a process list. It may grow between two calls, so a table that was too small is tried again."""
+    """Fills a process list, and retries if it has grown between two calls."""
     code = library.INSUFFICIENT_SIZE
     for _ in range(4):
         table.count.value = table.capacity

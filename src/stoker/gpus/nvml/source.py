@@ -1,4 +1,4 @@
-"""The `nvml` source: all NVIDIA devices of the machine, initialised once and read at every look."""
+"""The `nvml` source: all NVIDIA devices of the machine, initialized once and read at every look."""
 
 import contextlib
 import ctypes
@@ -22,12 +22,12 @@ from stoker.gpus.source import AbsentError, Source
 
 Answer = TypeVar("Answer")
 
-# A failed initialisation is tried again, but not at every look: on a sick driver each try can cost seconds.
+# A failed initialization is retried at this interval, since each try can take seconds on a sick driver.
 _RETRY_EVERY: Final = 5.0
 
 
 class _LostDevice:
-    """A device without a handle: it stays in the list, with the reason."""
+    """A device without a handle, which stays in the list with the reason."""
 
     def __init__(self, gpu: Gpu, place: int, why: str) -> None:
         self.gpu = gpu
@@ -42,7 +42,7 @@ class _LostDevice:
 
 
 class NvmlSource:
-    """If NVML cannot be initialised, the GPUs are listed from the kernel, each unknown, until NVML answers."""
+    """If NVML cannot be initialized, the GPUs come from the kernel, all unknown, until NVML answers."""
 
     name = "nvml"
 
@@ -82,7 +82,7 @@ class NvmlSource:
             self._events.close()
 
     def _reopen_lost(self) -> None:
-        """Opens all devices again when a GPU that was lost at the start answers."""
+        """Reopens all devices when a GPU that was lost at the start answers."""
         for place in self._lost_places:
             try:
                 pynvml.nvmlDeviceGetHandleByIndex(place)
@@ -93,7 +93,7 @@ class NvmlSource:
             return
 
     def _initialise_again(self) -> None:
-        with contextlib.suppress(AbsentError):  # the driver was unloaded: the known GPUs stay in the list, unknown
+        with contextlib.suppress(AbsentError):  # the driver was unloaded; known GPUs stay in the list as unknown
             self._initialise()
 
     def _initialise(self) -> None:
@@ -133,7 +133,7 @@ class NvmlSource:
                 events.register(handle, device.health)
                 yield device
                 index += 1
-            # A GPU with MIG slices runs nothing itself: its slices are the devices.
+            # A GPU with MIG slices runs nothing itself, so its slices are the devices.
             for part in slices:
                 gpu = _describe(part, handle, pynvml.nvmlDeviceGetUUID(part), index, parent=uuid)
                 instance = _ask(pynvml.nvmlDeviceGetGpuInstanceId, part)
@@ -174,7 +174,7 @@ def _absence(code: int, root: Path) -> str:
 
 
 def _mig_slices(handle: object) -> Iterator[Any]:
-    """The MIG devices of a GPU; none where MIG is off or not supported."""
+    """The MIG devices of a GPU; none if MIG is off or unsupported."""
     try:
         current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
         if current != pynvml.NVML_DEVICE_MIG_ENABLE:
@@ -196,13 +196,13 @@ def _describe(handle: object, physical: object, uuid: str, index: int, *, parent
         vendor="nvidia",
         minor=_ask(pynvml.nvmlDeviceGetMinorNumber, physical),
         memory=memory,
-        # NVML pads the PCI domain to eight digits; the kernel writes four.
+        # NVML pads the PCI domain to eight digits, the kernel to four.
         bus=bus[-12:].lower() if known(bus) else bus,
         parent=parent,
     )
 
 
-# The levels of nvmlGpuTopologyLevel_t up to which a link is of a kind.
+# Kinds of links by the highest level of nvmlGpuTopologyLevel_t.
 _LEVELS: Final[tuple[tuple[int, Link], ...]] = (
     (pynvml.NVML_TOPOLOGY_MULTIPLE, "switch"),
     (pynvml.NVML_TOPOLOGY_NODE, "node"),
@@ -211,7 +211,7 @@ _LEVELS: Final[tuple[tuple[int, Link], ...]] = (
 
 
 def _with_links(devices: Sequence[Device | _LostDevice]) -> Iterator[Gpu]:
-    """The GPUs with their links. MIG slices have none: they cannot reach each other."""
+    """The GPUs with their links. MIG slices have none, since they cannot reach each other."""
     whole = [device for device in devices if isinstance(device, Device) and device.gpu.parent is None]
     links: dict[str, list[tuple[str, Link]]] = {device.gpu.uuid: [] for device in devices}
     read = _LinkFunctions()
@@ -224,7 +224,7 @@ def _with_links(devices: Sequence[Device | _LostDevice]) -> Iterator[Gpu]:
 
 
 class _LinkFunctions:
-    """Asks the driver how two GPUs are connected, once for each pair: that does not change while it is loaded."""
+    """Queries the link of each pair of GPUs once, since links do not change while the driver is loaded."""
 
     def __init__(self) -> None:
         self._get_status = library.function("nvmlDeviceGetP2PStatus")
@@ -232,7 +232,7 @@ class _LinkFunctions:
         self._number = ctypes.c_uint()
 
     def between(self, first: object, second: object) -> Link | None:
-        """None where the driver does not tell."""
+        """The link; None if the driver does not report it."""
         if self._has_nvlink(first, second):
             return "nvlink"
         if self._get_ancestor(first, second, ctypes.byref(self._number)) != library.SUCCESS:
@@ -240,7 +240,7 @@ class _LinkFunctions:
         return next((link for level, link in _LEVELS if self._number.value <= level), None)
 
     def _has_nvlink(self, first: object, second: object) -> bool:
-        """Directly or through NVSwitch: what `nvidia-smi topo -p2p n` shows as OK."""
+        """True for a direct NVLink or NVSwitch, as `nvidia-smi topo -p2p n` shows by OK."""
         code = self._get_status(first, second, pynvml.NVML_P2P_CAPS_INDEX_NVLINK, ctypes.byref(self._number))
         return code == library.SUCCESS and self._number.value == pynvml.NVML_P2P_STATUS_OK
 
@@ -271,7 +271,7 @@ def _gpu(place: int, bus: str, information: Path) -> Gpu:
     unreported = Unknown("the kernel driver does not report it")
     uuid = facts.get("GPU UUID", "")
     return Gpu(
-        # An uninitialised GPU has question marks for a uuid.
+        # An uninitialized GPU has question marks in its uuid.
         uuid=uuid if uuid.startswith("GPU-") and "?" not in uuid else f"PCI-{bus}",
         index=place,
         name=facts.get("Model") or unreported,
