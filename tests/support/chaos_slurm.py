@@ -388,6 +388,8 @@ class SlurmChaosRun(ChaosRun):
 
     def _until_started(self, kind: str, node: _Node, seconds: float, *, counts: bool = True) -> None:
         def start() -> bool:
+            # It asks the slurmstepd of its jobs before it listens, and a stopped one never answers.
+            self._end_kind(node, "stop slurmstepd")
             self._cluster.start_node(node.name)
             return counts
 
