@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -265,8 +266,11 @@ class _Case:
     def _outputs(self) -> Iterator[str]:
         for attempt, rank in itertools.product(self._attempts, range(self._nodes)):
             runs = _runs([one for one in self._entries if one.rank == rank], attempt.number)
-            last = [one.number for run in runs[-1:] for one in run if one.word == "line"]
-            printed = [f"attempt {attempt.number} says line {number}" for number in last]
+            last = [one for run in runs[-1:] for one in run if one.word == "line"]
+            printed = [f"attempt {attempt.number} says line {one.number}" for one in last]
+            # One that has slept for longer than its lease may print something before it is killed: the queue has given
+            # it up by then.
+            in_time = sum(1 for one in last if one.time < self._next_start(attempt))
             if not printed or self._had(
                 attempt, COSTS_OUTPUT, self._first_sign(attempt) - 1, self._kept_until(attempt)
             ):
@@ -275,17 +279,28 @@ class _Case:
             unguarded = bool({*fatal} & self._kinds(attempt)) or self._had(
                 attempt, fatal, self._first_sign(attempt) - 1, self._last_sign(attempt) + 2
             )
+            # A node that has slept for longer than the lease ends its srun with its part, and so the others at once.
+            if rank and attempt.outcome == "lost":
+                unguarded |= self._had(
+                    attempt, ("suspend", "sleep"), self._first_sign(attempt) - 1, self._last_sign(attempt) + 2
+                )
             # The queue gets what the first node prints.
             known = {"the queue": self._store.logs.read(attempt.id)} if rank == 0 else {}
             for place, text in {**known, "the file": self._file(attempt, rank)}.items():
                 kept = [line for line in text.splitlines() if line.startswith("attempt")]
                 if len(runs) > 1:
                     kept = kept[_last_index(kept, printed[0]) :]
-                if not _is_whole(printed, kept, unguarded=unguarded):
+                wanted = printed
+                if place == "the queue" and in_time < len(printed):
+                    wanted, kept = printed[:in_time], kept[:in_time]
+                if not _is_whole(wanted, kept, unguarded=unguarded):
                     yield (
                         f"attempt {attempt.number} printed {printed[-1:]} on node {rank}, {place} has {kept[-1:]}; "
                         f"{self._history()}"
                     )
+
+    def _next_start(self, attempt: Attempt) -> float:
+        return min((one.time for one in self._entries if one.attempt > attempt.number), default=math.inf)
 
     def _first_sign(self, attempt: Attempt) -> float:
         return min(one.time for one in self._entries if one.attempt == attempt.number)

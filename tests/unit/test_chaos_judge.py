@@ -13,10 +13,15 @@ from tests.support.job_journal import JobJournal
 LEASE = 8.0
 
 
-def findings(tmp_path: Path, *conditions: Condition) -> list[str]:
-    """Of a job over two nodes, whose first attempt began on one of them at 100 and was lost."""
+def findings(
+    tmp_path: Path, *conditions: Condition, more: str = "", output: str = "attempt 1 says line 1\n"
+) -> list[str]:
+    """Of a job over two nodes, whose first attempt began on one of them at 100 and was lost.
+
+    `more`: another line of its journal; `output`: what its file has.
+    """
     journal = JobJournal(tmp_path / "journal")
-    lines = ["1 11 start 0 100.0 node1 0 0", "1 11 line 1 106.0 node1 0 0"]
+    lines = ["1 11 start 0 100.0 node1 0 0", "1 11 line 1 106.0 node1 0 0", *([more] if more else [])]
     for rank in (0, 1):
         lines += [f"2 {20 + rank} {word} 0 {at} node{rank + 1} {rank} 0" for word, at in (("start", 120), ("end", 121))]
     journal.path.write_text("".join(f"{line}\n" for line in lines))
@@ -29,7 +34,7 @@ def findings(tmp_path: Path, *conditions: Condition) -> list[str]:
     )
     place = tmp_path / "attempts" / "job-1"
     place.mkdir(parents=True, exist_ok=True)
-    (place / "output").write_text("attempt 1 says line 1\n")
+    (place / "output").write_text(output)
     jobs = {"job": Submitted(journal, 0, nodes=2)}
     return list(judge(store, Evidence(jobs, {}, list(conditions), {}, [tmp_path], LEASE)))
 
@@ -40,6 +45,17 @@ def test_attempt_that_was_lost_while_the_machine_was_held_up_for_most_of_a_lease
     assert findings(tmp_path, Condition("held up", None, 97.0, 98.0)), "too short"
     assert findings(tmp_path, Condition("held up", None, 60.0, 80.0)), "long before"
     assert findings(tmp_path, Condition("held up", None, 97.0, 102.0)) == []
+
+
+def test_what_a_lost_attempt_prints_after_it_was_given_up_is_in_its_file_and_not_in_the_queue(tmp_path: Path) -> None:
+    held_up = Condition("held up", None, 97.0, 102.0)
+    both = "attempt 1 says line 1\nattempt 1 says line 2\n"
+    late, early = "1 11 line 2 120.5 node1 0 0", "1 11 line 2 119.0 node1 0 0"
+    assert not [one for one in findings(tmp_path, held_up, more=late, output=both) if "printed" in one]
+    (wrong,) = [one for one in findings(tmp_path, held_up, more=late) if "printed" in one]
+    assert "the file has" in wrong
+    (wrong,) = [one for one in findings(tmp_path, held_up, more=early, output=both) if "printed" in one]
+    assert "the queue has" in wrong
 
 
 def test_machine_is_held_up_while_this_process_waits_for_a_core_most_of_the_time(
