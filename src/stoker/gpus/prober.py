@@ -1,7 +1,7 @@
-"""Reads GPUs through a helper process, its own or one that it shares, each look with a deadline.
+"""Reads GPUs through a private or shared helper process, with a deadline for each look.
 
-A call into a sick driver can block for minutes in an uninterruptible sleep. It then blocks the helper; the prober
-returns an unknown look after the deadline, starts no second helper, sends no second request, and recovers when the
+A call into a sick driver can block for minutes in uninterruptible sleep, but it blocks only the helper. After the
+deadline the prober returns an unknown look. It starts no second helper, sends no second request, and recovers when the
 driver answers.
 """
 
@@ -27,13 +27,13 @@ _MOST_REQUESTS: Final = 1 << 32
 
 
 class _ReceivedLook(Look, frozen=True, array_like=True):
-    """A look whose readings are decoded one by one: most supervisors need those of few GPUs."""
+    """A look with undecoded readings, since most supervisors need those of few GPUs."""
 
     readings: tuple[msgspec.Raw, ...]  # type: ignore[assignment]
 
 
 class _ReceivedReply(HelperReply, frozen=True, array_like=True):
-    """The same of a reply. The holders seldom change."""
+    """A reply with undecoded holders, which rarely change."""
 
     look: _ReceivedLook | None
     holders: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
@@ -46,7 +46,7 @@ _HOLDERS: Final = msgspec.msgpack.Decoder(tuple[tuple[Holder, ...], ...])
 
 
 class _Selection(NamedTuple):
-    """Which GPUs a narrowed look holds, while the list of GPUs and the processes on them stay the same."""
+    """The GPUs of a narrowed look, valid for an unchanged list of GPUs and processes."""
 
     holders: bytes
     places: tuple[int, ...]
@@ -54,7 +54,7 @@ class _Selection(NamedTuple):
 
 
 class HelperProcess:
-    """The helper and the connection to it; nothing here blocks. `death` is None while it lives, then how it ended."""
+    """The helper and the connection to it. Nothing blocks. `death` describes its end; None while it lives."""
 
     def __init__(self, helper: Helper) -> None:
         self.death: str | None = None
@@ -70,14 +70,14 @@ class HelperProcess:
         return self._connection
 
     def ask(self, due: float, not_before: float) -> None:
-        """Asks for a look at a time, instead of one that was asked for before."""
+        """Requests a look at a time, replacing an earlier request."""
         self._request = (self._request + 1) % _MOST_REQUESTS
-        # A dead helper is noticed when its reply is read. One that is stopped reads no requests.
+        # The death of a helper shows when its reply is read. A suspended helper reads no requests.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError, BlockingIOError):
             os.write(self._connection, REQUEST.pack(self._request, due, not_before))
 
     def receive(self) -> bytes | memoryview | None:
-        """A complete message, or None; notices the helper's death."""
+        """A complete message, if any. Detects the helper's death."""
         while self.death is None:
             try:
                 piece = os.read(self._connection, _CHUNK)
@@ -97,13 +97,13 @@ class HelperProcess:
         return None
 
     def _whole(self, piece: bytes) -> memoryview | None:
-        """The reply to the last request, if the piece is just that, as nearly every one is."""
+        """The reply to the last request, if the piece is exactly that, as usual."""
         if len(piece) <= HEADER.size or HEADER.unpack_from(piece) != (len(piece) - HEADER.size, self._request):
             return None
         return memoryview(piece)[HEADER.size :]
 
     def _assembled(self) -> bytes | None:
-        """The reply to the last request, once it is complete. One to a request before it is dropped."""
+        """The reply to the last request, once complete. Replies to earlier requests are dropped."""
         while len(self._received) >= HEADER.size:
             length, request = HEADER.unpack_from(self._received)
             ends = HEADER.size + length
@@ -119,18 +119,18 @@ class HelperProcess:
         self.release()
         self.death = "ended"
         if self.is_shared and self.pid not in started_here():
-            return  # a process that another one started
+            return  # another process started the helper
         if not self.reaped_within(_GOODBYE):
             self.death = "is stuck in the driver on its way out"
 
     def reaped_within(self, seconds: float) -> bool:
-        """Whether the helper ended within this time; it is then reaped and `death` is set."""
+        """True if the helper ends within this time. It is then reaped, and `death` is set."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return True
         except OSError:
-            return False  # out of descriptors: tried again later
+            return False  # out of descriptors; retried later
         try:
             poll = select.poll()
             poll.register(descriptor, select.POLLIN)
@@ -146,11 +146,11 @@ class HelperProcess:
         return True
 
     def release(self) -> None:
-        """Closes the connection: a helper that is not blocked then ends, unless others use it."""
+        """Closes the connection. The helper then ends, unless it is blocked or has other clients."""
         os.close(self._connection)
 
     def dismiss(self, *, busy: bool) -> None:
-        """Ends the helper. A busy one may be blocked in the driver: it gets SIGTERM at once and is then left alone."""
+        """Ends the helper. A busy one may be blocked in the driver, so it gets SIGTERM at once and is left alone."""
         self.release()
         if self.is_shared or self.reaped_within(0.0 if busy else _GOODBYE):
             return
@@ -178,9 +178,9 @@ _RESTART_EVERY: Final = 1.0
 
 
 class Prober:
-    """Looks at this machine's GPUs. `look()` waits; `ask()`, `fileno()` and `answer()` serve an event loop.
+    """Takes looks at this machine's GPUs. `look()` blocks; `ask()`, `fileno()` and `answer()` serve an event loop.
 
-    There is at most one helper process and one outstanding request. Not for use from several threads.
+    There is at most one helper process and one outstanding request. Not thread-safe.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Prober:
         sharing: Sharing = "no",
         early: Helper | None = None,
     ) -> None:
-        """`early` is a helper that was started beforehand; it is used if it reads the same source."""
+        """`early`: a helper started in advance, used if it reads the same source."""
         check_spec(spec)
         self.spec = spec
         self.deadline = deadline
@@ -218,7 +218,7 @@ class Prober:
 
     @property
     def helper(self) -> int | None:
-        """The pid of the helper process while there is one."""
+        """The pid of the helper process, if any."""
         return self._helper.pid if self._helper is not None else None
 
     @property
@@ -228,28 +228,28 @@ class Prober:
         return started_here() if own is None or own.is_shared else (own.pid, *started_here())
 
     def look(self) -> Look:
-        """One look, within the deadline. Raises `AbsentError` when there is nothing to look at here."""
+        """Takes a look within the deadline. Raises `AbsentError` without GPUs."""
         self.ask()
         while (look := self.answer()) is None:
             self._poll.poll(max(self.remaining(), 0) * 1000)
         return look
 
     def narrow(self, wanted: frozenset[str], passed_over: frozenset[Holder]) -> None:
-        """From now on looks hold these GPUs, and those with a process that is not passed over.
+        """Limits looks to these GPUs, and those with a process that is not passed over.
 
-        On a machine with many GPUs and many jobs each supervisor then decodes its own readings only.
+        On a machine with many GPUs and jobs, each supervisor then decodes only its own readings.
         """
         self._wanted, self._passed_over, self._selection = wanted, passed_over, None
 
     @property
     def asked_for(self) -> float | None:
-        """The time of the look that is outstanding, or planned."""
+        """The time of the outstanding or planned look."""
         return self._asked_at
 
     def ask(self, max_age: float = 0.0, at: float = 0.0) -> None:
-        """Asks for a look, unless one is outstanding already. Never blocks.
+        """Requests a look, unless one is outstanding. Never blocks.
 
-        `at`: when it is wanted; now, if that is over. It replaces what was planned. `max_age`: how old it may be then.
+        `at`: the time of the look, or now if that is past; it replaces a planned one. `max_age`: its allowed age then.
         """
         if self._timed_out:
             self._discard_late_answer()
@@ -263,11 +263,11 @@ class Prober:
             helper.ask(self._asked_at, self._asked_at - max_age)
 
     def fileno(self) -> int:
-        """Readable when an answer may have come; -1 while there is no helper."""
+        """A descriptor that becomes readable when an answer may have arrived; -1 without a helper."""
         return self._helper.fileno() if self._helper and self._helper.death is None else -1
 
     def remaining(self) -> float:
-        """Seconds until the outstanding look is given up."""
+        """Seconds until the outstanding look times out."""
         return self.deadline if self._asked_at is None else self._asked_at + self.deadline - time.monotonic()
 
     def answer(self) -> Look | None:
@@ -294,21 +294,21 @@ class Prober:
 
     def _try_again(self, helper: HelperProcess) -> Look | None:
         if helper.is_shared and not helper.has_replied and not self._has_tried_again:
-            # It ended for want of clients at the moment in which this one came.
+            # The helper ended for lack of clients just as this one connected.
             self._has_tried_again = True
             self.ask()
             return None
         return self._unknown(f"the helper that reads the GPUs {helper.death}; it is started again")
 
     def close(self) -> None:
-        """Ends the helper. One that is blocked in the driver ends by itself later."""
+        """Ends the helper. If it is blocked in the driver, it ends later by itself."""
         if self._helper is not None and self._helper.death is None:
             self._helper.dismiss(busy=self._is_busy())
         self._helper = None
         self._asked_at = None
 
     def leave(self) -> None:
-        """Ends the helper without waiting for it: for a program that is about to end."""
+        """Ends the helper without waiting, for a program that is about to exit."""
         if not self._is_busy() and self._helper is not None and self._helper.death is None:
             self._helper.release()
             self._helper = None
@@ -327,7 +327,7 @@ class Prober:
         helper = self._helper
         now = time.monotonic()
         if helper is not None and helper.is_shared and helper.death is None and now - self._replied_at > _JUST_NOW:
-            helper.receive()  # notices that it ended since the last look, which then costs none
+            helper.receive()  # detects its end since the last look, so that the next look is not lost
         if helper is not None and helper.death is None:
             return helper
         too_soon = self._started_at is not None and now - self._started_at < _RESTART_EVERY
@@ -351,7 +351,7 @@ class Prober:
         return self._helper
 
     def _discard_late_answer(self) -> None:
-        """Discards a reply that came after its deadline: its time was already reported as unknown."""
+        """Discards a reply after its deadline, whose time was already reported as unknown."""
         message = self._helper.receive() if self._helper and self._helper.death is None else None
         if message is not None or (self._helper and self._helper.death is not None):
             self._asked_at = None
@@ -403,21 +403,21 @@ class Prober:
 
 # The driver buffers sixteen seconds of samples: looks further apart would miss some.
 LONGEST_WAIT: Final = 10.0
-# At least this fraction of the interval lies between the end of one look and the next.
+# The shortest pause between the end of a look and the next, as a share of the interval.
 _LEAST_SHARE: Final = 0.5
-# How old a look may be that is shared: of the interval, and in seconds.
+# The allowed age of a shared look, as a share of the interval and in seconds.
 _OLDEST_SHARE: Final = 0.1
 _OLDEST: Final = 0.5
 
 
 class Sampler:
-    """Looks at a steady interval. An event loop polls `fileno()` until `due()` and then calls `step()`."""
+    """Takes looks at a steady interval. An event loop polls `fileno()` until `due()` and then calls `step()`."""
 
     def __init__(self, prober: Prober, every: float, *, first: float = 0.0, aligned: bool = False) -> None:
-        """`first` is how long to wait before the first look.
+        """`first`: the delay of the first look.
 
-        `aligned`: looks are taken when the clock shows a multiple of the interval, as everybody else's who asks for
-        that, and may be a little older: those who share a helper then share its readings.
+        `aligned`: takes looks at multiples of the interval on the clock, and accepts slightly older ones, so that all
+        aligned clients of a shared helper share its readings.
         """
         self._prober = prober
         self._every = min(every, LONGEST_WAIT)
@@ -428,15 +428,15 @@ class Sampler:
         self._is_decision_due = False
 
     def fileno(self) -> int:
-        """Readable when a look may have come; -1 while none is asked for or planned."""
+        """A descriptor that becomes readable when a look may have arrived; -1 without a request."""
         return self._prober.fileno() if self._asked else -1
 
     def due(self) -> float:
-        """When to call `step()` at the latest."""
+        """The latest time to call `step()`."""
         return time.monotonic() + self._prober.remaining() if self._is_asked() else self._next
 
     def no_later_than(self, at: float | None) -> None:
-        """Moves the next look forward to `at`, when a decision is due."""
+        """Advances the next look to `at`, when a decision is due."""
         now = time.monotonic()
         if at is not None and at < self._next and (not self._is_asked() or now < self._next):
             self._next = max(at, now)
@@ -449,7 +449,7 @@ class Sampler:
         self._plan()
 
     def step(self) -> Look | None:
-        """A look that has come, or None. Raises `AbsentError` when there is nothing to look at."""
+        """A new look, if any. Raises `AbsentError` without GPUs."""
         if not self._is_asked():
             if time.monotonic() < self._next:
                 return None
@@ -465,12 +465,12 @@ class Sampler:
         return look
 
     def _is_asked(self) -> bool:
-        """Not if the helper ended before a planned look was due, or the prober was used for another look."""
+        """True if this look is requested. False if the helper has ended, or the prober took another look."""
         self._asked = self._asked and self._prober.asked_for is not None
         return self._asked
 
     def _plan(self) -> None:
-        """Has the helper send the next look when it is due: one wake-up of this process, not two."""
+        """Requests the next look in advance, which saves a wake-up of this process."""
         if self._aligned:
             self._prober.ask(0.0 if self._is_decision_due else self._max_age, self._next)
             # A driver that has not answered for long still has an earlier request.
@@ -479,7 +479,7 @@ class Sampler:
     def _over(self) -> None:
         """Schedules the next look one interval after this one was due, or after now if this one was late.
 
-        Missed looks are not made up for: rules that count looks would count one that covers no time.
+        Missed looks are not made up for, since rules that count looks would count one that covers no time.
         """
         self._asked = self._is_decision_due = False
         now = time.monotonic()

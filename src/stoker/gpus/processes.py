@@ -1,4 +1,4 @@
-"""Name, user and start time of the processes that a driver reports, in or out of a container."""
+"""Name, user and start time of processes that a driver reports, inside or outside a container."""
 
 import os
 import select
@@ -8,7 +8,7 @@ from typing import Final, Literal
 from stoker.gpus.model import NOT_REPORTED, Maybe, Process, Unknown
 from stoker.procfs import inside_pid_namespace, read_stat, user_name
 
-# Far above what holds GPUs at one time, far below the usual limit of 1024 open files.
+# Far above the usual number of processes on GPUs, far below the usual limit of 1024 open files.
 MOST_PIDFDS: Final = 256
 
 NOT_HERE: Final = "no process with this pid is visible here"
@@ -24,14 +24,14 @@ _ALSO_CALLED: Final = {"pt_main_thread": "python"}
 
 
 class _Known:
-    """What is cached of one pid."""
+    """The cached facts of a pid."""
 
     __slots__ = ("asked", "name", "pidfd", "started", "ticks", "user")
 
     def __init__(
         self, ticks: int | None, started: Maybe[int], name: Maybe[str], user: Maybe[str], pidfd: int | None
     ) -> None:
-        self.ticks = ticks  # The real start time, also of a process that cannot be identified.
+        self.ticks = ticks  # the real start time, even of an unidentified process
         self.started = started
         self.name = name
         self.user = user
@@ -45,23 +45,23 @@ class _Known:
 
 
 class ProcessCache:
-    """Names, users and start times of pids, cached while each process lives.
+    """Caches names, users and start times of pids while the processes live.
 
-    A pid that is known costs a dictionary lookup; all ends of processes together cost one `poll` per refresh.
-    `pids_from` says whose numbering the pids are in: a driver's, which in a container may be that of the
-    machine outside, or that of this very /proc, which needs no proof.
+    A known pid costs a dictionary lookup, and all ends of processes together cost one `poll` per refresh. `pids_from`:
+    the source of the pids: a driver, which in a container may use the host's pids, or this /proc, which needs no
+    verification.
     """
 
     def __init__(self, root: Path = Path("/"), *, pids_from: Literal["driver", "proc"] = "driver") -> None:
         self.note: str | None = None
-        """Set once a pid turned out to be numbered outside this container."""
+        """Set once a pid turns out to belong to the host's namespace."""
         self._proc = str(root / "proc")
         self._devices = root / "dev"
-        # Whether a pid counts only if its process is seen to hold a GPU.
+        # A pid counts only if its process verifiably holds a GPU.
         self.verifies_pids = pids_from == "driver" and inside_pid_namespace(root)
         self._pidfds_mean_proc = root == Path("/") and _proc_is_ours()
         self._proven: set[int] = set()
-        """Pids of processes that held a GPU here: when they are missing, they ended."""
+        """Pids of processes that held a GPU here; once missing, they have ended."""
         self._known: dict[int, _Known] = {}
         self._watched: dict[int, int] = {}
         """The pid of each pidfd."""
@@ -70,7 +70,7 @@ class ProcessCache:
         self._round = 0
 
     def refresh(self) -> None:
-        """Removes the processes that ended since; call it at the start of each look."""
+        """Removes ended processes. Call it at the start of each look."""
         for pidfd, _ in self._poll.poll(0):
             self._forget(self._watched[pidfd])
         if self._unwatched:
@@ -86,7 +86,7 @@ class ProcessCache:
         utilization: Maybe[float],
         memory_activity: Maybe[float] = NOT_REPORTED,
     ) -> Process:
-        """The process with this pid and the driver's values."""
+        """The process with this pid, with the driver's values."""
         known = self._known.get(pid)
         if known is None:
             known = self._add(pid)
@@ -94,7 +94,7 @@ class ProcessCache:
         return Process(pid, known.started, known.name, known.user, memory, utilization, memory_activity)
 
     def name(self, pid: int) -> Maybe[str]:
-        """The name alone."""
+        """The name only."""
         return (self._known.get(pid) or self._add(pid)).name
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class ProcessCache:
             self._forget(pid)
 
     def _add(self, pid: int) -> _Known:
-        # The pidfd comes first: if the pid is reused in between, the end of the pidfd removes it.
+        # The pidfd is opened first: if the pid is reused in between, the pidfd's end removes it.
         pidfd = self._pidfd(pid)
         known = self._describe(pid, pidfd)
         self._known[pid] = known
@@ -129,7 +129,7 @@ class ProcessCache:
             except OSError:
                 return _Known.unidentified(ticks, UNPROVEN, pidfd)
             if not holds:
-                # True while it lives: the driver reported this pid while the process held no GPU.
+                # Valid while it lives: the driver reported this pid while the process held no GPU.
                 self.note = OUTSIDE_NOTE
                 return _Known.unidentified(ticks, OUTSIDE, pidfd)
             self._proven.add(pid)
@@ -140,7 +140,7 @@ class ProcessCache:
             return None
         try:
             return os.pidfd_open(pid)
-        # Python has no such function where it was built for an old kernel.
+        # Python built for an old kernel lacks this function.
         except (OSError, AttributeError):
             return None
 
@@ -172,15 +172,15 @@ class ProcessCache:
 
 
 def holds_nvidia_device(process: Path, devices: Path) -> bool:
-    """Whether the process of this /proc/PID has an NVIDIA device open; OSError when that is unknown."""
+    """True if the process has an NVIDIA device open. Raises OSError if that is unknown."""
     nodes = [devices / "nvidiactl", *devices.glob("nvidia[0-9]*")]
     numbers = {number for node in nodes if (number := _device_number(node))}
     for link in (process / "fd").iterdir():
         try:
-            # Only files with the name of such a node are examined: stat can block on a dead network file system.
+            # Checks only files with the name of such a node, since stat can block on a dead network file system.
             nvidia = link.readlink().name.startswith("nvidia")
         except OSError:
-            continue  # It was closed just now.
+            continue  # it has just been closed
         if nvidia and _device_number(link) in numbers:
             return True
     return False
@@ -194,7 +194,7 @@ def _device_number(path: Path) -> int:
 
 
 def _proc_is_ours() -> bool:
-    """Whether /proc numbers processes as `pidfd_open` does: a host's /proc inside a container does not."""
+    """True if /proc uses the pids of `pidfd_open`, unlike a host's /proc inside a container."""
     try:
         return str(Path("/proc/self").readlink()) == str(os.getpid())
     except OSError:

@@ -1,6 +1,6 @@
-"""Which GPUs of this machine are out of rotation: a file in the state directory, which outlives the worker.
+"""The file of GPUs out of rotation on this machine, which outlives the worker.
 
-The worker and `stoker gpus` both write it; the worker, `stoker fill` and `stoker gpus` read it.
+The worker and `stoker gpus` write it; the worker, `stoker fill` and `stoker gpus` read it.
 """
 
 import contextlib
@@ -17,27 +17,27 @@ from stoker.procfs import boot_id
 
 
 class QuarantinedGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why a GPU is out of rotation, or was before somebody released it."""
+    """A GPU that is out of rotation, or was until its release, with the reason."""
 
     index: int
-    """Its index then: one that is gone from the driver's list can still be named."""
+    """Its index at that time, to name a GPU that is no longer listed."""
     reason: str
     """Part of a sentence."""
     since: float
     """Seconds since the epoch."""
     boot: str = ""
-    """The boot that it belongs to; empty when it stays until it is released."""
+    """The boot to which it applies; empty until a release."""
     faults: tuple[str, ...] = ()
-    """What was wrong with the GPU. After a release these do not bring it here again, unless they happen again."""
+    """The faults of the GPU. After a release only new ones take it out again."""
     released: bool = False
 
 
 Entries = Mapping[str, QuarantinedGpu]
-"""By the uuids of the GPUs."""
+"""Entries by GPU uuid."""
 
 
 class QuarantineFile:
-    """The GPUs of one machine that are or were out of rotation since it was started."""
+    """The file of GPUs out of rotation since the boot of one machine."""
 
     def __init__(self, home: Path, host: str) -> None:
         self.home = home
@@ -47,7 +47,7 @@ class QuarantineFile:
         self._entries: dict[str, QuarantinedGpu] = {}
 
     def read(self) -> dict[str, QuarantinedGpu]:
-        """Those of this boot. One that cannot be read now is as it was."""
+        """The entries of this boot. If the file cannot be read now, the last ones."""
         try:
             found = os.stat(self._path)  # noqa: PTH116 - at every look
         except FileNotFoundError:
@@ -66,7 +66,7 @@ class QuarantineFile:
         return {uuid: entry for uuid, entry in self.read().items() if not entry.released}
 
     def update(self, change: Callable[[dict[str, QuarantinedGpu]], Entries]) -> None:
-        """Replaces the entries by what `change` makes of them. Raises StokerError."""
+        """Replaces the entries with the result of `change`. Raises StokerError."""
         try:
             private_directory(self.home)
             with self._locked():
@@ -78,7 +78,7 @@ class QuarantineFile:
             raise StokerError(f"{self._path} cannot be written: {error.strerror}") from None
 
     def _read(self) -> dict[str, QuarantinedGpu]:
-        """Raises OSError. A damaged file holds nothing."""
+        """Reads the entries; none in a damaged file. Raises OSError."""
         boot = boot_id()
         try:
             entries = msgspec.json.decode(self._path.read_bytes(), type=dict[str, QuarantinedGpu])
@@ -97,7 +97,7 @@ class QuarantineFile:
 
 
 def release(file: QuarantineFile, chosen: str) -> list[QuarantinedGpu]:
-    """Puts GPUs back into rotation: `all`, an index, or a uuid or the beginning of one. Raises StokerError."""
+    """Puts GPUs back into rotation, by `all`, index, uuid or uuid prefix. Raises StokerError."""
     released: list[QuarantinedGpu] = []
 
     def change(entries: dict[str, QuarantinedGpu]) -> Entries:
@@ -115,7 +115,7 @@ def release(file: QuarantineFile, chosen: str) -> list[QuarantinedGpu]:
 
 
 def _chosen(out: Entries, chosen: str, home: Path) -> list[str]:
-    """The uuids that are meant."""
+    """The uuids of the chosen GPUs."""
     word = chosen.strip()
     if word == "all":
         return list(out)

@@ -1,8 +1,8 @@
-"""Readings over time in a file: one line per look, append-safe, whole up to the last line after any crash.
+"""Recordings of looks: one line per look, safe to append, complete up to the last line after any crash.
 
-The format is documented in docs/reference/recordings.md. Every session begins with a header line; every look is one
-line, written in one call; a cell that is the same as in the line before is null. A line cut short by a crash is
-passed over by the reader and cannot spoil the ones that a later session appends.
+docs/reference/recordings.md documents the format. A session starts with a header line. Each look is one line, written
+in one call, where null stands for an unchanged cell. The reader skips a line truncated by a crash, which does not
+affect later sessions.
 """
 
 import fcntl
@@ -20,9 +20,9 @@ from stoker.procfs import boot_id
 
 FORMAT: Final = "stoker readings"
 VERSION: Final = 2
-# The fields of a reading in the order of a row's cells; the position of the row gives the uuid.
+# The fields of a reading in the order of cells; the row's position determines the uuid.
 _FIELDS: Final = tuple(name for name in Reading.__struct_fields__ if name != "uuid")
-# Those of version 1, whose header does not name them.
+# The fields of version 1, whose header does not name them.
 _FIELDS_1: Final = _FIELDS[: _FIELDS.index("pipes") + 1]
 _DIGITS: Final = {"span": 3, "power": 1, "power_limit": 1, "energy": 1, "temperature": 0, "sm_clock": 0}
 _DAMAGED: Final = Unknown("the recording is damaged before this look")
@@ -35,11 +35,11 @@ class Header(msgspec.Struct, frozen=True):
     version: int
     host: str
     boot: str
-    """Monotonic times of different boots cannot be compared."""
+    """The boot, since monotonic times of different boots are not comparable."""
     source: str
     gpus: tuple[Gpu, ...]
     fields: tuple[str, ...] = _FIELDS_1
-    """What the cells of a row are. A reader passes over fields that it does not know."""
+    """The fields of a row's cells. A reader skips unknown fields."""
 
 
 class _Line(msgspec.Struct, frozen=True, array_like=True):
@@ -52,15 +52,15 @@ class _Line(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RecordingWriter:
-    """Appends looks to a file. One writer at a time; a second one is refused."""
+    """Appends looks to a file. A second writer is refused."""
 
     def __init__(self, path: Path, *, private: bool = False) -> None:
-        """`private`: a file that this creates is its owner's alone, whatever the umask."""
+        """`private`: a new file is readable by its owner only, regardless of the umask."""
         self._path = path
         self._gpus: tuple[Gpu, ...] | None = None
         self._before: list[list[Any]] = []
         self.size = 0
-        """Bytes in the file."""
+        """The size of the file in bytes."""
         try:
             self._descriptor = os.open(
                 path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600 if private else 0o644
@@ -79,7 +79,7 @@ class RecordingWriter:
             raise StokerError(f"cannot write to {path}: {error.strerror}") from None
 
     def append(self, look: Look) -> None:
-        """Writes one look; it is in the file's hands when this returns."""
+        """Writes one look to the file, without buffering."""
         if look.gpus != self._gpus:
             self._begin_session(look)
         cells = [_cells(reading) for reading in look.readings]
@@ -93,7 +93,7 @@ class RecordingWriter:
         os.close(self._descriptor)
 
     def _mend(self) -> None:
-        """Ends a line that a crash cut short, so that what follows stands on its own."""
+        """Ends a truncated line, so that later lines are intact."""
         size = self.size = os.fstat(self._descriptor).st_size
         if not size:
             return
@@ -121,12 +121,12 @@ class RecordingWriter:
 
 
 class RecordingReader:
-    """The looks of a recording, in order, with times that go on across sessions and reboots."""
+    """The looks of a recording, in order, with times that continue across sessions and reboots."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.damaged = 0
-        """How many lines could not be understood, after a full pass."""
+        """The number of damaged lines, after a full pass."""
 
     def __iter__(self) -> Iterator[Look]:
         session: _Session | None = None
@@ -162,7 +162,7 @@ class RecordingReader:
 
 
 class _Session:
-    """The lines under one header: fills in what was written as unchanged, and joins its clock to the one before."""
+    """The lines under one header: fills in unchanged cells, and connects its clock to the previous session."""
 
     def __init__(self, header: Header, last: Look | None) -> None:
         self._header = header
@@ -173,7 +173,7 @@ class _Session:
 
     def look(self, line: _Line) -> Look:
         if self._shift is None and self._last is not None:
-            # The gap is measured by the wall clock, which may have been set back.
+            # The gap comes from the wall clock, which may have been set back.
             self._shift = self._last.at + max(line.wall - self._last.wall, 0.0) - line.at
         readings = [self._reading(place, row) for place, row in enumerate(line.rows)]
         if len(readings) != len(self._header.gpus):
@@ -205,7 +205,7 @@ class _Session:
         return Reading(self._header.gpus[place].uuid, **{**cells, "span": 0.0 if isinstance(span, Unknown) else span})
 
     def forget(self) -> None:
-        """After a damaged line, "unchanged" means nothing."""
+        """Discards the state after a damaged line, when "unchanged" is meaningless."""
         recorded = [name for name in _FIELDS if name in self._header.fields or name in _FIELDS_1]
         self._cells = [dict.fromkeys(recorded, _DAMAGED) for _ in self._header.gpus]
 
@@ -241,7 +241,7 @@ def _encoded(name: str, value: Any) -> Any:
 
 
 def _changed(new: list[Any], old: list[Any]) -> list[Any]:
-    """The cells that differ; what is unchanged at the end is left out."""
+    """The changed cells, without unchanged ones at the end."""
     row = [None if cell == before else cell for cell, before in zip(new, old, strict=True)] if old else list(new)
     while row and row[-1] is None:
         row.pop()

@@ -1,4 +1,4 @@
-"""A look in words, and as JSON for other programs (docs/reference/json.md): null where a value is unknown."""
+"""A look as text, and as JSON for other programs (docs/reference/json.md), where null means unknown."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal
@@ -12,12 +12,12 @@ from stoker.units import format_duration, format_memory, format_percent
 
 GpuActivity = Literal["busy", "idle", "unknown"]
 
-# Drivers count in whole percents.
+# Drivers count in whole percent.
 BUSY_FROM: Final = 0.01
 
 
 def state_of(reading: Reading) -> tuple[GpuActivity, str]:
-    """The state and the reason. The peak decides: a short burst is work too."""
+    """State and reason. The peak decides, since a short burst is work, too."""
     utilization = reading.utilization
     if not known(utilization):
         return "unknown", utilization.reason
@@ -38,13 +38,13 @@ def _held(reading: Reading) -> str:
 
 
 def describe(process: Process) -> str:
-    """`alice's python (pid 4242)`, with what is known of it."""
+    """`alice's python (pid 4242)`, as far as known."""
     owner = f"{process.user}'s " if known(process.user) else ""
     return f"{owner}{process.name if known(process.name) else 'process'} (pid {process.pid})"
 
 
 def faults_of(reading: Reading) -> list[str]:
-    """What is broken, in words; empty for a GPU that is well, or of which nothing is known."""
+    """Descriptions of faults; empty for a healthy GPU and for an unknown one."""
     health = reading.health
     if not known(health):
         return []
@@ -69,15 +69,15 @@ def look_as_json(look: Look, quarantined: Mapping[str, QuarantinedGpu] = {}) -> 
 
 
 def look_as_line(look: Look, quarantined: Mapping[str, QuarantinedGpu] = {}) -> bytes:
-    """One line: the time, the source, and the same list."""
+    """One line with time, source and the same list."""
     gpus = gpus_of(look, quarantined)
     return msgspec.json.encode({"time": round(look.wall, 3), "source": look.source, "gpus": gpus})
 
 
 def gpus_of(look: Look, quarantined: Mapping[str, QuarantinedGpu] = {}) -> list[dict[str, Any]]:
-    """One object per GPU. A machine that could not be read is one unknown entry, never an empty list.
+    """One object per GPU. An unreadable machine is one unknown entry, never an empty list.
 
-    An empty list would make "all GPUs are idle" true. `quarantined`: the GPUs out of rotation, by uuid.
+    An empty list would make "all GPUs are idle" true. `quarantined`: GPUs out of rotation, by uuid.
     """
     if look.problem and not look.gpus:
         why = look.problem
@@ -153,7 +153,7 @@ def _health(reading: Reading) -> dict[str, Any] | None:
 
 
 def _reasons(gpu: Gpu, reading: Reading) -> dict[str, str]:
-    """Why each null is null."""
+    """The reasons for null values."""
     fields = {
         "name": gpu.name,
         "minor": gpu.minor,

@@ -1,10 +1,10 @@
-"""One helper for all processes of a user that read the same GPUs in the same way.
+"""A shared helper for all processes of a user that read the same GPUs in the same way.
 
 It listens on an abstract Unix socket, which needs no directory, leaves no file behind, and can be bound by one process
-only. Its name stands for all that decides what is read, and for the version that reads it: processes that differ in one
-of these never meet. The name is no secret, so each side asks the kernel for the user of the other.
+only. The name covers everything that affects readings, and the version, so that only equal processes share a helper.
+The name is not secret, so each side asks the kernel for the user of the other.
 
-Like `spawn`, this module imports next to nothing.
+Like `spawn`, this module imports almost nothing.
 """
 
 import errno
@@ -19,11 +19,11 @@ from stoker.gpus.spawn import Helper, Start
 from stoker.version import __version__
 
 Sharing = Literal["no", "join", "start"]
-"""Whether to use a helper that others use too: never, where there is one, or starting one where there is none."""
+"""The use of a shared helper: never, only an existing one, or also by starting one."""
 
-# Of what goes through the socket. Another number for every change of a message or of what is in it.
+# The protocol version, which changes with every message format.
 PROTOCOL = 3
-# The variables that decide what a source reads. Sources that are not listed are not shared.
+# Variables that affect the readings of a source. Sources that are not listed are not shared.
 VARIABLES = {
     "nvml": ("LD_LIBRARY_PATH", "LD_PRELOAD"),
     "nvidia-smi": ("LD_LIBRARY_PATH", "LD_PRELOAD"),
@@ -32,32 +32,32 @@ VARIABLES = {
 }
 _AUTOMATIC = ("nvml", "nvidia-smi", "drm")
 _PROGRAM = "nvidia-smi"
-# A container has its own pids, files, users or clock. An abstract socket is visible within a network namespace.
+# A container has its own pids, files, users or clock, but may share the network namespace of abstract sockets.
 _NAMESPACES = ("pid", "mnt", "user", "time")
-# Stoker ends all processes of a job: a helper for others would end with it.
+# Stoker stops all processes of a job, including a helper for others.
 _IN_RUN = ("STOKER_RUN", "STOKER_JOB_ID", "STOKER_FILL", "STOKER_PROBE")
-# In an allocation of a scheduler also the GPUs that may be read are others.
+# In an allocation of a scheduler, other GPUs are readable.
 _IN_ALLOCATION = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 # All jobs of a machine may connect at once.
 BACKLOG = 4096
-# Another process has bound the name and does not listen yet, or its helper is about to end.
+# Another process has bound the name without listening yet, or its helper is about to end.
 _TRIES = 10
 _BETWEEN_TRIES = 0.005
 _CREDENTIALS = 12
 
 _started: set[int] = set()
-"""The shared helpers that this process started, and that it has not seen ending."""
+"""Shared helpers started by this process whose end it has not seen."""
 
 
 def shared_helper(spec: str, root: str, start: Start, sharing: Sharing) -> Helper | None:
-    """A connection to the shared helper; None where this process has to start its own."""
+    """A connection to the shared helper; None if this process must start its own."""
     name = None if sharing == "no" else _name(spec, root)
     if name is None:
         return None
     try:
         return _shared_helper(name, spec, root, start, sharing)
     except OSError:
-        return None  # a sandbox without such sockets; a machine that is short of something fails again at the next step
+        return None  # a sandbox without such sockets; a lack of resources shows again at the next step
 
 
 def _shared_helper(name: bytes, spec: str, root: str, start: Start, sharing: Sharing) -> Helper | None:
@@ -91,7 +91,7 @@ def _start(name: bytes, spec: str, root: str, start: Start, connection: socket) 
                 return None
             raise
         listener.listen(BACKLOG)
-        # Before there is a helper: the first to connect is served first.
+        # Connected before there is a helper, so that this process is served first.
         connection.connect(name)
         pid = start(spec, root, listener.fileno())
         _started.add(pid)
@@ -101,7 +101,7 @@ def _start(name: bytes, spec: str, root: str, start: Start, connection: socket) 
 
 
 def _connects(connection: socket, name: bytes) -> bool:
-    """Never waits: a helper that is blocked in the driver accepts nobody, but the kernel does."""
+    """Connects without blocking: the kernel accepts even if the helper is blocked in the driver."""
     connection.setblocking(False)
     try:
         connection.connect(name)
@@ -115,13 +115,13 @@ def peer_user(connection: socket) -> int:
 
 
 def _peer(connection: socket) -> tuple[int, int]:
-    """Pid and user of the process at the other end, as the kernel knows them."""
+    """Pid and user of the peer, according to the kernel."""
     credentials = connection.getsockopt(SOL_SOCKET, SO_PEERCRED, _CREDENTIALS)
     return int.from_bytes(credentials[:4], sys.byteorder), int.from_bytes(credentials[4:8], sys.byteorder)
 
 
 def started_here() -> tuple[int, ...]:
-    """The shared helpers that are children of this process. They do not belong to a job that it supervises."""
+    """Shared helpers that are children of this process, and do not belong to a supervised job."""
     for pid in list(_started):
         try:
             if os.waitpid(pid, os.WNOHANG)[0]:
@@ -132,7 +132,7 @@ def started_here() -> tuple[int, ...]:
 
 
 def _name(spec: str, root: str) -> bytes | None:
-    """The name of the socket; None where nothing is shared."""
+    """The name of the socket; None if nothing is shared."""
     environment = os.environ
     sources = _AUTOMATIC if spec == "auto" else (spec.partition(":")[0],)
     directory = spec.partition("@")[2]
@@ -162,7 +162,7 @@ def _has_outside_source() -> bool:
 
 
 def _path_of(program: str) -> str:
-    """Of PATH only this matters, which differs from shell to shell."""
+    """The path of a program, the only relevant part of PATH, which differs from shell to shell."""
     for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
         path = os.path.join(directory, program)  # noqa: PTH118
         if os.access(path, os.X_OK):

@@ -1,6 +1,6 @@
-"""The seam between readings and where they come from: a `Source`, and the registry that everything else consults.
+"""The seam between readings and their origin: `Source`, and the registry of sources.
 
-A new source is one module and one line in `_BUILT_IN`.
+A new source is a module and a line in `_BUILT_IN`.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from stoker.gpus.model import Look, SourceChoice
 
 
 class Source(Protocol):
-    """One way of reading this machine's GPUs. It is used from one thread; a look may block, the prober guards it.
+    """A way of reading this machine's GPUs, used by one thread. A look may block, which the prober guards.
 
-    `look` does not raise for a driver's failure: that is an unknown with its reason, in a field, in a whole reading,
-    or in `Look.problem`. What it reports spans the time since the look before.
+    `look` does not raise for a failure of the driver: that is an unknown with a reason, in a field, in a whole reading,
+    or in `Look.problem`. A look covers the time since the previous one.
     """
 
     name: str
@@ -31,25 +31,25 @@ class AbsentError(StokerError):
 
 
 class SourceEntry(NamedTuple):
-    """What the registry knows of a source. Its module is imported when the source is opened."""
+    """A source in the registry. Its module is imported when the source is opened."""
 
     name: str
-    """As in STOKER_GPUS and --source."""
+    """The name in STOKER_GPUS and --source."""
     factory: str
-    """`module:function`, called with the root directory and what follows the colon in `name:argument`."""
+    """`module:function`, called with the root directory and the argument of `name:argument`."""
     help: str
     auto: bool = False
-    """Whether `auto` tries it, in the order of the registry."""
+    """`auto` tries it, in the order of the registry."""
     check: str | None = None
-    """`module:function`, called with the argument; raises BadInputError. A source without it takes no argument."""
+    """`module:function`, called with the argument; raises BadInputError. None if it takes no argument."""
     example: str = ""
-    """How to write it where it takes an argument."""
+    """An example with its argument."""
     simulated: bool = False
-    """Whether its GPUs do not exist, so that they are never shown as real."""
+    """Its GPUs are simulated, and must never be shown as real."""
 
 
-# The vendor's library knows most; its command is for machines where the library cannot be loaded; drm comes last,
-# because many machines with NVIDIA cards have an Intel or AMD GPU for the screen.
+# The vendor's library knows most; its command is for machines where the library cannot be loaded. drm is last, because
+# many machines with NVIDIA cards have an Intel or AMD GPU for the screen.
 _BUILT_IN: Final = (
     SourceEntry("nvml", "stoker.gpus.nvml.source:open_source", "NVIDIA GPUs through the driver's library", auto=True),
     SourceEntry("nvidia-smi", "stoker.gpus.nvidia_smi:open_source", "NVIDIA GPUs through nvidia-smi", auto=True),
@@ -63,7 +63,7 @@ _SOURCES: Final[dict[str, SourceEntry]] = {entry.name: entry for entry in _BUILT
 
 
 def register(entry: SourceEntry, *, before: str | None = None) -> None:
-    """Adds a source, in front of the one named `before` or at the end."""
+    """Adds a source, before the one named `before` or at the end."""
     others = [other for other in _SOURCES.values() if other.name != entry.name]
     place = next((number for number, other in enumerate(others) if other.name == before), len(others))
     others.insert(place, entry)
@@ -72,7 +72,7 @@ def register(entry: SourceEntry, *, before: str | None = None) -> None:
 
 
 def has_outside_source() -> bool:
-    """Whether this process has a source that another one may not have."""
+    """True if this process has a source that others may lack."""
     return sources() != _BUILT_IN
 
 
@@ -82,12 +82,12 @@ def sources() -> tuple[SourceEntry, ...]:
 
 
 def source_names() -> tuple[str, ...]:
-    """What STOKER_GPUS and --source take, as examples: auto, nvml, …, sim:4."""
+    """Examples for STOKER_GPUS and --source: auto, nvml, …, sim:4."""
     return ("auto", *(entry.example or entry.name for entry in sources()))
 
 
 def find_source(spec: str) -> SourceEntry | None:
-    """The source that `spec` or the name of a source means; None for `auto` and unknown names."""
+    """The source of a spec or name; None for `auto` and unknown names."""
     return _SOURCES.get(spec.partition(":")[0])
 
 
@@ -96,7 +96,7 @@ def is_simulated_source(spec: str) -> bool:
 
 
 def check_spec(spec: str) -> None:
-    """Raises BadInputError when `spec` names no source."""
+    """Raises BadInputError if `spec` names no source."""
     entry, argument = find_source(spec), spec.partition(":")[2]
     if entry is not None and entry.check is not None:
         _imported(entry.check)(argument)
@@ -107,7 +107,7 @@ def check_spec(spec: str) -> None:
 
 
 def open_source(spec: str, root: Path) -> tuple[Source, tuple[SourceChoice, ...]]:
-    """Opens the source of `spec`, with the reason why each one was taken or left; `AbsentError` when there is none."""
+    """Opens the source of `spec`, and explains the choice. Raises `AbsentError` if there is none."""
     if spec != "auto":
         name, _, argument = spec.partition(":")
         source: Source = _imported(_SOURCES[name].factory)(root, argument)

@@ -1,7 +1,7 @@
-"""Starts the helper process. It imports next to nothing, because the command line starts it before everything else.
+"""Starts the helper process. It imports almost nothing, because the command line uses it before everything else.
 
-`spawned` starts a new interpreter, which is safe in any program, also with threads and open CUDA devices. `forked`
-shares the memory of its parent, which must have one thread and no open devices.
+`spawned` starts a new interpreter, which is safe in any program, even with threads and open CUDA devices. `forked`
+shares the memory of its parent, which must be single-threaded and have no open devices.
 """
 
 import os
@@ -18,7 +18,7 @@ PROGRAM = "from stoker.gpus.helper import main; main()"
 
 
 class Helper:
-    """A helper that was started or joined: its pid, the source that it reads, and the connection to it."""
+    """A started or joined helper: its pid, its source, and the connection to it."""
 
     __slots__ = ("connection", "is_shared", "pid", "spec")
 
@@ -27,11 +27,11 @@ class Helper:
         self.pid = pid
         self.connection = connection
         self.is_shared = is_shared
-        """Whether it serves other processes too: it is then none of this process's to end."""
+        """It also serves other processes, so this process must not end it."""
 
 
 def private_helper(spec: str, root: str, start: Start) -> Helper:
-    """A helper for this process alone."""
+    """Starts a helper for this process alone."""
     mine, its = socketpair(AF_UNIX, SOCK_STREAM)
     try:
         pid = start(spec, root, its.fileno())
@@ -44,9 +44,9 @@ def private_helper(spec: str, root: str, start: Start) -> Helper:
 
 
 def spawned(spec: str, root: str, connection: int) -> int:
-    """The pid of a helper in a new interpreter and a new session, which a terminal does not signal.
+    """Starts a helper in a new interpreter and session, out of reach of terminal signals. Returns its pid.
 
-    `connection` becomes its standard input: a connected socket, or one that listens.
+    `connection` becomes its standard input: a connected or listening socket.
     """
     outputs = (1,) if os.environ.get("STOKER_DEBUG") else (1, 2)
     return os.posix_spawn(
@@ -63,10 +63,10 @@ def spawned(spec: str, root: str, connection: int) -> int:
 
 
 def forked(spec: str, root: str, connection: int) -> int:
-    """The pid of a helper that is a fork of this process."""
+    """Forks a helper from this process. Returns its pid."""
     import gc
 
-    # A collection in either process would copy the shared pages.
+    # Garbage collection in either process would copy the shared pages.
     gc.freeze()
     pid = os.fork()
     if pid == 0:

@@ -1,7 +1,7 @@
-"""Which GPUs a program sees, and which a person means.
+"""The GPUs that are visible to a program, and those selected by a person.
 
-A `Vendor` says how programs for its GPUs choose among them by environment variables, and which device nodes they open.
-A new vendor is one more `Vendor` in the list at the end of this file, or a call of `register_vendor`.
+A `Vendor` knows the environment variables that select its GPUs, and their device nodes. A new vendor is a `Vendor` in
+the list at the end of this file, or a call of `register_vendor`.
 """
 
 import re
@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 from stoker.errors import BadInputError
 from stoker.gpus.model import Gpu, known
 
-# CUDA reads a number at the start of an entry and ignores what follows it.
+# CUDA reads a number at the start of an entry and ignores the rest.
 _CUDA_NUMBER: Final = re.compile(r"[+-]?[0-9]+")
 _HIP_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,8}")
 _INDEX: Final = re.compile(r"[0-9]{1,9}")
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?")
-# ROCm wants at least one digit of a uuid after its "GPU-".
+# ROCm requires at least one digit of a uuid after "GPU-".
 _SHORTEST_ROCM_UUID: Final = 5
 
 
@@ -26,7 +26,7 @@ def _every_gpu(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Sequence[
 
 
 def _position(gpu: Gpu, present: Sequence[Gpu]) -> str:
-    """The number of a GPU among those of its vendor."""
+    """The index of a GPU among those of its vendor."""
     alike = sorted(other.index for other in present if other.vendor == gpu.vendor)
     return str(alike.index(gpu.index) if gpu.index in alike else gpu.index)
 
@@ -36,31 +36,31 @@ def _no_node(gpu: Gpu, present: Sequence[Gpu], root: Path) -> tuple[Path, ...]: 
 
 
 class Vendor(NamedTuple):
-    """How programs for one vendor's GPUs find them."""
+    """The way in which programs find a vendor's GPUs."""
 
     name: str
     variables: tuple[str, ...] = ()
-    """The variables that choose among the GPUs; Stoker sets the first one and removes the others."""
+    """The variables that select GPUs. Stoker sets the first one and removes the others."""
     seen: Callable[[Sequence[Gpu], Mapping[str, str]], Sequence[Gpu]] = _every_gpu
-    """Those of this vendor's GPUs, in PCI order, that a program with this environment sees."""
+    """Selects the vendor's GPUs, in PCI order, that are visible in an environment."""
     entry: Callable[[Gpu, Sequence[Gpu]], str] = _position
-    """How the first variable names a GPU, given all GPUs of the machine."""
+    """The name of a GPU in the first variable, given all GPUs of the machine."""
     nodes: Callable[[Gpu, Sequence[Gpu], Path], tuple[Path, ...]] = _no_node
-    """The device nodes that a program opens to use the GPU, given all GPUs and the root directory."""
+    """The device nodes of a GPU, given all GPUs and the root directory."""
     hidden_by_empty: bool = True
-    """Whether the first variable hides all GPUs when it is empty."""
+    """The first variable hides all GPUs if it is empty."""
 
 
 def register_vendor(vendor: Vendor) -> None:
-    """Makes a vendor known, or replaces the one of this name."""
+    """Adds a vendor, or replaces the one with this name."""
     VENDORS[vendor.name] = vendor
 
 
 def visible_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """The GPUs of this machine that a program with this environment would see, in the order in which it would.
+    """The GPUs that a program with this environment sees, in its order.
 
-    Numbers in these variables count in PCI order here, as with CUDA_DEVICE_ORDER=PCI_BUS_ID: CUDA's default puts
-    the fastest first, which cannot be known outside the program on a machine with different GPUs.
+    Indices count in PCI order, as with CUDA_DEVICE_ORDER=PCI_BUS_ID. CUDA's default puts the fastest GPU first, which
+    is unknown outside the program on a machine with different GPUs.
     """
     seen: list[Gpu] = []
     for name in dict.fromkeys(gpu.vendor for gpu in gpus):
@@ -70,9 +70,9 @@ def visible_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> tuple[G
 
 
 def set_visible_gpus(environment: dict[str, str], gpus: Sequence[Gpu], present: Sequence[Gpu]) -> None:
-    """Lets a program see these GPUs only, whatever its environment chose before.
+    """Restricts a program to these GPUs, overriding its environment.
 
-    `present`: all GPUs of the machine, for those that can only be named by their number.
+    `present`: all GPUs of the machine, since some are addressed by index only.
     """
     for vendor in VENDORS.values():
         for name in vendor.variables:
@@ -86,13 +86,13 @@ def set_visible_gpus(environment: dict[str, str], gpus: Sequence[Gpu], present: 
 
 
 def hiding_variables() -> tuple[str, ...]:
-    """The variables that hide all GPUs of a vendor when they are empty."""
+    """The variables that hide all GPUs of a vendor if they are empty."""
     hiding = (vendor.variables[0] for vendor in VENDORS.values() if vendor.variables and vendor.hidden_by_empty)
     return tuple(dict.fromkeys(hiding))
 
 
 def device_nodes(gpus: Sequence[Gpu], root: Path) -> dict[str, tuple[Path, ...]]:
-    """The device nodes of each GPU by its uuid; none where it is unknown which they are."""
+    """The device nodes of each GPU by uuid; none if they are unknown."""
     return {gpu.uuid: _vendor(gpu.vendor).nodes(gpu, gpus, root) for gpu in gpus}
 
 
@@ -101,7 +101,7 @@ def _vendor(name: str) -> Vendor:
 
 
 def select_gpus(gpus: Sequence[Gpu], text: str) -> tuple[Gpu, ...]:
-    """The GPUs that a person meant by `all`, `0,2`, `0-3`, a uuid or the beginning of one, in the order typed."""
+    """The GPUs selected by `all`, `0,2`, `0-3`, a uuid or a uuid prefix, in the order given."""
     if text.strip().lower() == "all":
         return tuple(gpus)
     chosen: dict[str, Gpu] = {}
@@ -126,7 +126,7 @@ def _meant(gpus: Sequence[Gpu], entry: str) -> Sequence[Gpu]:
 
 
 def _meant_by_uuid(gpus: Sequence[Gpu], entry: str) -> Sequence[Gpu]:
-    """The GPU with this uuid, or all slices of the GPU with this uuid."""
+    """The GPU with this uuid, or all its slices."""
     named: dict[str, list[Gpu]] = {}
     for gpu in gpus:
         if gpu.parent:
@@ -144,7 +144,7 @@ def _meant_by_uuid(gpus: Sequence[Gpu], entry: str) -> Sequence[Gpu]:
 
 
 class _Physical(NamedTuple):
-    """A GPU as CUDA counts them: itself, or the MIG slices that it was cut into."""
+    """A GPU as counted by CUDA: itself, or its MIG slices."""
 
     uuid: str
     devices: list[Gpu]
@@ -154,7 +154,7 @@ def _physical(gpus: Sequence[Gpu]) -> list[_Physical]:
     groups: dict[str, list[Gpu]] = {}
     for gpu in gpus:
         groups.setdefault(gpu.parent or gpu.uuid, []).append(gpu)
-    # Where the cut GPU is listed beside its slices, only the slices can be used.
+    # If a partitioned GPU is listed with its slices, only the slices are usable.
     return [_Physical(uuid, [gpu for gpu in group if gpu.parent] or group) for uuid, group in groups.items()]
 
 
@@ -166,16 +166,16 @@ def _seen_by_cuda(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Sequen
     else:
         chosen = _chosen_by_cuda(physical, variable.split(","))
     slices = [gpu for gpu in chosen if gpu.parent]
-    # A program sees one MIG slice at the most, and no other GPU beside it.
+    # A program sees at most one MIG slice, and no other GPU with it.
     return slices[:1] or chosen
 
 
 def _chosen_by_cuda(physical: Sequence[_Physical], entries: Sequence[str]) -> Sequence[Gpu]:
-    """The valid entries before the first invalid one; none at all when a GPU is named twice."""
+    """The valid entries before the first invalid one; none if a GPU is named twice."""
     chosen: list[Gpu] = []
     find: Callable[[Sequence[_Physical], str], Gpu | None] | None = None
     for entry in entries:
-        # The first entry decides: to numbers a uuid is invalid, and the other way round.
+        # The first entry decides: indices and uuids do not mix.
         find = find or (_cuda_number if _CUDA_NUMBER.match(entry.strip()) else _cuda_uuid)
         gpu = find(physical, entry.strip())
         if gpu is None:
@@ -188,13 +188,13 @@ def _chosen_by_cuda(physical: Sequence[_Physical], entries: Sequence[str]) -> Se
 
 def _cuda_number(physical: Sequence[_Physical], entry: str) -> Gpu | None:
     match = _CUDA_NUMBER.match(entry)
-    # Ten digits are no GPU's number, and thousands of them are more than Python cares to convert.
+    # No index has ten digits, and thousands of digits exceed Python's limit.
     number = int(match[0]) if match and len(match[0]) < 10 else -1
     return physical[number].devices[0] if 0 <= number < len(physical) else None
 
 
 def _cuda_uuid(physical: Sequence[_Physical], entry: str) -> Gpu | None:
-    """The one GPU or MIG slice whose uuid begins like this."""
+    """The single GPU or MIG slice with this uuid prefix."""
     by_uuid = {each.uuid: each.devices[0] for each in physical}
     by_uuid |= {gpu.uuid: gpu for each in physical for gpu in each.devices}
     if entry in by_uuid:
@@ -204,7 +204,7 @@ def _cuda_uuid(physical: Sequence[_Physical], entry: str) -> Gpu | None:
 
 
 def _seen_by_rocr(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Sequence[Gpu]:
-    """ROCm's runtime takes numbers and uuids mixed, up to the first that is invalid or named twice."""
+    """ROCm's runtime accepts indices and uuids mixed, up to the first invalid or repeated one."""
     variable = environment.get("ROCR_VISIBLE_DEVICES")
     if variable is None:
         return gpus
@@ -225,7 +225,7 @@ def _rocr_device(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
 
 
 def _seen_by_hip(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Sequence[Gpu]:
-    """HIP chooses among what the runtime left. To it an empty variable is an unset one, and twice is once."""
+    """HIP selects among the runtime's GPUs. It treats an empty variable as unset, and ignores repetitions."""
     variable = environment.get("HIP_VISIBLE_DEVICES") or environment.get("CUDA_VISIBLE_DEVICES")
     if not variable:
         return gpus
@@ -253,12 +253,12 @@ def _uuid(gpu: Gpu, present: Sequence[Gpu]) -> str:  # noqa: ARG001 - one of the
 
 
 def _rocr_entry(gpu: Gpu, present: Sequence[Gpu]) -> str:
-    """ROCm knows the uuids of boards that have a number; the others go by their place."""
+    """ROCm identifies boards with a serial number by uuid, others by index."""
     return gpu.uuid if gpu.uuid.startswith("GPU-") else _position(gpu, present)
 
 
 def _nvidia_nodes(gpu: Gpu, present: Sequence[Gpu], root: Path) -> tuple[Path, ...]:
-    """MIG slices share the node of their GPU. It is named even when it is missing: the driver makes it at first use."""
+    """The node, which MIG slices share. A missing one counts, since the driver creates it at first use."""
     minor = gpu.minor
     if not known(minor):
         minor = next((other.minor for other in present if other.uuid == gpu.parent), minor)
@@ -266,7 +266,7 @@ def _nvidia_nodes(gpu: Gpu, present: Sequence[Gpu], root: Path) -> tuple[Path, .
 
 
 def _simulated_nodes(gpu: Gpu, present: Sequence[Gpu], root: Path) -> tuple[Path, ...]:
-    """Simulated GPUs have a node only where a test made one."""
+    """Simulated GPUs have a node only if a test has created one."""
     return tuple(node for node in _nvidia_nodes(gpu, present, root) if node.exists())
 
 
@@ -276,7 +276,7 @@ def _drm_nodes(gpu: Gpu, present: Sequence[Gpu], root: Path) -> tuple[Path, ...]
     return nodes_at(gpu.bus, root) if known(gpu.bus) else ()
 
 
-# HIP chooses among the GPUs that ROCR left, by its own variable or CUDA's.
+# HIP selects among the GPUs that ROCR leaves, by its own variable or CUDA's.
 VENDORS: Final[dict[str, Vendor]] = {}
 for _each in (
     Vendor("nvidia", ("CUDA_VISIBLE_DEVICES",), _seen_by_cuda, _uuid, _nvidia_nodes),

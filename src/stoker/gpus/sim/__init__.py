@@ -1,4 +1,4 @@
-"""Simulated GPUs: a source like any other, processes that occupy its memory and time, faults on demand."""
+"""Simulated GPUs: a source, processes that use memory and time, and faults on demand."""
 
 from stoker.gpus.sim.machine import Shape, SimMachine, parse_shape
 from stoker.gpus.sim.process import SimulatedOutOfMemoryError, SimulatedProcess

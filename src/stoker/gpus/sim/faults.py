@@ -1,4 +1,4 @@
-"""What is wrong with a simulated machine on purpose: the ways in which real drivers fail, on demand."""
+"""Faults of a simulated machine on demand, which imitate failures of real drivers."""
 
 import math
 from typing import Final, Literal, get_args
@@ -34,35 +34,35 @@ LOST: Final = "GPU is lost"
 XID_OF_LOST: Final = 79
 ABSENT: Final = "the simulated machine has a fault: its GPUs are absent"
 UNREADABLE: Final = "the simulated machine's faults.json cannot be read"
-# What a driver leaves in a field that it did not fill: all bits set.
+# The blank value of drivers, with all bits set.
 _BLANK_32: Final = 2**32 - 1
 _BLANK_64: Final = 2**64 - 1
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that is wrong, with one GPU or with all of them."""
+    """A fault of one GPU or of all."""
 
     kind: FaultKind
     since: float
     """Monotonic seconds."""
     gpu: int | None = None
-    """None: every GPU."""
+    """None for every GPU."""
     field: FaultField | None = None
-    """Only of `unsupported` and `absurd`."""
+    """For `unsupported` and `absurd` only."""
     seconds: float | None = None
-    """Only of `hang`: how long every look blocks; None: until the fault is over."""
+    """For `hang` only: the duration of every look; None until the fault ends."""
     number: int | None = None
-    """Only of `xid` and `ecc`: which error, how many."""
+    """For `xid` and `ecc` only: the error or the count."""
     until: float | None = None
-    """When it ends by itself."""
+    """The end, if it ends by itself."""
 
     def active(self, now: float) -> bool:
-        # One that seems to begin in the future is from before a reboot, when the clock restarted.
+        # A start in the future dates from before a reboot, when the clock restarted.
         return self.since <= now < (math.inf if self.until is None else self.until)
 
     @property
     def what(self) -> tuple[object, ...]:
-        """What is wrong with what: a machine has each fault at most once. XIDs are events: each number is one."""
+        """The identity of the fault, which a machine has at most once. Each XID is a separate event."""
         return self.kind, self.gpu, self.field, self.number if self.kind == "xid" else None
 
     def touches(self, gpu: int) -> bool:
@@ -82,7 +82,7 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def parse_fault(kind: str, argument: str | None, gpu: int | None, now: float, lasts: float | None) -> Fault:
-    """A fault as people ask for it: `lost`, `unsupported power`, `absurd memory`, `hang 30s`, `xid 31`, `absent`."""
+    """Parses a fault: `lost`, `unsupported power`, `absurd memory`, `hang 30s`, `xid 31`, `absent`."""
     field: FaultField | None = None
     seconds: float | None = None
     number: int | None = None
@@ -125,7 +125,7 @@ def _number(question: str, argument: str | None) -> int:
 
 
 def read_faults(machine: SimMachine, now: float) -> tuple[Fault, ...] | Unknown:
-    """The faults that the machine has now; unknown when its file is broken."""
+    """The current faults of the machine; unknown if its file is broken."""
     try:
         content = (machine.directory / "faults.json").read_bytes()
     except FileNotFoundError:
@@ -140,14 +140,14 @@ def read_faults(machine: SimMachine, now: float) -> tuple[Fault, ...] | Unknown:
 
 
 def add_fault(machine: SimMachine, fault: Fault) -> None:
-    """Breaks the machine in one more way; the same fault again replaces the one before."""
+    """Adds a fault, which replaces the same earlier one."""
     with machine.locked():
         there = _readable(machine)
         _write(machine, (*(one for one in there if one.what != fault.what), fault))
 
 
 def clear_faults(machine: SimMachine, kind: str | None = None, gpu: int | None = None) -> tuple[Fault, ...]:
-    """Removes faults, all or those of a kind or GPU, and returns them."""
+    """Removes all faults, or those of a kind or GPU, and returns them."""
     if kind is not None and kind not in KINDS:
         raise BadInputError(f"{kind!r} is not a fault: choose {', '.join(KINDS)}")
     with machine.locked():
@@ -167,14 +167,14 @@ def _write(machine: SimMachine, faults: tuple[Fault, ...]) -> None:
 
 
 def faulty_gpu(gpu: Gpu, faults: tuple[Fault, ...]) -> Gpu:
-    """The device as a driver with these faults describes it."""
+    """The device as described by a driver with these faults."""
     if any(fault.kind == "unsupported" and fault.field == "memory" for fault in faults if fault.touches(gpu.index)):
         return msgspec.structs.replace(gpu, memory=Unknown(NOT_SUPPORTED))
     return gpu
 
 
 def faulty_reading(gpu: Gpu, reading: Reading, faults: tuple[Fault, ...]) -> Reading:
-    """The reading as a driver with these faults gives it."""
+    """The reading as given by a driver with these faults."""
     for fault in faults:
         if not fault.touches(gpu.index):
             continue
@@ -190,7 +190,7 @@ def faulty_reading(gpu: Gpu, reading: Reading, faults: tuple[Fault, ...]) -> Rea
 
 
 def _lost(reading: Reading) -> Reading:
-    """Nothing can be read any more, but the driver reported the loss."""
+    """An unreadable GPU whose loss the driver has reported."""
     why = Unknown(LOST)
     before = reading.health.xids if known(reading.health) else ()
     health = DeviceHealth((*before, XID_OF_LOST), why, why, why)
@@ -204,7 +204,7 @@ def _unhealthy(reading: Reading, fault: Fault) -> Reading:
     if fault.kind == "xid":
         health = health._replace(xids=(*health.xids, fault.number))
     else:
-        # A row of the memory with such an error is replaced by a spare one at the next reset.
+        # A reset replaces the affected memory row by a spare one.
         health = health._replace(uncorrected=fault.number, needs_reset=True)
     return msgspec.structs.replace(reading, health=health)
 
@@ -229,7 +229,7 @@ def _without(reading: Reading, field: FaultField) -> Reading:
 
 
 def _absurd(reading: Reading, field: FaultField) -> Reading:
-    """Blank values instead of real ones, which are refused as those of a real driver are."""
+    """Blank values, which are rejected like those of a real driver."""
     replace = msgspec.structs.replace
     percent = plausible_fraction(_BLANK_32)
     used = plausible_memory_used(_BLANK_64, reading.memory_total)
@@ -250,7 +250,7 @@ def _absurd(reading: Reading, field: FaultField) -> Reading:
 
 
 def _never(value: Maybe[float]) -> Unknown:
-    """For values that no check lets through."""
+    """The reason for a value that fails every check."""
     return value if isinstance(value, Unknown) else Unknown("the driver reported a blank value")
 
 

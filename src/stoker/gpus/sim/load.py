@@ -1,7 +1,7 @@
-"""What a process does on simulated GPUs: phases, scripts made of them, and sums over time. No clock, no I/O.
+"""The load of a process on simulated GPUs: phases, scripts of phases, and totals over time. No clock, no I/O.
 
-Everything a reader wants is a difference of two running totals (`work`, `effort`, `traffic`), so that a look after a
-second and a look after a day cost the same and neither misses a burst.
+All readings are differences of running totals (`work`, `effort`, `traffic`), so that looks after a second and after a
+day cost the same and miss no burst.
 """
 
 import math
@@ -13,17 +13,17 @@ from stoker.errors import BadInputError
 from stoker.units import format_duration, format_percent, parse_duration, parse_fraction
 
 PhaseKind = Literal["busy", "idle", "spin", "burst"]
-# Checked when a file is read: one that was edited by hand must not stop a reader.
+# Checked when a file is read, since a manually edited file must not stop a reader.
 _Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0)]
 _Bytes = Annotated[int, msgspec.Meta(ge=0)]
 
 # A training at full load; also the default of `stoker sim load`.
 DEFAULT_UTILIZATION: Final = 0.9
-# What training does to the memory controller for every percent of utilization: 30 to 60 % was seen at full load.
+# The memory traffic of a training per unit of utilization: 30 to 60 % was seen at full load.
 TRAFFIC: Final = 0.5
-# A deadlocked collective spins on a few SMs, computes nothing and leaves the memory alone: boards seen in that state
-# drew 5 to 15 % of the way from idle to their limit while reporting 100 %.
+# A deadlocked collective spins on a few SMs without computing or using memory: such boards drew 5 to 15 % of the range
+# between idle and limit while reporting 100 %.
 SPIN_POWER: Final = 0.12
 # A reader may look back as far as a driver's buffer reaches (100 samples at 6 Hz); what ended before that is
 # folded into the running totals.
@@ -38,18 +38,18 @@ _FORMS: Final[dict[PhaseKind, str]] = {
 
 
 class Phase(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A stretch in which a process treats its GPU in one way."""
+    """A stretch of constant load."""
 
     kind: PhaseKind
     seconds: _Seconds | None = None
-    """None: for ever."""
+    """None for endless."""
     utilization: _Fraction = 0.0
     power: _Fraction = 0.0
-    """The share of the way from the board's idle draw to its limit."""
+    """The power as a share of the range between the board's idle draw and its limit."""
     traffic: _Fraction = 0.0
-    """The share of the time in which the device memory is read or written."""
+    """The share of time with device memory access."""
     burst: _Seconds | None = None
-    """Only of `burst`: active for this many seconds at the start of every `period`."""
+    """For `burst` only: the active seconds at the start of every `period`."""
     period: _Seconds | None = None
 
     @property
@@ -57,7 +57,7 @@ class Phase(msgspec.Struct, frozen=True, omit_defaults=True):
         return math.inf if self.seconds is None else self.seconds
 
     def active(self, elapsed: float) -> float:
-        """Seconds, of the first `elapsed` of the phase, in which it asked anything of the GPU."""
+        """The active seconds within the first `elapsed` seconds of the phase."""
         if self.burst is None or self.period is None:
             return elapsed
         whole, rest = divmod(elapsed, self.period)
@@ -75,7 +75,7 @@ class Phase(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def _exactly(seconds: float) -> str:
-    """A duration as people read it, but no short one as nothing."""
+    """Formats a duration without rounding a short one to zero."""
     return f"{seconds:g}s" if seconds < 10 else format_duration(seconds)
 
 
@@ -92,12 +92,12 @@ def idle(seconds: float | None = None) -> Phase:
 
 
 def spin(seconds: float | None = None, *, power: float = SPIN_POWER) -> Phase:
-    """100 % that computes nothing and leaves the memory still: the signature of a deadlocked collective."""
+    """100 % utilization without computation or memory traffic: the signature of a deadlocked collective."""
     return Phase("spin", seconds, 1.0, _fraction(power))
 
 
 def burst(utilization: float, active: float, period: float, seconds: float | None = None) -> Phase:
-    """Short periodic work, such as a server with few requests."""
+    """Short periodic work, like a server with few requests."""
     if not 0 < active <= period:
         raise BadInputError(
             f"a burst of {format_duration(active)} does not fit into every {format_duration(period)}: "
@@ -115,9 +115,9 @@ def _fraction(value: float) -> float:
 
 
 def parse_phase(text: str) -> Phase:
-    """A phase as people write it: `busy 90% 30s`, `idle`, `burst 80% 0.5s/10s 60s`.
+    """Parses a phase: `busy 90% 30s`, `idle`, `burst 80% 0.5s/10s 60s`.
 
-    The order after the kind is free; percentages need their %; without a duration: for ever.
+    The order after the kind is free; percentages need their %; without a duration the phase is endless.
     """
     kind, *words = text.split() or [""]
     if kind not in _FORMS:
@@ -148,11 +148,11 @@ class Totals(msgspec.Struct, frozen=True):
     """Running totals, in seconds of a fully used GPU."""
 
     work: float = 0.0
-    """What the driver would count as utilization."""
+    """Work that the driver counts as utilization."""
     effort: float = 0.0
-    """What the board would draw power for."""
+    """Work that draws power."""
     traffic: float = 0.0
-    """What the driver would count as utilization of the memory controller."""
+    """Work that the driver counts as utilization of the memory controller."""
 
     def __add__(self, other: "Totals") -> "Totals":
         return Totals(self.work + other.work, self.effort + other.effort, self.traffic + other.traffic)
@@ -165,7 +165,7 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class Script(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Phases one after the other from a moment on; after the last, nothing, unless it repeats."""
+    """A sequence of phases from a start time, optionally repeated."""
 
     start: float
     """Monotonic seconds."""
@@ -187,7 +187,7 @@ class Script(msgspec.Struct, frozen=True, omit_defaults=True):
         return total + self._within(self.cycle) * cycles if cycles else total
 
     def _position(self, at: float) -> tuple[int, float]:
-        """How many whole cycles are over at a moment, and how far the present one is."""
+        """The number of completed cycles at a moment, and the position in the current one."""
         elapsed = max(0.0, at - self.start)
         cycle = self.cycle
         if self.repeat and 0 < cycle < math.inf:
@@ -207,7 +207,7 @@ class Script(msgspec.Struct, frozen=True, omit_defaults=True):
         return total
 
     def phase_at(self, at: float) -> Phase | None:
-        """The phase that runs at a moment; None before the start and after the end."""
+        """The phase at a moment; None before the start and after the end."""
         if not self.start <= at < self.end:
             return None
         _, elapsed = self._position(at)
@@ -215,25 +215,25 @@ class Script(msgspec.Struct, frozen=True, omit_defaults=True):
             if elapsed < phase.length:
                 return phase
             elapsed -= phase.length
-        # Rounding can leave a cycle that is just over by a hair: it is still in its last phase.
+        # Rounding can put the end of a cycle slightly beyond its last phase.
         return self.phases[-1]
 
 
 class Use(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one process holds and does on one GPU, from when it attached to when it let go."""
+    """The memory and load of one process on one GPU, from attaching to detaching."""
 
     number: int
-    """Tells apart the uses of one process."""
+    """The number among the uses of one process."""
     gpu: int
-    """The index within the machine, whatever the process calls it."""
+    """The index within the machine, regardless of the process's own numbering."""
     start: float
     memory: _Bytes = 0
     context: _Bytes = 0
-    """Held from attaching to the end, as a CUDA context is."""
+    """Held from attaching to detaching, like a CUDA context."""
     scripts: tuple[Script, ...] = ()
-    """In order; each one lasts until the next begins."""
+    """In order; each one lasts until the next starts."""
     before: Totals = Totals()
-    """The totals of older scripts that are no longer listed."""
+    """The totals of older scripts, which are no longer listed."""
     ended: float | None = None
 
     def held(self) -> int:
@@ -248,7 +248,7 @@ class Use(msgspec.Struct, frozen=True, omit_defaults=True):
         return total
 
     def phase_at(self, at: float) -> Phase | None:
-        """What runs on the GPU at a moment; None when nothing does."""
+        """The phase on the GPU at a moment, if any."""
         for script, replaced in self._stretches():
             if script.start <= at < replaced and (self.ended is None or at < self.ended):
                 return script.phase_at(at)
@@ -259,7 +259,7 @@ class Use(msgspec.Struct, frozen=True, omit_defaults=True):
         return list(zip(self.scripts, [*replaced, math.inf], strict=True)) if self.scripts else []
 
     def with_script(self, script: Script) -> "Use":
-        """The use with a new script; scripts older than the history are folded."""
+        """The use with a new script; scripts older than the history are folded into the totals."""
         kept = [*self.scripts, script]
         before = self.before
         while len(kept) > 1 and kept[1].start < script.start - HISTORY:
@@ -269,7 +269,7 @@ class Use(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Load(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Everything one process does on the machine. Its identity is pid plus start time, never pid alone."""
+    """The load of one process on the machine, identified by pid and start time, never by pid alone."""
 
     pid: int
     started: int
@@ -281,6 +281,6 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, uses=tuple(kept))
 
     def with_use(self, use: Use) -> "Load":
-        """The load with this use in the place of the one of the same number, or added."""
+        """The load with this use added, or replacing the one with the same number."""
         others = (one for one in self.uses if one.number != use.number)
         return msgspec.structs.replace(self, uses=tuple(sorted((*others, use), key=lambda one: one.number)))

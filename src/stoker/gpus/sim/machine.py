@@ -1,8 +1,8 @@
-"""A simulated machine: its GPUs, and the directory through which the processes on it know of each other.
+"""A simulated machine: its GPUs, and the directory shared by its processes.
 
-The directory holds one file for each process that uses the machine (`loads/PID-STARTTIME.json`), the `lock`
-under which they are changed, and `faults.json`. A process is there as long as /proc says so, never because of
-its file: one that was killed gives its memory back at once. Readers take no lock and change nothing.
+The directory has a file for each process on the machine (`loads/PID-STARTTIME.json`), the `lock` for changes, and
+`faults.json`. Only /proc decides whether a process exists, not its file, so a killed process frees its memory at once.
+Readers take no lock and change nothing.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ from stoker.units import format_memory, parse_memory
 
 DEFAULT_GPUS: Final = 4
 DEFAULT_MEMORY: Final = 24 * 2**30
-# More than any machine sold; a slip of the finger should not make a table of ten thousand lines.
+# More than any machine sold, to catch typing errors.
 MOST_GPUS: Final = 64
 MOST_MEMORY: Final = 2**40
-# A GPU's device number must not pass for its index: code that mixes up the two finds nothing.
+# Device numbers differ from indices, so that code that confuses them finds nothing.
 FIRST_MINOR: Final = 10
-# The lock is held for a millisecond; a longer wait means that a process was stopped while holding it.
+# The lock is held for a millisecond; a longer wait means that its holder is suspended.
 LOCK_PATIENCE: Final = 30.0
 _LOCK_POLL: Final = 0.002
 
@@ -42,28 +42,28 @@ _UNITS: Final = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10),
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """How many GPUs a simulated machine has, how much memory each, and how they are connected."""
+    """Number, memory and links of the GPUs of a simulated machine."""
 
     count: int
     memory: int
     groups: tuple[tuple[Link, int], ...] = ()
-    """`("nvlink", 2)`: GPUs 0 and 1, 2 and 3, … are connected by NVLink. Empty: unknown, as where no driver tells."""
+    """`("nvlink", 2)`: GPUs 0 and 1, 2 and 3, … are connected by NVLink. Empty: unknown links."""
 
     def __str__(self) -> str:
         return f"{self.count}x{_exact_memory(self.memory)}" + "".join(f",{link}={size}" for link, size in self.groups)
 
     def link(self, first: int, second: int) -> Link:
-        """How two of its GPUs are connected."""
+        """The link between two of its GPUs."""
         return next((link for link, size in self.groups if first // size == second // size), "system")
 
 
 def _exact_memory(amount: int) -> str:
-    """The amount in the largest unit that writes it without loss: two shapes never share a name."""
+    """The amount in the largest lossless unit, so that two shapes never share a name."""
     return next(f"{amount // size}{unit}" for unit, size in _UNITS if amount % size == 0)
 
 
 def parse_shape(argument: str) -> Shape:
-    """The shape in what follows `sim:`: `4`, `2x24GiB`, `8,nvlink=2`, with or without `@DIR`; nothing means `4`."""
+    """Parses the part after `sim:`: `4`, `2x24GiB`, `8,nvlink=2`, with or without `@DIR`; empty means `4`."""
     return _parse(argument)[0]
 
 
@@ -87,7 +87,7 @@ def _parse(argument: str) -> tuple[Shape, str | None]:
 
 
 def _groups(argument: str, written: list[str]) -> tuple[tuple[Link, int], ...]:
-    """How many GPUs in a row are connected by each kind of link, the fastest kind first."""
+    """The number of consecutive GPUs connected by each kind of link, fastest kind first."""
     sizes: dict[str, int] = {}
     for part in written:
         match = _GROUP.fullmatch(part)
@@ -100,19 +100,19 @@ def _groups(argument: str, written: list[str]) -> tuple[tuple[Link, int], ...]:
 
 
 def state_directory(environment: Mapping[str, str]) -> Path:
-    """Where simulated machines live when their spec does not say."""
+    """The default directory of simulated machines."""
     if said := environment.get("STOKER_SIM_DIR"):
         return Path(said)
     return state_home(environment) / "sim"
 
 
 def is_simulated(spec: str) -> bool:
-    """Whether a source spec, such as the value of STOKER_GPUS, means simulated GPUs."""
+    """True if a source spec, such as the value of STOKER_GPUS, means simulated GPUs."""
     return spec == _PREFIX or spec.startswith(f"{_PREFIX}:")
 
 
 class SimMachine:
-    """One simulated machine. All processes that name the same directory and shape share it."""
+    """A simulated machine, shared by all processes with the same directory and shape."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class SimMachine:
     ) -> None:
         self.shape = shape
         self.directory = directory.expanduser().absolute() / str(shape)
-        # A directory that somebody named may be shared by several users.
+        # Several users may share an explicitly named directory.
         self._is_private = self.directory.is_relative_to(state_home().absolute())
         self.root = root
         self.proc = root / "proc"
@@ -134,14 +134,14 @@ class SimMachine:
 
     @classmethod
     def find(cls, spec: str, environment: Mapping[str, str]) -> "SimMachine":
-        """The machine of a spec, with or without the `sim:` in front."""
+        """The machine of a spec, with or without the prefix `sim:`."""
         argument = spec[len(_PREFIX) :].removeprefix(":") if is_simulated(spec) else spec
         shape, directory = _parse(argument)
         return cls(shape, Path(directory) if directory else state_directory(environment))
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> "SimMachine":
-        """The machine that STOKER_GPUS names."""
+        """The machine of STOKER_GPUS."""
         spec = environment.get("STOKER_GPUS", "")
         if not is_simulated(spec):
             raise StokerError("STOKER_GPUS names no simulated machine: set it like STOKER_GPUS=sim:4")
@@ -149,7 +149,7 @@ class SimMachine:
 
     @property
     def spec(self) -> str:
-        """By which any process finds this machine, whatever its environment."""
+        """The spec by which any process finds this machine, in any environment."""
         return f"{_PREFIX}:{self.shape}@{self.directory.parent}"
 
     @property
@@ -159,7 +159,7 @@ class SimMachine:
     # Reading: no lock, nothing changed
 
     def loads(self) -> tuple["LoadFile", ...]:
-        """Every load that has a file, of the living and of the dead, in the order of pids."""
+        """All loads with a file, of live and dead processes, by pid."""
         try:
             names = [path.name for path in self.loads_directory.iterdir()]
         except FileNotFoundError:
@@ -180,14 +180,14 @@ class SimMachine:
         return LoadFile(path, (pid, started), state, load)
 
     def held(self, gpu: int, loads: tuple["LoadFile", ...]) -> int:
-        """Bytes that living processes hold on a GPU."""
+        """Bytes that live processes hold on a GPU."""
         return sum(use.held() for found in loads for use in found.present_uses() if use.gpu == gpu)
 
     # Changing: only under the lock
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[tuple["LoadFile", ...]]:
-        """Holds the machine still, and gives the loads that are left after the dead were cleared away."""
+        """Locks the machine, removes loads of dead processes, and yields the others."""
         try:
             if self._is_private:
                 private_directory(self.loads_directory)
@@ -222,7 +222,7 @@ class SimMachine:
                 return
 
     def _sweep(self, now: float) -> tuple["LoadFile", ...]:
-        # Files are only written under the lock, so these are of writers that were killed.
+        # Files are written under the lock only, so these belong to killed writers.
         for half in self.loads_directory.glob("*.new"):
             half.unlink(missing_ok=True)
         kept = []
@@ -234,24 +234,24 @@ class SimMachine:
         return tuple(kept)
 
     def write(self, load: Load) -> None:
-        """Puts down what a process does now. Call it only under the lock."""
+        """Writes the load of a process. Call it only under the lock."""
         self.replace(self.loads_directory / f"{load.pid}-{load.started}.json", msgspec.json.encode(load))
 
     def replace(self, path: Path, content: bytes) -> None:
-        """Readers see the old content or the new, never a part. Call it only under the lock."""
+        """Replaces a file atomically. Call it only under the lock."""
         write_atomically(path, content, private=self._is_private)
 
 
 class LoadFile(msgspec.Struct, frozen=True):
-    """A load as it lies in the directory, with what /proc says of its process."""
+    """A load in the directory, with the state of its process in /proc."""
 
     path: Path
     identity: tuple[int, int]
     """Pid and start time."""
     state: str | None
-    """The letter of /proc/PID/stat; None when that process is no more."""
+    """The letter in /proc/PID/stat; None if the process has ended."""
     load: Load | None
-    """None when the file cannot be read."""
+    """None if the file is unreadable."""
 
     @property
     def alive(self) -> bool:
@@ -262,12 +262,12 @@ class LoadFile(msgspec.Struct, frozen=True):
         return self.state in ("T", "t")
 
     def present_uses(self) -> Iterator[Use]:
-        """Uses that hold something now."""
+        """Current uses."""
         if self.alive and self.load is not None:
             yield from (use for use in self.load.uses if use.ended is None)
 
     def matters(self, now: float) -> bool:
-        """Whether the file is of use: its process lives, or let go so lately that a look may ask."""
+        """True if the file is needed: its process lives, or has ended so recently that a look may need it."""
         if self.load is None:
             return self.alive
         ends = [use.ended for use in self.load.uses]
@@ -275,7 +275,7 @@ class LoadFile(msgspec.Struct, frozen=True):
 
 
 def process_state(proc: Path, pid: int, started: int) -> str | None:
-    """The state letter of a process that is this one and still runs; a zombie has given everything back."""
+    """The state letter of exactly this process while it runs. A zombie has released everything."""
     try:
         found = read_stat(f"{proc}/{pid}/stat")
     except (OSError, ValueError):
@@ -292,7 +292,7 @@ def _gpu(shape: Shape, index: int) -> Gpu:
         vendor="sim",
         minor=index + FIRST_MINOR,
         memory=shape.memory,
-        # A PCI domain that no real machine uses: nothing of it is to be found in sysfs.
+        # A PCI domain that no real machine uses, so that sysfs has no entry for it.
         bus=f"5100:{index + 1:02x}:00.0",
         links=tuple((_uuid(other), shape.link(index, other)) for other in others),
     )

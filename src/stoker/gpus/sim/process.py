@@ -1,4 +1,4 @@
-"""A process on a simulated GPU, from its own side: what a simulated trainer calls in the place of CUDA."""
+"""The API of a process on a simulated GPU, which a simulated trainer uses instead of CUDA."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from stoker.procfs import read_stat
 
 
 class SimulatedOutOfMemoryError(StokerError, RuntimeError):
-    """The allocation does not fit. The message is PyTorch's, because programs recognise OOM by it."""
+    """The allocation does not fit. Programs recognize the error by PyTorch's message."""
 
     def __init__(self, requested: int, gpu: int, total: int, free: int) -> None:
         super().__init__(
@@ -35,7 +35,7 @@ def _as_torch(amount: int) -> str:
 
 
 class SimulatedProcess:
-    """This process on one simulated GPU. Attach again for a second one; leaving gives everything back.
+    """This process on one simulated GPU. Attach again for a second one; leaving releases everything.
 
     with SimulatedProcess.attach(gpu=0) as gpu:
         gpu.allocate(8 * 2**30)
@@ -46,7 +46,7 @@ class SimulatedProcess:
         self.machine = machine
         self.gpu = gpu
         self.index = index
-        """What this process calls the GPU: its place among those that CUDA_VISIBLE_DEVICES leaves."""
+        """The index of the GPU for this process, within CUDA_VISIBLE_DEVICES."""
         self._identity = (load.pid, load.started)
         self._number = number
 
@@ -59,7 +59,7 @@ class SimulatedProcess:
         machine: SimMachine | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Self:
-        """Opens a GPU, counted as CUDA counts: within CUDA_VISIBLE_DEVICES. `context` is held all along."""
+        """Opens a GPU by its index within CUDA_VISIBLE_DEVICES. `context` is held until the end."""
         surroundings = os.environ if environment is None else environment
         there = SimMachine.of_environment(surroundings) if machine is None else machine
         device = _visible(there, gpu, surroundings)
@@ -90,7 +90,7 @@ class SimulatedProcess:
 
     @property
     def memory(self) -> int:
-        """Bytes that this process holds here, its context not counted."""
+        """Bytes that this process holds here, without its context."""
         return self._use(self.machine.loads()).memory
 
     @property
@@ -99,7 +99,7 @@ class SimulatedProcess:
         return self.machine.shape.memory - self.machine.held(self.gpu.index, self.machine.loads())
 
     def allocate(self, amount: int) -> None:
-        """Takes memory, or raises `SimulatedOutOfMemoryError` and takes none."""
+        """Allocates memory, or raises `SimulatedOutOfMemoryError` without allocating."""
         if amount < 0:
             raise ValueError(f"cannot allocate {amount} bytes")
         self._change_memory(lambda held: held + amount)
@@ -110,7 +110,7 @@ class SimulatedProcess:
         self._change_memory(lambda held: held - amount)
 
     def hold(self, amount: int) -> None:
-        """Takes or frees so much that `amount` is held."""
+        """Allocates or frees memory to hold exactly `amount`."""
         self._change_memory(lambda _held: amount)
 
     def _change_memory(self, wanted: Callable[[int], int]) -> None:
@@ -127,23 +127,23 @@ class SimulatedProcess:
     def work(self, utilization: float, power: float | None = None, *, seconds: float | None = None) -> None:
         """Keeps the GPU this busy from now on, or for some seconds; returns at once, like a kernel launch.
 
-        `power` is the share of the way from the idle draw to the limit: as `utilization` when left out.
+        `power`: the share of the range between idle draw and limit; by default equal to `utilization`.
         """
         self.play((busy(utilization, seconds, power=power),))
 
     def play(self, phases: Sequence[Phase], *, repeat: bool = False, start: float | None = None) -> Script:
-        """Begins a script of phases in the place of what was done before."""
+        """Starts a script of phases, which replaces the current work."""
         script = Script(self.machine.clock() if start is None else start, tuple(phases), repeat)
         with self.machine.locked() as loads:
             self._write(loads, self._use(loads).with_script(script))
         return script
 
     def detach(self) -> None:
-        """Gives everything back. What was done stays known for a while to those who look seldom."""
+        """Releases everything. The past load stays visible for a while to infrequent readers."""
         if os.getpid() != self._identity[0]:
-            return  # a forked child leaves its parent's GPU alone
+            return  # a forked child must not touch its parent's GPU
         if not self.machine.loads_directory.exists():
-            return  # the machine was cleared away before us: nothing is held, and nothing needs to be recreated
+            return  # the machine was removed before, so there is nothing to release
         with self.machine.locked() as loads:
             use = self._use_if_attached(loads)
             if use is not None:

@@ -1,7 +1,7 @@
-"""The ranks of a simulated training, one process on one GPU each, and the ways in which such a training hangs.
+"""The ranks of a simulated training, one process per GPU, and its kinds of hangs.
 
-What a hang looks like from outside is real: the processes, their Python stacks, their CPU time, what they print, what
-their GPUs show. `launch` starts the ranks; each runs `python -m stoker.gpus.sim.ranks PLAN`.
+A hang looks real from outside: processes, Python stacks, CPU time, output, and readings. `launch` starts the ranks;
+each runs `python -m stoker.gpus.sim.ranks PLAN`.
 """
 
 import ctypes
@@ -29,22 +29,22 @@ from stoker.step_file import step as report_step
 
 Hang = Literal["nccl", "loader", "livelock", "rank-dead", "gpu-lost"]
 HANGS: Final[tuple[Hang, ...]] = get_args(Hang)
-# Those in which one rank differs from the others.
+# Hangs in which one rank differs from the others.
 _NEED_TWO_RANKS: Final[frozenset[Hang]] = frozenset({"rank-dead", "gpu-lost"})
 
 UTILIZATION: Final = 0.93
-# A rank of a pipeline that polls for work was seen at 150 of 350 W, memory still.
+# A polling rank of a pipeline was seen at 150 of 350 W, without memory traffic.
 LIVELOCK_POWER: Final = 0.4
 HEARTBEAT_EVERY: Final = 1.0
-# A terminal or log gets no more lines than a person can follow.
+# The shortest interval of output lines, for readers.
 _BETWEEN_LINES: Final = 0.2
 _SET_DEATH_SIGNAL: Final = 1
-# Set for a job over several machines, with what they are otherwise.
+# Variables of a multi-node job, with their defaults.
 _MACHINES: Final = {"STOKER_NODES": 1, "STOKER_NODE_RANK": 0}
 
 
 class RankPlan(msgspec.Struct, frozen=True):
-    """What one rank is to do."""
+    """The work of one rank."""
 
     machine: str
     """A source spec, such as `sim:4`."""
@@ -57,21 +57,21 @@ class RankPlan(msgspec.Struct, frozen=True):
     hang: Hang | None
     hang_after: int
     report_steps: bool = False
-    """Whether it calls `stoker.step()`."""
+    """It calls `stoker.step()`."""
     rank: int = 0
-    """Its number on this machine."""
+    """Its local rank."""
     nodes: int = 1
     node_rank: int = 0
-    """Which of the job's machines this one is."""
+    """The rank of this machine in the job."""
 
     @property
     def is_last(self) -> bool:
-        """The last rank is the one that dies or loses its GPU."""
+        """True for the last rank, which dies or loses its GPU."""
         return self.rank == self.ranks - 1 and self.node_rank == self.nodes - 1
 
 
 def launch(plan: RankPlan) -> int:
-    """Runs all ranks of a plan on this machine to their end, and returns the exit code of the first that failed."""
+    """Runs all ranks of a plan on this machine, and returns the exit code of the first that failed."""
     nodes, node_rank = (int(os.environ.get(name) or value) for name, value in _MACHINES.items())
     plan = msgspec.structs.replace(plan, nodes=nodes, node_rank=node_rank)
     if plan.hang in _NEED_TWO_RANKS and plan.ranks * plan.nodes < 2:
@@ -92,7 +92,7 @@ def launch(plan: RankPlan) -> int:
 
 
 def _start(plan: RankPlan) -> "subprocess.Popen[bytes]":
-    # The variables of torchrun, by which others know a rank.
+    # Torchrun's variables, which identify a rank.
     numbers = {
         "RANK": plan.node_rank * plan.ranks + plan.rank,
         "LOCAL_RANK": plan.rank,
@@ -105,7 +105,7 @@ def _start(plan: RankPlan) -> "subprocess.Popen[bytes]":
 
 
 class SimulatedRank:
-    """One rank: it takes steps until it is done or hangs."""
+    """A rank, which makes steps until it is done or hangs."""
 
     def __init__(self, plan: RankPlan, gpu: SimulatedProcess) -> None:
         self.plan = plan
@@ -134,27 +134,27 @@ class SimulatedRank:
 
 
 def all_reduce(rank: SimulatedRank, *, power: float | None = None) -> None:
-    """Waits for the other ranks as NCCL does: a kernel polls on the GPU, a thread on the CPU, for ever."""
+    """Waits for the other ranks like NCCL: a kernel polls on the GPU, a thread on the CPU, forever."""
     rank.gpu.play((spin() if power is None else spin(power=power),))
     wait_for_peers()
 
 
 def wait_for_peers() -> None:
-    # At the lowest priority: one whole core, but only where nobody else wants it.
+    # At the lowest priority it uses only a core that nobody else needs.
     os.nice(19)
     while True:
         pass
 
 
 def _next_batch(rank: SimulatedRank) -> None:
-    """Waits for a data loader that delivers nothing more."""
+    """Waits for a data loader that delivers no more batches."""
     rank.gpu.play((idle(),))
     batches: queue.Queue[None] = queue.Queue()
     batches.get()
 
 
 def _livelock(rank: SimulatedRank) -> None:
-    """A heartbeat goes on while the training does not."""
+    """Prints heartbeats without training."""
     if rank.plan.rank == 0:
         threading.Thread(target=_heartbeat, daemon=True).start()
     all_reduce(rank, power=LIVELOCK_POWER)
@@ -194,7 +194,7 @@ def _print(line: str) -> None:
 
 
 def main() -> None:
-    # A rank must not spin on when its launcher was killed.
+    # A rank must not keep spinning after its launcher was killed.
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     plan = msgspec.json.decode(sys.argv[1], type=RankPlan)

@@ -1,4 +1,4 @@
-"""Reads a simulated machine as a driver would let it be read: samples, energy, processes, faults."""
+"""Reads a simulated machine as through a driver: samples, energy, processes, faults."""
 
 import math
 import os
@@ -22,18 +22,18 @@ from stoker.gpus.sim.faults import ABSENT, Fault, faulty_gpu, faulty_reading, re
 from stoker.gpus.sim.load import Totals, Use
 from stoker.gpus.sim.machine import LoadFile, SimMachine
 
-# NVIDIA's driver has been seen to keep a hundred samples of utilization, about six a second.
+# NVIDIA's driver keeps a hundred samples of utilization, about six per second.
 SAMPLE: Final = 1 / 6
 MOST_SAMPLES: Final = 100
 LONGEST_SPAN: Final = MOST_SAMPLES * SAMPLE
-# A mid-sized board: at rest, and at its limit.
+# The power of a mid-sized board when idle, and its limit.
 IDLE_WATTS: Final = 20.0
 LIMIT_WATTS: Final = 350.0
-# Its SM clock at rest and at work; a board that is asked for nothing drops to the first within a second.
+# Its SM clock when idle and at work; an idle board drops to the first within a second.
 IDLE_MHZ: Final = 210.0
 BOOST_MHZ: Final = 1740.0
 HEALTHY: Final = DeviceHealth((), uncorrected=0, needs_reset=False, remapping_failed=False)
-# The same board's degrees, and the seconds in which it goes most of the way: what air-cooled ones do.
+# Its temperatures, and the seconds for most of a change, as with air cooling.
 COOL: Final = 30.0
 HOT: Final = 80.0
 WARMING: Final = 45.0
@@ -44,12 +44,12 @@ Uses = Mapping[UseKey, Use]
 
 
 def span_of(since: float, now: float) -> float:
-    """Seconds that the samples since the look before speak for: older ones have been overwritten."""
+    """The seconds that the samples since the previous look cover; older ones are overwritten."""
     return min(max(0.0, now - since), LONGEST_SPAN)
 
 
 def shares(uses: Uses, start: float, end: float) -> list[Totals]:
-    """Sample by sample, the share of the GPU that was used; all processes together use at most the whole."""
+    """The used share of the GPU per sample, at most 1 for all processes together."""
     length = end - start
     if length <= 0:
         start, length = end - SAMPLE, SAMPLE
@@ -86,7 +86,7 @@ def _summary(values: list[float]) -> Utilization:
 
 
 def watts(samples: list[Totals]) -> float:
-    """The mean draw over the samples."""
+    """The mean power over the samples."""
     return IDLE_WATTS + (LIMIT_WATTS - IDLE_WATTS) * _mean_effort(samples)
 
 
@@ -95,7 +95,7 @@ def _mean_effort(samples: list[Totals]) -> float:
 
 
 class SimMeter:
-    """The energy counter and the thermometer of one GPU, which go on between looks."""
+    """The energy counter and the thermometer of one GPU, which continue between looks."""
 
     def __init__(self, opened: float) -> None:
         self.joules = 0.0
@@ -105,7 +105,7 @@ class SimMeter:
         self._totals: dict[UseKey, Totals] = {}
 
     def advance(self, uses: Uses, now: float) -> None:
-        """Brings both up to now, given what was used since they were last brought up."""
+        """Advances both to now, by the use since the last call."""
         elapsed = now - self._at
         if elapsed > 0:
             recent = span_of(self._at, now)
@@ -118,7 +118,7 @@ class SimMeter:
         self._totals = {key: use.totals(now) for key, use in uses.items()}
 
     def _effort_until(self, uses: Uses, end: float) -> float:
-        """The effort from the last time until `end`: too far back for samples, but the totals have it."""
+        """The effort from the last call until `end`, which totals cover beyond the samples."""
         effort = 0.0
         for key, use in uses.items():
             begun = Totals() if use.start >= self._at else self._totals.get(key) or use.totals(self._at)
@@ -133,9 +133,9 @@ class SimMeter:
             self.celsius = goal + (self.celsius - goal) * math.exp(-elapsed / WARMING)
 
 
-# What the first look speaks for: there is no look before it.
+# The span of the first look, which has no previous one.
 FIRST_SPAN: Final = 1.0
-# How soon a look that hangs notices that the fault was cleared.
+# The delay until a hanging look notices that the fault was cleared.
 HANG_POLL: Final = 0.05
 
 
@@ -144,12 +144,12 @@ def open_source(
     argument: str,
     environment: Mapping[str, str] = os.environ,
 ) -> "SimulatedSource":
-    """The source of `sim:ARGUMENT`."""
+    """Opens the source of `sim:ARGUMENT`."""
     return SimulatedSource(SimMachine.find(argument, environment))
 
 
 class SimulatedSource:
-    """The `Source` of a simulated machine. It changes nothing there: any number of them may look."""
+    """The `Source` of a simulated machine, which it does not change."""
 
     name = "sim"
 
@@ -168,7 +168,7 @@ class SimulatedSource:
         self._meters = tuple(SimMeter(self._clock()) for _ in machine.gpus)
         self._looked: float | None = None
         self._living: dict[tuple[int, int], LoadFile] = {}
-        """Those of the look before."""
+        """The live loads at the previous look."""
 
     def look(self) -> Look:
         faults = self._past_hangs()
@@ -194,7 +194,7 @@ class SimulatedSource:
         self._process_cache.close()
 
     def _past_hangs(self) -> tuple[Fault, ...] | Unknown:
-        """The faults that are left when those that block a look have let go of this one."""
+        """Blocks while a fault makes looks hang, and returns the other faults."""
         began = self._clock()
         while True:
             now = self._clock()
@@ -227,15 +227,15 @@ class SimulatedSource:
             if broken is None:
                 readings.append(self._reading(gpu, meter, loads, here, now, span))
             else:
-                # Nobody can tell which GPUs its process uses, so none can be called idle.
+                # The GPUs of this process are unknown, so none can be called idle.
                 readings.append(Reading.unknown(gpu.uuid, f"the simulated load {broken} cannot be read", span=span))
         return readings
 
     def _uses(self, loads: tuple[LoadFile, ...]) -> Uses:
-        """The uses that may have asked something of a GPU since the look before, be they over or not.
+        """The uses that may have used a GPU since the previous look, including ended ones.
 
-        A process that was killed counts for all of the stretch in which it died: when in it, nobody knows.
-        One that is stopped does nothing from the look that found it so until the look that finds it running.
+        A killed process counts for the whole span in which it died, since the moment is unknown. A suspended process
+        does nothing from the look that finds it suspended until the look that finds it running.
         """
         known = self._living | {found.identity: found for found in loads}
         uses = {}
