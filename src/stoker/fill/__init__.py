@@ -1,1 +1,1 @@
-"""Background programs on idle GPUs that stop when someone needs a GPU."""
+"""Background programs on idle GPUs, which stop when someone needs a GPU."""

@@ -1,4 +1,4 @@
-"""Background programs as processes: the program of a slot, and what an earlier filler left running."""
+"""Processes of background programs: the program of a slot, and leftovers of an earlier filler."""
 
 import math
 import os
@@ -19,12 +19,12 @@ from stoker.runs.processes.reaper_process import REAPER_NAME
 from stoker.runs.processes.termination import Termination
 from stoker.runs.processes.tree import environments, has_ancestor_named, send
 
-# Every process of a background program has it in its environment: the next filler finds leftovers by it.
+# In the environment of every process of a background program, so that the next filler finds leftovers.
 TAG: Final = "STOKER_FILL"
 
 
 class BackgroundProcess(CommandHandler[bool]):
-    """A program under a reaper, for an event loop: `update` is due when the reaper is readable or `due()` is over."""
+    """A program under a reaper, for an event loop. `update` is due when the reaper is readable, or at `due()`."""
 
     def __init__(
         self,
@@ -34,10 +34,10 @@ class BackgroundProcess(CommandHandler[bool]):
         tag: str,
         helpers: Callable[[], Collection[int]],
     ) -> None:
-        """Raises StokerError when its log cannot be written."""
+        """Raises StokerError if its log cannot be written."""
         self._program = program
         self.ended: str | None = None
-        """How it ended by itself, or why it could not be started."""
+        """How it exited by itself, or why it could not start."""
         self.gone = False
         self._termination: Termination | None = None
         output = _opened(program.log)
@@ -61,13 +61,13 @@ class BackgroundProcess(CommandHandler[bool]):
         self.update()
 
     def due(self) -> float:
-        """In monotonic seconds."""
+        """The due time in monotonic seconds."""
         if self.gone:
             return -math.inf
         return time.monotonic() + self._termination.timeout() if self._termination is not None else math.inf
 
     def stop(self) -> None:
-        """Asks it to end; after its grace it is killed."""
+        """Stops it; it is killed after its grace."""
         if not self.gone:
             self._terminate()
             self.update()
@@ -78,12 +78,12 @@ class BackgroundProcess(CommandHandler[bool]):
             self._termination = Termination(self.reaper, signum=signal.SIGTERM, grace=self._program.grace, first=first)
 
     def hurry(self) -> None:
-        """No more grace."""
+        """Ends the grace."""
         if self._termination is not None:
             self._termination.hurry()
 
     def update(self) -> None:
-        """Handles what happened since; `ended` and `gone` hold the result."""
+        """Handles events, and sets `ended` and `gone`."""
         if not self.gone and self._loop.step():
             self.gone = True
             self.reaper.close()
@@ -100,7 +100,7 @@ class BackgroundProcess(CommandHandler[bool]):
     def on_exit(self, status: int) -> None:
         if self._termination is None:
             self.ended = f"ended with code {exit_code(status)}"
-            # What it left behind must not stay on the GPU either.
+            # Its leftover processes must not stay on the GPU.
             self._terminate()
 
     def on_reaper_killed(self) -> None:
@@ -118,7 +118,7 @@ def _opened(log: str | None) -> int | None:
 
 
 def _environment(program: Background, gpus: Sequence[Gpu], present: Sequence[Gpu], tag: str) -> Mapping[str, str]:
-    """The caller's environment with the program's own variables; only its GPUs are visible."""
+    """The environment of a program: the caller's with its own variables, and only its GPUs visible."""
     environment = dict(os.environ)
     for name in ("STOKER_RUN", "STOKER_RUN_DIR"):
         environment.pop(name, None)
@@ -130,7 +130,7 @@ def _environment(program: Background, gpus: Sequence[Gpu], present: Sequence[Gpu
 
 
 class SlotRunner:
-    """A slot and its program, in an event loop: carries out what the slot decides."""
+    """Carries out the decisions of a slot on its program, in an event loop."""
 
     def __init__(self, slot: Slot, gpus: Sequence[Gpu], tag: str, log: Callable[[str], None]) -> None:
         self.slot = slot
@@ -151,7 +151,7 @@ class SlotRunner:
         present: Sequence[Gpu],
         helpers: Callable[[], Collection[int]],
     ) -> bool:
-        """Carries out what the slot decides; returns whether that was a start, which takes time."""
+        """Carries out the slot's decision. True for a start, which takes time."""
         now = time.monotonic()
         match self.slot.decide(now, seen, veto):
             case StartProgram():
@@ -165,7 +165,7 @@ class SlotRunner:
         return False
 
     def update(self) -> None:
-        """Handles what became of the program."""
+        """Handles events of the program."""
         if self.process is None:
             return
         self.process.update()
@@ -181,7 +181,7 @@ class SlotRunner:
             self._log(f"{self._name}: {self.slot.setback(now) or how}")
 
     def leave(self) -> None:
-        """Stops the program because the filler ends."""
+        """Stops the program when the filler ends."""
         if self.process is not None:
             if self.slot.state != "stopping":
                 self.slot.stopping(time.monotonic(), "the filler ends", preempted=False)
@@ -199,41 +199,41 @@ class SlotRunner:
         self.update()
 
 
-# A reaper whose filler was killed may be about to start its program: within this time it has, and can be found by it.
+# The reaper of a killed filler may be about to start its program. After this time the program can be found.
 _SETTLING: Final = 0.5
 _BETWEEN_SWEEPS: Final = 0.2
-# A reaper kills by itself when the grace is over; a process that is alive this much later has no reaper.
+# A reaper kills its program at the end of the grace; a process alive this much later has no reaper.
 _REAPERS_SHARE: Final = 5.0
 
 
 class Leftovers:
-    """Programs of earlier fillers with the same home. Nothing is started before `gone`."""
+    """Programs of earlier fillers with the same home. Nothing starts before `gone`."""
 
     def __init__(self, tag: str, reapers: Sequence[Identity], grace: float, now: float) -> None:
-        """`tag`: the beginning of all tags. `grace`: the longest grace of any program."""
+        """`tag`: the prefix of all tags. `grace`: the longest grace of any program."""
         self._tag = f"{TAG}={tag}".encode(errors="surrogateescape")
         self.reapers = list(reapers)
         self._grace = grace
         self._started = now
         self._due = now
         self._asked: dict[Identity, float] = {}
-        """When processes without a reaper were asked to end."""
+        """When processes without a reaper got SIGTERM."""
         self.found = False
-        """Whether anything was left."""
+        """There were leftovers."""
         self.gone = False
 
     def due(self) -> float:
         return self._due
 
     def update(self, now: float) -> None:
-        """Looks for leftovers when it is due, and stops them."""
+        """Searches for leftovers when that is due, and stops them."""
         if self.gone or now < self._due:
             return
         self._due = now + _BETWEEN_SWEEPS
         try:
             left = self._tagged()
         except OSError:
-            return  # out of descriptors: nothing seen does not mean that nothing is left
+            return  # out of descriptors, so an empty result proves nothing
         self.reapers = [reaper for reaper in self.reapers if not is_gone(reaper)]
         self.found = self.found or bool(left or self.reapers)
         self.gone = not left and not self.reapers and now >= self._started + _SETTLING
@@ -244,7 +244,7 @@ class Leftovers:
                 send(who, signal.SIGKILL)
 
     def _stop(self, who: Identity, now: float) -> None:
-        """Stops a process whose reaper was killed as well."""
+        """Stops a process whose reaper was also killed."""
         if who not in self._asked:
             self._asked[who] = now
             send(who, signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""One filler per GPU on a machine, for all users and state directories.
+"""Ensures one filler per GPU on a machine, across users and state directories.
 
-Each claim is an abstract Unix socket named after the GPU's uuid: it needs no directory that all users may write to,
-nobody can delete it, and the kernel drops it with the process. Containers with another network namespace do not see it.
+A claim is an abstract Unix socket named after the GPU's uuid. It needs no world-writable directory, nobody can delete
+it, and the kernel drops it with the process. Containers with another network namespace do not see it.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from stoker.gpus.sim.machine import SimMachine, is_simulated
 from stoker.gpus.visible import select_gpus
 from stoker.procfs import user_name
 
-# A reaper that was just forked keeps the claims of a killed filler for a moment.
+# A just forked reaper keeps the claims of a killed filler for a moment.
 KILLED_LATELY: Final = 0.5
 _BETWEEN_TRIES: Final = 0.05
 # struct ucred: pid, uid, gid.
@@ -30,15 +30,15 @@ _BACKLOG: Final = 128
 
 
 class Claims:
-    """The GPUs that this process and its forks fill, until the last of them ends or closes them."""
+    """The claims of this process and its forks, until the last of them ends or closes them."""
 
     def __init__(self, machine: str = "") -> None:
-        """`machine`: distinguishes simulated machines whose GPUs have the same uuids; empty for the real one."""
+        """`machine`: distinguishes simulated machines with the same uuids; empty for the real machine."""
         self._machine = machine
         self._held: dict[str, socket.socket] = {}
 
     def take(self, gpus: Sequence[Gpu]) -> None:
-        """Claims these GPUs too. Raises StokerError that names the holder of one of them."""
+        """Claims these GPUs, too. Raises StokerError with the holder if one is taken."""
         ends = time.monotonic() + KILLED_LATELY
         for gpu in gpus:
             while gpu.uuid not in self._held:
@@ -57,7 +57,7 @@ class Claims:
         return [claim.fileno() for claim in self._held.values()]
 
     def close(self) -> None:
-        """Gives them up, unless a fork of this process still holds them."""
+        """Releases the claims, unless a fork of this process holds them."""
         for claim in self._held.values():
             claim.close()
         self._held.clear()
@@ -68,14 +68,14 @@ class Claims:
 
 
 def machine_of(spec: str, root: Path, environment: Mapping[str, str] = os.environ) -> str:
-    """What `Claims` needs to know of the machine that this source reads."""
+    """The machine id for `Claims`, from the source."""
     if is_simulated(spec):
         return str(SimMachine.find(spec, environment).directory.resolve())
     return "" if root == Path("/") else str(root.resolve())
 
 
 def gpus_to_fill(config: FillConfig, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """The GPUs that some program of the configuration may run on."""
+    """The GPUs of all programs in the configuration."""
     found: dict[str, Gpu] = {}
     for program in config.programs:
         chosen = select_gpus(gpus, program.gpus)
@@ -87,7 +87,7 @@ def _claim(name: str) -> socket.socket | None:
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         claim.bind(name)
-        claim.listen(_BACKLOG)  # so that others can ask who this is
+        claim.listen(_BACKLOG)  # lets others query this process by SO_PEERCRED
     except OSError:
         claim.close()
         return None
@@ -95,7 +95,7 @@ def _claim(name: str) -> socket.socket | None:
 
 
 def _holder(name: str) -> str:
-    """Who has the claim, as part of a sentence; empty when the kernel does not say."""
+    """The holder of a claim, as part of a sentence; empty if unknown."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)
         asking.connect(name)

@@ -1,4 +1,4 @@
-"""The configuration of `fill`: which GPUs are filled with which programs, and when."""
+"""The configuration of `fill`: programs, their GPUs, and their hours."""
 
 import re
 from time import struct_time
@@ -9,67 +9,67 @@ from msgspec import Meta
 
 from stoker.errors import BadInputError
 
-# The pause after a program died at once doubles up to this.
+# The limit of the pause after a program died at once, doubled each time.
 LONGEST_BACKOFF: Final = 3600.0
 _LONGEST: Final = 1e9
 
 _Text = Annotated[str, Meta(pattern="^[^\\0]*$")]
 Seconds = Annotated[float, Meta(ge=0, le=_LONGEST)]
 Name = Annotated[str, Meta(pattern="^[^\\0]+$")]
-"""Neither empty nor with a zero byte, as the kernel wants it."""
+"""A non-empty string without NUL, as the kernel requires."""
 
 
 class WatchedGpus(msgspec.Struct, frozen=True, kw_only=True):
-    """GPUs that are watched for others, and the programs on them that do not count."""
+    """GPUs watched for other users, and ignored programs."""
 
     name: Name
     gpus: str = "all"
-    """As `stoker.gpus.visible.select_gpus` reads it."""
+    """A selection for `stoker.gpus.visible.select_gpus`."""
     ignore: tuple[str, ...] = ()
-    """Names of executables; `*` and `?` stand for what they stand for in a shell."""
+    """Names of executables, with the shell's wildcards `*` and `?`."""
 
 
 class ProgramDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be set for one program, or for all of them."""
+    """Settings for one program or for all."""
 
-    # Steps of an interactive session are seconds apart, runs of a person who tries something a minute.
+    # Steps of an interactive session are seconds apart, experiments of a person a minute.
     idle_for: Seconds = 60.0
     settle: Seconds | None = None
-    """How long nobody must have been there after another user has left. None: as long as `idle_for`."""
-    # Long enough to write a small checkpoint, short enough for a user who waits for the memory.
+    """The required idle time after another user has left; None for `idle_for`."""
+    # Long enough to write a small checkpoint, short enough for a waiting user.
     grace: Seconds = 10.0
-    """Between SIGTERM and SIGKILL."""
-    # A program that died at once has most likely a cause that lasts.
+    """The delay between SIGTERM and SIGKILL."""
+    # The cause of an immediate death probably persists.
     backoff: Annotated[float, Meta(ge=1, le=_LONGEST)] = 10.0
-    """The first pause after the program died at once; doubled each time, up to `LONGEST_BACKOFF`."""
+    """The first pause after the program died at once, doubled each time up to `LONGEST_BACKOFF`."""
     nice: Annotated[int, Meta(ge=0, le=19)] | None = None
 
 
 class Background(ProgramDefaults, frozen=True, kw_only=True):
-    """A program that runs where nobody else is."""
+    """A program for idle GPUs."""
 
     name: Name
     command: Annotated[tuple[_Text, ...], Meta(min_length=1)]
     directory: Name | None = None
-    """None: where Stoker was started."""
+    """The directory; None for the current one."""
     gpus: str = "all"
     each: bool = False
-    """One program for every GPU of `gpus`; otherwise one on all of them together, once all of them are idle."""
+    """One program for every GPU of `gpus`; otherwise one on all of them together, once all are idle."""
     log: Name | None = None
-    """A file that the output is appended to. None: Stoker's own console."""
+    """A file to append the output to; None for Stoker's console."""
     environment: dict[Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$")], _Text] = {}
-    """What is added to Stoker's own."""
+    """Variables added to Stoker's own."""
 
 
 class TerminalRule(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a person at a terminal stops everything. A section on terminals enables it unless it says otherwise."""
+    """A person at a terminal stops all programs. The section itself enables this by default."""
 
     enabled: bool = True
     whitelist: tuple[str, ...] = ()
-    """Users who do not count."""
-    # A person who reads what is on the screen types nothing for minutes.
+    """Ignored users."""
+    # A person who reads the screen types nothing for minutes.
     idle_seconds: Seconds = 300.0
-    """A user who typed nothing for this long is not there."""
+    """A user without input for this long counts as absent."""
 
 
 _DAY: Final = 24 * 60
@@ -80,16 +80,16 @@ EVERY_DAY: Final = tuple(range(7))
 
 
 class DailyHours(msgspec.Struct, frozen=True):
-    """One stretch of the day. One that runs past midnight belongs to the day on which it begins."""
+    """Daily hours. Hours past midnight belong to the day on which they start."""
 
     begin: int
     """Minutes after midnight."""
     end: int
     days: tuple[int, ...] = EVERY_DAY
-    """0 is Monday."""
+    """Weekdays; 0 is Monday."""
 
     def contain(self, wall: struct_time) -> bool:
-        """Whether the clock on the wall shows a time within them."""
+        """True if the time is within the hours."""
         minute, weekday, day_before = wall.tm_hour * 60 + wall.tm_min, wall.tm_wday, (wall.tm_wday - 1) % 7
         if self.begin < self.end:
             return weekday in self.days and self.begin <= minute < self.end
@@ -97,27 +97,27 @@ class DailyHours(msgspec.Struct, frozen=True):
 
 
 class FillConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it, and where it was written."""
+    """The whole configuration with its origin."""
 
-    # As gpu_mon's; where the kernel reports events, they come at once anyway.
+    # The default of gpu_mon; kernel events trigger scans at once anyway.
     interval: float = 10.0
-    """Seconds between two scans."""
+    """The interval of scans in seconds."""
     watched: tuple[WatchedGpus, ...] = ()
     programs: tuple[Background, ...] = ()
     terminals: TerminalRule = TerminalRule(enabled=False)
     schedule: tuple[DailyHours, ...] = ()
-    """When background programs may run. Empty: always."""
+    """Hours for background programs; empty for always."""
     ignore_shipped: bool = True
-    """Whether the monitors on Stoker's own list (persistence daemon, exporters, display servers) are ignored too."""
+    """Also ignores Stoker's list of monitors (persistence daemon, exporters, display servers)."""
     holders_suffice: bool = False
-    """Whether a GPU that reports neither utilization nor processes counts as idle while nobody holds its device node.
-    Otherwise it is unknown, and unknown is never idle."""
+    """A GPU that reports neither utilization nor processes counts as idle while nobody holds its device node. Otherwise
+    it is unknown, and unknown is never idle."""
     source: str = ""
     """The file's path."""
 
 
 def parse_hours(text: str, days: tuple[int, ...] = EVERY_DAY) -> DailyHours:
-    """The hours that a person wrote like `20:00-08:00`."""
+    """Parses hours such as `20:00-08:00`."""
     edges = [_minutes(edge.strip()) for edge in text.split("-")]
     if len(edges) != 2 or None in edges:
         raise BadInputError(f"{text!r} is not a time of day: write them like 20:00-08:00")
@@ -128,7 +128,7 @@ def parse_hours(text: str, days: tuple[int, ...] = EVERY_DAY) -> DailyHours:
 
 
 def parse_days(text: str) -> tuple[int, ...]:
-    """Weekdays from `mon-fri`, `sat,sun`, `fri-mon`, `weekdays`, `weekend` or `daily`."""
+    """Parses weekdays: `mon-fri`, `sat,sun`, `fri-mon`, `weekdays`, `weekend` or `daily`."""
     found: set[int] = set()
     for entry in text.lower().split(","):
         first, dash, last = (part.strip() for part in entry.partition("-"))

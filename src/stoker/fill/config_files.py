@@ -38,7 +38,7 @@ from stoker.units import parse_duration
 
 
 def find_config(named: str | None, environment: Mapping[str, str] = os.environ) -> FillConfig:
-    """The file that was named, else `[fill]` in stoker.toml, else gpu_mon's file."""
+    """The named file, or `[fill]` in stoker.toml, or gpu_mon's file."""
     if named is not None:
         path = Path(named).expanduser()
         return read_toml(path) if path.suffix == ".toml" else read_ini(path)
@@ -61,10 +61,10 @@ def gpu_mon_path(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 class _Section(NamedTuple):
-    """Keys and values of one section, whatever the format."""
+    """Keys and values of a section in either format."""
 
     title: str
-    """As in the file: `[process-0]`, `[[fill.program]] mine`."""
+    """The heading in the file: `[process-0]`, `[[fill.program]] mine`."""
     values: Mapping[str, Any]
 
 
@@ -76,7 +76,7 @@ class _FillTable(msgspec.Struct, frozen=True):
     terminals: dict[str, Any] | None = None
     schedule: dict[str, Any] | list[dict[str, Any]] = []
     ignore: Any = []
-    """Ignored on all watched GPUs."""
+    """Programs ignored on all watched GPUs."""
 
 
 def read_toml(path: Path) -> FillConfig:
@@ -117,7 +117,7 @@ def _table(title: str, values: Mapping[str, Any]) -> _Section:
 
 
 def read_ini(path: Path) -> FillConfig:
-    """The configuration in a file of gpu_mon's."""
+    """The configuration in a file of gpu_mon."""
     parser = configparser.ConfigParser()
     found: dict[str, list[_Section]] = {kind: [] for kind in _INI_SECTIONS}
     text = _text(path)
@@ -130,7 +130,7 @@ def read_ini(path: Path) -> FillConfig:
                     f"[{name}] is not a section: use [defaults], [gpu-…], [process-…], [tty] or [schedule-…]"
                 )
             keys = _keys(_INI_SECTIONS[kind])
-            # Of [DEFAULT], a section gets the keys that it can use.
+            # A section inherits the keys of [DEFAULT] that it can use.
             values = {key: parser.get(name, key) for key in parser[name] if key not in parser.defaults() or key in keys}
             found[kind].append(_Section(f"[{name}]", {"name": name, **values} if "name" in keys else values))
         if not found["gpu"]:
@@ -158,7 +158,7 @@ def _text(path: Path) -> str:
 
 
 class _Defaults(ProgramDefaults, frozen=True, kw_only=True):
-    """`[defaults]` and `[fill]`."""
+    """The settings of `[defaults]` and `[fill]`."""
 
     interval: Annotated[float, Meta(ge=0.1, le=1e9)] = FillConfig().interval
     ignore_shipped: bool = True
@@ -176,7 +176,7 @@ _INI_SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "tty": TerminalRule,
     "schedule": _Hours,
 }
-# Names in gpu_mon's file, and short ones.
+# The names in gpu_mon's file, and short names.
 _ALIASES: Final = {
     "interval_seconds": "interval",
     "ignore_programs": "ignore",
@@ -224,12 +224,12 @@ def _schedule(section: _Section) -> Iterator[DailyHours]:
 
 
 def _converted(section: _Section, struct: type[_Struct]) -> _Struct:
-    """Raises BadInputError for the first mistake, with section and key as they are in the file."""
+    """Converts a section. Raises BadInputError for the first mistake, with section and key."""
     keys = _keys(struct)
     values: dict[str, Any] = {}
     for key, value in section.values.items():
         if key not in keys:
-            # In [fill] the key may have been meant for a table.
+            # A key in [fill] may belong to one of its tables.
             tables = _FillTable.__struct_fields__ if struct is _Defaults else ()
             raise BadInputError(f"{section.title} has no key {key!r}: {did_you_mean(key, [*keys, *tables])}")
         name = _ALIASES.get(key, key)
@@ -264,7 +264,7 @@ def _duration(value: Any) -> Any:
 
 
 def _flag(value: Any) -> Any:
-    """yes and no, on and off as well."""
+    """Accepts yes and no, on and off."""
     if not isinstance(value, str):
         return value
     try:
@@ -274,7 +274,7 @@ def _flag(value: Any) -> Any:
 
 
 def _names(value: Any) -> Any:
-    """A list, or text with commas."""
+    """Accepts a list, or text with commas."""
     return [name for entry in value.split(",") if (name := entry.strip())] if isinstance(value, str) else value
 
 
@@ -283,7 +283,7 @@ def _gpus(value: Any) -> str:
 
 
 def _words(value: Any) -> Any:
-    """Words as a shell would split them, or a list of words as they are."""
+    """Accepts a shell command line, or a list of words."""
     try:
         words = shlex.split(value) if isinstance(value, str) else value
     except ValueError:
@@ -294,7 +294,7 @@ def _words(value: Any) -> Any:
 
 
 def _environment(value: Any) -> dict[str, str]:
-    """A table of variables, or `NAME=value` words as a shell would split them."""
+    """Accepts a table of variables, or `NAME=value` words in shell syntax."""
     pairs = value.items() if isinstance(value, dict) else [str(word).partition("=")[::2] for word in _words(value)]
     variables = {name: str(text) for name, text in pairs}
     if "CUDA_VISIBLE_DEVICES" in variables:
@@ -303,7 +303,7 @@ def _environment(value: Any) -> dict[str, str]:
 
 
 def _path(value: Any) -> Any:
-    # Unlike Path.expanduser, this leaves the name of an unknown user as it is.
+    # Unlike Path.expanduser, this keeps the name of an unknown user.
     return os.path.expanduser(value.strip()) or None if isinstance(value, str) else value  # noqa: PTH111
 
 
@@ -323,7 +323,7 @@ _PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def check(config: FillConfig, gpus: Sequence[Gpu] | None, environment: Mapping[str, str] = os.environ) -> None:
-    """Raises BadInputError with all that would go wrong here; `gpus` is None where they cannot be read."""
+    """Raises BadInputError with all problems on this machine. `gpus`: None if they cannot be read."""
     problems = [] if gpus is None else list(_gpu_problems(config, gpus))
     for program in config.programs:
         problems += _program_problems(program, environment)
@@ -332,7 +332,7 @@ def check(config: FillConfig, gpus: Sequence[Gpu] | None, environment: Mapping[s
 
 
 def hints(config: FillConfig) -> Iterator[str]:
-    """What is probably a mistake, but no reason not to start."""
+    """Probable mistakes that do not prevent a start."""
     for user in config.terminals.whitelist:
         try:
             pwd.getpwnam(user)
@@ -366,7 +366,7 @@ def _program_problems(program: Background, environment: Mapping[str, str]) -> It
         yield f"{program.name}: {directory} is not a directory that you may enter: create it, or write another"
     if log is not None and (is_directory(log) or not os.access(log if is_there(log) else Path(log).parent, os.W_OK)):
         yield f"{program.name}: {log} cannot be written: create its directory, allow it, or write another file"
-    # A path is relative to the directory in which the program runs.
+    # A path is relative to the program's directory.
     path = str(Path(directory) / command) if directory is not None and "/" in command else command
     if not shutil.which(path, path=program.environment.get("PATH", environment.get("PATH"))):
         yield f"{program.name}: {path} is not a program that can be run: install it, or correct the path"

@@ -1,7 +1,7 @@
 """The filler: runs background programs on idle GPUs and stops them when another user comes.
 
-One loop waits for everything: events of device nodes, looks at the GPUs, scans of their holders, terminals, and its own
-programs. Its programs end with it, since nothing would watch for other users then.
+A single loop handles events of device nodes, looks, scans for holders, terminals, and its own programs. The programs
+end with it, since nothing would watch for other users any more.
 """
 
 import contextlib
@@ -41,17 +41,17 @@ from stoker.runs.processes.tree import descends
 from stoker.units import format_duration
 
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Kernel terminal times are eight seconds coarse: looking more often than that shows nothing new.
+# Terminal times have a resolution of eight seconds, so shorter intervals show nothing new.
 _TERMINALS_EVERY: Final = 5.0
 _STATUS_EVERY: Final = 30.0
-# The kernel reports an opening just before the opener has the file: a scan at that moment can miss it.
+# An event comes just before the process has the file open, so an immediate scan can miss it.
 _SETTLED_AFTER: Final = 0.1
-# Long enough for the driver to have samples, short enough that no user has to wait.
+# Long enough for driver samples, short enough that no user waits.
 _CLEAN_AFTER: Final = 1.0
 
 
 class Filler:
-    """One filler from its start to its end. `descriptors`, `due` and `step` serve another event loop."""
+    """A filler. `descriptors`, `due` and `step` serve another event loop."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Filler:
     ) -> None:
         """`owner_pid`: the worker that owns the GPUs, whose GPU helper does not count as a user.
 
-        `claims`: GPUs that are claimed already.
+        `claims`: existing claims of GPUs.
         """
         self._config = config
         self._prober = prober
@@ -90,30 +90,30 @@ class Filler:
         self._has_nodes = False
         self._scan_at = math.inf
         self._changed_nodes: frozenset[str] = frozenset()
-        """GPUs whose nodes were opened or closed and for which no scan has shown a change yet."""
+        """GPUs with node events for which no scan has shown a change."""
         self._changed_since_scan: frozenset[str] = frozenset()
-        """GPUs whose nodes were opened or closed since the last scan began, which may have missed it."""
+        """GPUs with node events since the start of the last scan, which may have missed them."""
         self._settled_at = -math.inf
-        """From when on a scan sees the openers that were reported."""
+        """When a scan can see the reported openers."""
         self._pacer = ScanPacer(time.monotonic())
         self._look_again = False
-        """Whether the next look still covers a time before another user came or left."""
+        """The next look may include time before another user came or left."""
         self._terminals_at = 0.0
         self._active_user: str | None = None
         self._granted: frozenset[str] | None = None
-        """The GPUs that the worker leaves to this filler; None means all."""
+        """The GPUs granted by the worker; None for all."""
         self._undecided = False
-        """Whether a start interrupted the decisions for the other slots."""
+        """A start has interrupted the decisions for other slots."""
         self._status_at = 0.0
         self._shown: tuple[object, ...] = ()
         self._notes: dict[str, str] = {}
         self._problem: str | None = None
-        """Why the GPUs cannot be read, as it was last logged."""
+        """The last logged reason why the GPUs cannot be read."""
         self._signals = SignalStream(_STOPPING)
         self._ending = False
 
     def run(self) -> int:
-        """Runs until it is asked to end and all its programs have ended."""
+        """Runs until a signal, and until all its programs have ended."""
         with contextlib.ExitStack() as goodbye:
             goodbye.callback(self._signals.close)
             goodbye.callback(self._close)
@@ -180,7 +180,7 @@ class Filler:
 
     @property
     def busy(self) -> bool:
-        """Whether any of its programs is left."""
+        """True if any of its programs is left."""
         return bool(self._processes())
 
     def _processes(self) -> list[BackgroundProcess]:
@@ -193,7 +193,7 @@ class Filler:
         poll.poll(max(0.0, self.due() - time.monotonic()) * 1000 + 0.5)
 
     def handle_signals(self) -> None:
-        """A signal ends it; a second Ctrl-C ends the grace of its programs."""
+        """Ends on a signal. A second Ctrl-C ends the grace of its programs."""
         for received in self._signals.read():
             if received.signal not in _STOPPING:
                 continue
@@ -222,7 +222,7 @@ class Filler:
             self._create_slots(look)
 
     def _create_slots(self, look: Look) -> None:
-        """Creates the slots and starts to watch for other users. Raises StokerError if another filler has them."""
+        """Creates the slots, and watches for other users. Raises StokerError if another filler has a GPU."""
         self._claims.take(gpus_to_fill(self._config, look.gpus))
         ignored = {gpu.uuid: self._patterns(gpu, look.gpus) for gpu in look.gpus}
         nodes = device_nodes(look.gpus, self._root)
@@ -334,7 +334,7 @@ class Filler:
         for uuid, quarantined in self._quarantine_file.out_of_rotation().items():
             seen[uuid] = SlotView(False, f"out of rotation ({quarantined.reason})")
         veto = self._veto()
-        # Stops come before starts, and starts one at a time: another user may come meanwhile.
+        # Stops come first, then one start at a time, since another user may come in between.
         self._undecided = False
         for runner in sorted(self._runners, key=lambda runner: runner.slot.state != "running"):
             if self._awaits_scan(runner):
@@ -344,7 +344,7 @@ class Filler:
                 break
 
     def _awaits_scan(self, runner: SlotRunner) -> bool:
-        """Whether a start waits for the next scan: the last one may have missed an opener that came while it ran."""
+        """True if a start must wait for the next scan, since the last one may have missed a new opener."""
         return runner.slot.state == "waiting" and not self._changed_since_scan.isdisjoint(runner.slot.gpus)
 
     def _veto(self) -> str | None:
@@ -369,9 +369,9 @@ class Filler:
     # Reporting
 
     def _log_problem(self, look: Look) -> None:
-        """Logs it when it begins, changes or ends."""
+        """Logs the start, change or end of a problem."""
         problem = look.problem.reason if look.problem is not None else None
-        # The duration in it changes from look to look.
+        # Ignores the duration in the text, which changes from look to look.
         kind = re.sub(r"[0-9.]+", "", problem) if problem is not None else None
         if kind == self._problem:
             return
@@ -382,7 +382,7 @@ class Filler:
             self._log(f"the GPUs cannot be read, so nothing is started on them: {problem}")
 
     def _note(self, what: str, sentence: str) -> None:
-        """Logs it once."""
+        """Logs a sentence once."""
         if what not in self._notes:
             self._notes[what] = sentence
             self._log(sentence)

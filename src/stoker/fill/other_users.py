@@ -1,4 +1,4 @@
-"""Who else is on each GPU: the driver's list of processes and the holders of the device nodes, put together."""
+"""Other users of each GPU, from the driver's list of processes and the holders of device nodes."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
@@ -16,7 +16,7 @@ WORKING: Final = 0.05
 
 
 class OtherUsers:
-    """What the last look and the last scan showed of everybody else."""
+    """The other users according to the last look and the last scan."""
 
     def __init__(
         self,
@@ -25,22 +25,22 @@ class OtherUsers:
         *,
         holders_suffice: Callable[[str], bool] = lambda _uuid: False,
     ) -> None:
-        """`ignored`: by the uuid of a GPU, patterns of the programs on it that do not count.
+        """`ignored`: patterns of ignored programs, by GPU uuid.
 
-        `holders_suffice`: whether the holders of a GPU's node are enough to judge it by, where its driver reports
-        neither utilization nor processes.
+        `holders_suffice`: judges a GPU by the holders of its node if its driver reports neither utilization nor
+        processes.
         """
         self._is_own = is_own
         self._ignored = ignored
         self._holders_suffice = holders_suffice
         self._look: Look | None = None
         self._by_gpu: Mapping[str, tuple[DeviceHolder, ...]] = {}
-        # Found out while they live: an ended child of our own program is nobody's child any more, and an ended
-        # stranger may have been followed by another that only the next scan shows.
+        # Owners are determined while processes live: an ended child of our program has no parent, and an ended stranger
+        # may have a successor that only the next scan shows.
         self._clients: frozenset[Identity] = frozenset()
-        """Processes that the driver lists and that are not ours."""
+        """Foreign processes listed by the driver."""
         self._openers: frozenset[Identity] = frozenset()
-        """Those who hold a node and are not ours."""
+        """Foreign holders of nodes."""
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -52,17 +52,17 @@ class OtherUsers:
         self._clients = self._others(process for processes in listed for process in processes)
 
     def lost(self) -> None:
-        """There is nothing to look at any more."""
+        """Forgets everything, since the GPUs are gone."""
         self._look = None
 
     def scanned(self, scan: Scan) -> frozenset[str]:
-        """The GPUs that have other holders than before."""
+        """Processes a scan, and returns the GPUs with changed holders."""
         before, self._by_gpu = self._by_gpu, scan.by_gpu
         self._openers = self._others(holder for holders in scan.by_gpu.values() for holder in holders)
         return frozenset(uuid for uuid, holders in scan.by_gpu.items() if before.get(uuid, ()) != holders)
 
     def views(self, occupied: Collection[str]) -> dict[str, SlotView]:
-        """What is seen of each GPU; `occupied`: those on which a program of ours runs."""
+        """The state of each GPU. `occupied`: the GPUs with a program of ours."""
         if self._look is None:
             return {}
         readings = {reading.uuid: reading for reading in self._look.readings}
@@ -85,7 +85,7 @@ class OtherUsers:
         return SlotView(True, "")
 
     def _opener(self, uuid: str) -> str | None:
-        """Another user's process that holds the device node."""
+        """A foreign holder of the device node."""
         for holder in self._by_gpu.get(uuid, ()):
             is_other = Identity(holder.pid, holder.started) in self._openers
             if is_other and not is_ignored(self._ignored.get(uuid, ()), holder.name, holder.executable):
@@ -93,7 +93,7 @@ class OtherUsers:
         return None
 
     def _client(self, uuid: str, reading: Reading, is_occupied: bool) -> str | None:
-        """A process that the driver lists."""
+        """A foreign process listed by the driver."""
         if not known(reading.processes):
             return None
         for process in reading.processes:
@@ -103,42 +103,42 @@ class OtherUsers:
 
     def _is_stranger(self, uuid: str, process: Process, is_occupied: bool) -> bool:
         if not known(process.started):
-            # A pid of another namespace: where a program of ours runs, it is most likely that.
+            # A pid from another namespace most likely belongs to our program, if one runs there.
             return not is_occupied
         name = process.name if known(process.name) else ""
         is_other = Identity(process.pid, process.started) in self._clients
         return is_other and not is_ignored(self._ignored.get(uuid, ()), name)
 
     def _others(self, those: Iterable[DeviceHolder | Process]) -> frozenset[Identity]:
-        """Those that are not ours. In this order: one that ended just now cannot be distinguished from them."""
+        """The foreign ones. The order matters: a process that has just ended looks foreign."""
         seen = {Identity(one.pid, one.started) for one in those if known(one.started)}
         return frozenset(who for who in seen if not self._is_own(who.pid) and is_alive(who))
 
 
 def _answers(reading: Reading) -> bool:
-    """Whether the driver answers for this GPU at all, if only that it does not support a value."""
+    """True if the driver answers for this GPU at all, even that a value is unsupported."""
     values = (reading.utilization, reading.processes, reading.memory_used, reading.power, reading.temperature)
     return any(not isinstance(value, Unknown) or value.reason == NOT_SUPPORTED for value in values)
 
 
-# A monitor that opens the nodes all day long must not cause much load here.
+# A monitor that opens the nodes all day must not cause much load here.
 _SHARE: Final = 0.05
-"""Of a core, for scans in the long run."""
+"""The long-term share of a core for scans."""
 _SAVINGS: Final = 0.5
-"""Seconds of processor time saved in quiet times for bursts of events."""
-# However many events there are: a user who waits for a GPU is seen within this.
+"""Seconds of CPU time saved in quiet times for bursts of events."""
+# The limit of delays, in which a waiting user is seen despite many events.
 _LONGEST_GAP: Final = 0.3
 
 
 class ScanPacer:
-    """Limits the processor time of scans: a scan follows an event at once, unless events come too often."""
+    """Limits the CPU time of scans: a scan follows an event at once, unless events come too often."""
 
     def __init__(self, now: float) -> None:
         self._credit = _SAVINGS
         self._at = now
 
     def soonest(self, now: float) -> float:
-        """When the next scan may be."""
+        """The earliest time of the next scan."""
         credit = self._credit_at(now)
         return now if credit >= 0 else now - credit / _SHARE
 

@@ -1,6 +1,6 @@
-"""When a background program may run: one slot per program and set of GPUs, a state machine without a clock.
+"""Decides when a background program runs: one slot per program and set of GPUs, a state machine without a clock.
 
-Its input is what is seen and what became of its program; its output is what to do. All times are seconds on one clock.
+Its input is the state of GPUs and events of its program, its output is an action. All times are seconds on one clock.
 """
 
 import math
@@ -10,23 +10,23 @@ from typing import Final, Literal, NamedTuple
 from stoker.fill.config import LONGEST_BACKOFF, Background
 from stoker.units import format_duration
 
-# A start delays the next user of the GPU for a moment: no program is started more often than this.
+# The shortest interval of starts, each of which delays the next user of the GPU for a moment.
 LEAST_BETWEEN_STARTS: Final = 60.0
 # A program that ran this long did not fail at its start.
 HEALTHY_AFTER: Final = 60.0
-# A driver may be silent for a moment. After this long, another user may have come unseen.
+# A driver may be silent for a moment, but after this long another user may be there unseen.
 BLIND_FOR: Final = 30.0
 
 SlotState = Literal["waiting", "running", "stopping"]
 
 
 class SlotView(NamedTuple):
-    """Whether one GPU is idle."""
+    """The state of one GPU."""
 
     idle: bool | None
-    """Whether no other user is there; None when it is unknown."""
+    """True without other users; None if unknown."""
     reason: str
-    """`used by alice's python (pid 4242)`, `the driver did not answer in 5 s`; empty for an idle one."""
+    """`used by alice's python (pid 4242)`, `the driver did not answer in 5 s`; empty for an idle GPU."""
 
 
 class StartProgram(NamedTuple):
@@ -34,13 +34,13 @@ class StartProgram(NamedTuple):
 
 
 class StopProgram(NamedTuple):
-    """Stop it, and why: a part of a sentence."""
+    """Stop the program, with a reason that is part of a sentence."""
 
     reason: str
 
 
 class Slot:
-    """One program and the GPUs that it runs on. `why` says at any time why it runs or does not."""
+    """One program and its GPUs. `why` always explains its state."""
 
     def __init__(self, program: Background, gpus: tuple[str, ...], now: float) -> None:
         self.program = program
@@ -48,11 +48,11 @@ class Slot:
         self.state: SlotState = "waiting"
         self.why = "the GPU was looked at for the first time just now"
         self.since = now
-        """When it entered its state."""
+        """The start of its state."""
         self.gpu_seconds = 0.0
         self.preemptions = 0
         self.failures = 0
-        """How often in a row it ended right after its start."""
+        """The number of consecutive deaths right after the start."""
         self._idle_since = now
         self._blind_since: float | None = None
         self._is_held_up = False
@@ -61,7 +61,7 @@ class Slot:
         self._not_before_why = ""
 
     def decide(self, now: float, seen: Mapping[str, SlotView], veto: str | None) -> StartProgram | StopProgram | None:
-        """What to do now. `veto`: why nothing may run here at all, such as a person at a terminal."""
+        """The next action, if any. `veto`: why no program may run now, such as a person at a terminal."""
         taken, blind = self._obstacle(seen), self._blind(seen)
         self._is_held_up = taken is not None or blind is not None or veto is not None
         if self._is_held_up:
@@ -76,7 +76,7 @@ class Slot:
         return None
 
     def due(self, now: float) -> float:
-        """When its decision changes if nothing else does; infinite when it does not."""
+        """When the decision changes without events; infinite if it does not."""
         if self.state == "running":
             return self._blind_since + BLIND_FOR if self._blind_since is not None else math.inf
         if self.state == "waiting" and not self._is_held_up:
@@ -92,18 +92,18 @@ class Slot:
         self._visited = False
 
     def stopping(self, now: float, reason: str, *, preempted: bool = True) -> None:
-        """It was asked to end; `preempted`: because another user came."""
+        """Notes a stop of the program; `preempted`: for another user."""
         self._account(now)
         self.preemptions += preempted
         self._become("stopping", reason, now)
 
     def gone(self, now: float) -> None:
-        """It was stopped and all its processes have ended."""
+        """Notes the end of a stopped program with all its processes."""
         self.failures = 0
         self._become("waiting", self.why, now)
 
     def died(self, now: float, how: str) -> None:
-        """It ended by itself. One that ends right after its start waits before the next one."""
+        """Notes that the program ended by itself. After an early death the next start waits."""
         lasted = now - self.since
         self._account(now)
         self.failures = 0 if lasted >= HEALTHY_AFTER else self.failures + 1
@@ -119,13 +119,13 @@ class Slot:
         self.died(now, f"could not be started: {reason}")
 
     def setback(self, now: float) -> str | None:
-        """Why its next start waits, and until when; None when it does not."""
+        """Why and until when its next start waits; None if it does not."""
         if now >= self._not_before:
             return None
         return f"{self._not_before_why}: tried again in {format_duration(math.ceil(self._not_before - now))}"
 
     def given(self, now: float) -> float:
-        """GPU-seconds that this program has had so far."""
+        """The program's GPU-seconds so far."""
         return self.gpu_seconds + (now - self.since) * len(self.gpus) * (self.state == "running")
 
     # How it decides
@@ -152,7 +152,7 @@ class Slot:
         return StartProgram()
 
     def _patience(self) -> float:
-        """How long the GPU must be idle: longer after another user left, who may return."""
+        """The required idle time, longer after another user, who may return."""
         settle = self.program.settle if self._visited else None
         return self.program.idle_for if settle is None else settle
 

@@ -1,4 +1,4 @@
-"""The status file that `stoker fill status` reads: the state of every slot and the GPU-hours it had so far."""
+"""The status file for `stoker fill status`: the state of every slot and its GPU-hours so far."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from stoker.paths import open_privately, private_directory, try_lock, write_atom
 
 
 class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One program on its GPUs."""
+    """A program on its GPUs."""
 
     program: str
     gpus: tuple[str, ...]
@@ -22,35 +22,35 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     """waiting, running or stopping."""
     why: str
     since: float
-    """Seconds since the epoch."""
+    """The start of the state in seconds since the epoch."""
     pid: int | None = None
     reaper: tuple[int, int] | None = None
     """Pid and start time of its reaper."""
     gpu_hours: float = 0.0
-    """Given to this program so far, over all starts of the filler."""
+    """The total of this program, over all starts of the filler."""
     preemptions: int = 0
 
 
 class FillStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """All slots of one machine."""
+    """All slots of a machine."""
 
     host: str
     pid: int
     started: int
-    """Start time of the filler in clock ticks since boot: with its pid, its identity."""
+    """The filler's start time in clock ticks since boot, which identifies it together with the pid."""
     boot: str
     written: float
     config: str
     owner: str
     """`stoker fill`, `stoker work` or `gpu_mon`."""
     veto: str | None = None
-    """Why nothing may run at all now."""
+    """Why no program may run now."""
     notes: tuple[str, ...] = ()
     slots: tuple[SlotStatus, ...] = ()
 
 
 class StatusFile:
-    """The file that `FillStatus` is written to."""
+    """The file with the `FillStatus`."""
 
     def __init__(self, home: Path, host: str) -> None:
         self.path = home / f"fill-{host}.json"
@@ -62,15 +62,15 @@ class StatusFile:
             return None
 
     def write(self, status: FillStatus) -> None:
-        """A full disk loses the status, never a program."""
+        """Writes the status. A full disk does not affect programs."""
         with contextlib.suppress(OSError):
             write_atomically(self.path, msgspec.json.format(msgspec.json.encode(status), indent=1) + b"\n")
 
 
 def lock(home: Path, host: str, patience: float = 0.0) -> int:
-    """Makes this process the only filler of this home on the machine; the descriptor holds it.
+    """Makes this process the only filler of this home on the machine, as long as the descriptor is open.
 
-    `patience`: how many seconds to wait for one that is ending.
+    `patience`: seconds to wait for a filler that is ending.
     """
     try:
         private_directory(home)

@@ -1,1 +1,1 @@
-"""The largest batch size that fits: the model, pure, and the probes that feed it."""
+"""Finds the largest batch size that fits: a pure search, and the probes that feed it."""

@@ -1,4 +1,4 @@
-"""Earlier answers by command, GPU model and memory, with their age."""
+"""A cache of answers by command, GPU model and memory, with their age."""
 
 import contextlib
 import fcntl
@@ -16,11 +16,11 @@ from stoker.gpus.model import Gpu, known
 from stoker.paths import private_directory, private_file, write_atomically
 from stoker.queue.commands import Command, shell_text
 
-# The oldest are removed first.
+# The limit of answers; the oldest are removed first.
 MOST: Final = 500
-# Programs change, and their memory with them.
+# Programs change over time, and their memory with them.
 LEARNED_FOR: Final = 30 * 86400.0
-# Options that do not change the memory of a training; all others are part of the key.
+# Options that do not affect the memory of a training; all others are part of the key.
 _NAMES: Final = (
     r"(?:random_|data_)?seed|lr|learning_rate|min_lr|weight_decay|version|(?:wandb_)?run_(?:id|name)|exp(?:eriment)?_name"
     r"|wandb_project|wandb_log|tags?|(?:out|output|log|save|checkpoint)_dir"
@@ -32,19 +32,19 @@ _HARMLESS: Final = re.compile(
 
 
 class Key(msgspec.Struct, frozen=True):
-    """What an answer holds for."""
+    """The key of an answer."""
 
     shape: str
     directory: str
     gpu: str
     memory: int
-    """Bytes that the GPU has."""
+    """The memory of the GPU in bytes."""
     search_options: SearchOptions
     overrides: Overrides
 
 
 class CachedFit(msgspec.Struct, frozen=True):
-    """An answer, and when it was found."""
+    """An answer with its time."""
 
     key: Key
     at: float
@@ -65,12 +65,12 @@ def learned(cached: "CachedFit | None", search_options: SearchOptions) -> Search
 
 
 def shape_of(command: Command) -> str:
-    """The command without what does not change its memory: seeds, learning rates, names and output directories."""
+    """The command without options that do not affect memory: seeds, learning rates, names and output directories."""
     return _HARMLESS.sub(r"\g<name>*", shell_text(command))
 
 
 def key_of(command: Command, directory: str, gpu: Gpu, search_options: SearchOptions, overrides: Overrides) -> Key:
-    """What an answer for this command on such a GPU is cached by."""
+    """The cache key for this command on such a GPU."""
     return Key(
         shape=shape_of(command),
         directory=directory,
@@ -82,7 +82,7 @@ def key_of(command: Command, directory: str, gpu: Gpu, search_options: SearchOpt
 
 
 class FitCache:
-    """The file of answers. A file that cannot be read counts as empty: a fit finds the answers again."""
+    """The file of answers. An unreadable file counts as empty, since a fit finds the answers again."""
 
     def __init__(self, home: Path) -> None:
         self._path = home / "fits.json"
@@ -91,7 +91,7 @@ class FitCache:
         return next((entry for entry in self._read() if entry.key == key), None)
 
     def keep(self, key: Key, fitted: Fitted, ran_out: int | None = None) -> None:
-        """Stores an answer, with the size that ran out of memory in a real run. Raises StokerError."""
+        """Stores an answer, with the size that ran out of memory in a real run, if any. Raises StokerError."""
         try:
             with self._locked():
                 entries = self._read()

@@ -1,4 +1,4 @@
-"""Finds the batch size: runs a probe at each size that the search chooses, until it has an answer."""
+"""Runs probes at the sizes that the search chooses, until it has an answer."""
 
 import contextlib
 import shutil
@@ -37,18 +37,18 @@ from stoker.units import format_duration, format_memory
 # The driver takes seconds to clear the memory of a large program that has ended.
 MEMORY_PATIENCE: Final = 15.0
 MEMORY_POLL: Final = 0.2
-# Enough to say what went wrong, and few enough for a screen.
+# Enough lines to explain a failure, and few enough for a screen.
 LAST_LINES: Final = 12
-# A probe that held this share of the free memory when it failed probably needed more.
+# A probe that failed with this share of the free memory in use probably needed more.
 NEARLY_ALL: Final = 0.85
-# Wrong usage, and a command that cannot be executed or found: no smaller size helps.
+# Exit codes of wrong usage and of missing or unexecutable commands, for which no smaller size helps.
 _SAYS_WHY: Final = (2, 126, 127)
 _LONGEST_LINE: Final = 300
 _LONGEST_REASON: Final = 100
 
 
 class FitRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which command is to be fitted, and where."""
+    """A command to fit, with its environment."""
 
     command: Command
     search_options: SearchOptions = SearchOptions()
@@ -57,16 +57,16 @@ class FitRequest(msgspec.Struct, frozen=True, kw_only=True):
     rate: str | None = None
     """A regular expression that finds the throughput in the output."""
     environment: Mapping[str, str]
-    """What a probe gets. It decides which GPUs the command sees."""
+    """The environment of probes, which determines the visible GPUs."""
     directory: str | None = None
     gpus: tuple[str, ...] = ()
-    """The uuids of the GPUs it was given; empty: the first one that it sees."""
+    """The uuids of the assigned GPUs; empty for the first visible one."""
     outputs: Path
-    """The directory in which the output of each probe is kept."""
+    """The directory for the output of probes."""
     most_memory: int | None = None
-    """Bytes that it may take on each GPU, whatever is free."""
+    """The limit in bytes on each GPU, regardless of free memory."""
     name: str | None = None
-    """The prefix of the probes' ids, for commands with `{id}`: no real run may resume from what a probe saved."""
+    """The prefix of ids of probes, for commands with `{id}`: a real run must not resume from a probe's checkpoint."""
 
     def check(self) -> None:
         """Raises BadInputError for invalid options, before anything runs."""
@@ -77,7 +77,7 @@ class FitRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fitter:
-    """Serves one request. For a process with a single thread, because it forks reapers."""
+    """Serves one request, in a single-threaded process, since it forks reapers."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Fitter:
         log: Callable[[str], None] = lambda _message: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`log` gets progress messages. `check` is called ten times a second and raises to end it all."""
+        """`log` gets progress messages. `check` is called ten times a second and raises to abort."""
         request.check()
         self._request = request
         self._prober = prober
@@ -94,23 +94,23 @@ class Fitter:
         self._check = check
         self._before = self._look()
         self.gpus = _expected(self._before, request)
-        """Those that the command is expected to use, then those that it used."""
+        """The expected GPUs of the command, later the ones that it used."""
         self._watch: MemoryTracker | None = None
-        """Of the last probe."""
+        """The tracker of the last probe."""
         self._capacity = Capacity(0, 0)
-        """When it was last looked at."""
+        """The capacity at the last look."""
         self._probes = 0
         self._smallest: int | None = None
         """The smallest size that ran."""
         self._kills: int | None = None
-        """How often the kernel had killed for lack of memory when the probe began."""
+        """The count of OOM kills at the start of the probe."""
         self._doubt: ProbeFailedError | None = None
-        """The failure of a probe before any smaller size ran: a smaller probe shows whether the size caused it."""
+        """The failure of a probe before any smaller size ran; a smaller probe shows whether the size caused it."""
         self._suspects: dict[int, int | None] = {}
         """Exit codes of sizes that failed, probably for lack of memory."""
 
     def capacity(self) -> Capacity:
-        """What the command could use on each of its GPUs now."""
+        """The memory that the command can use on each of its GPUs now."""
         look = self._settled()
         self._before = look
         readings = {reading.uuid: reading for reading in look.readings}
@@ -122,11 +122,11 @@ class Fitter:
         return self._capacity
 
     def limit(self) -> int:
-        """Bytes that one run must stay below now."""
+        """The current limit of one run in bytes."""
         return self.capacity().limit(self._request.search_options)
 
     def fit(self) -> Fitted:
-        """Raises NothingFitsError, ProbeFailedError and what `check` raises; nothing is left running."""
+        """Raises NothingFitsError, ProbeFailedError and what `check` raises. No process is left running."""
         search = Search(self._request.search_options, self.capacity())
         try:
             while not isinstance(found := search.next(), Fitted):
@@ -157,7 +157,7 @@ class Fitter:
         return self._understood(trial, report, self._watch, rates)
 
     def _understood(self, trial: NextProbe, report: ProbeReport, watch: MemoryTracker, rates: Rates) -> ProbeOutcome:
-        """What the probe showed. Raises ProbeFailedError when it showed nothing of its memory."""
+        """The outcome of a probe. Raises ProbeFailedError if its memory is unknown."""
         out_of_memory = ProbeOutcome(
             size=trial.size,
             outcome="oom",
@@ -196,7 +196,7 @@ class Fitter:
         )
 
     def _suspect(self, trial: NextProbe, report: ProbeReport, watch: MemoryTracker) -> None:
-        """Raises ProbeFailedError unless a failure that does not mention memory was probably caused by it."""
+        """Raises ProbeFailedError, unless lack of memory is the probable cause of an unexplained failure."""
         failure = ProbeFailedError(
             f"the probe at batch size {trial.size} failed with code {report.code} after "
             f"{format_duration(report.seconds)}, and nothing says that it was for lack of memory"
@@ -226,7 +226,7 @@ class Fitter:
         return None
 
     def _ceiling(self) -> int | None:
-        """Where others have a part of the GPU, a probe must not use it even for a moment."""
+        """The limit on a shared GPU, which a probe must not exceed even for a moment."""
         request = self._request
         if request.most_memory is None and request.search_options.per_gpu == 1:
             return None
@@ -237,7 +237,7 @@ class Fitter:
         return is_out_of_memory(report.output, report.code, smaller_ran=smaller_ran)
 
     def _accumulate(self, size: int) -> int | None:
-        """Steps of this size that make up the effective batch."""
+        """The number of accumulation steps of this size for the effective batch."""
         effective = self._request.search_options.effective
         return None if effective is None else -(-effective // size)
 
@@ -251,7 +251,7 @@ class Fitter:
         )
 
     def _use(self, watch: MemoryTracker) -> None:
-        """From now on only the GPUs that it really uses count."""
+        """Limits the GPUs to those that the probe used."""
         used = tuple(gpu for gpu in self._before.gpus if gpu.uuid in watch.peaks)
         if used != self.gpus:
             self.gpus = used
@@ -274,7 +274,7 @@ class Fitter:
         return look
 
     def _settled(self) -> Look:
-        """A look in which the memory of the last probe is back."""
+        """A look after the memory of the last probe was freed."""
         ends = time.monotonic() + MEMORY_PATIENCE
         while self._holds(look := self._look()) and time.monotonic() < ends:
             self._check()
@@ -309,7 +309,7 @@ def _expected(look: Look, request: FitRequest) -> tuple[Gpu, ...]:
 
 
 def _room(gpu: Gpu, reading: Reading | None) -> Capacity:
-    """The memory of the card, and what others leave of it."""
+    """The memory of the card, and the part that others leave free."""
     if reading is None:
         raise StokerError(f"the driver does not list GPU {gpu.index} any more, so nothing can be fitted to it")
     total = reading.memory_total if known(reading.memory_total) else gpu.memory
@@ -329,7 +329,7 @@ def _last_lines(output: str) -> str:
     return f"; its last lines:\n{report}"
 
 
-# A tracker that finds one of these continues the run that it names.
+# With one of these, a tracker continues the named run.
 _RUNS: Final = frozenset(
     {
         *("WANDB_RUN_ID", "WANDB_NAME", "WANDB_RESUME", "WANDB_SWEEP_ID"),
@@ -345,13 +345,13 @@ def untracked(environment: Mapping[str, str], name: str | None) -> dict[str, str
     return {**kept, **_OFF, **({} if name is None else {"STOKER_JOB_ID": name})}
 
 
-# For reading why a probe failed.
+# Outputs are kept to explain failed probes.
 KEPT_FOR: Final = 7 * 86400.0
 
 
 @contextlib.contextmanager
 def probe_outputs(home: Path, log: Callable[[str], None]) -> Iterator[Path]:
-    """A new directory for the output of probes. It is kept, and logged, when a probe failed that printed something."""
+    """A new directory for the output of probes. It is kept and logged after a failed probe with output."""
     directory = _fresh(home)
     keep = False
     try:

@@ -9,13 +9,13 @@ from typing import Final
 from stoker.errors import BadInputError
 from stoker.gpus.model import Look, Reading, known
 
-# PyTorch asks the driver for blocks of 2 MiB and 20 MiB: one more block does not count as growth.
+# PyTorch allocates blocks of 2 MiB and 20 MiB from the driver, so one more block does not count as growth.
 BLOCK: Final = 20 * 2**20
-# Workspaces that are tried and dropped move the peak by less than this.
+# Temporary workspaces move the peak by less than this share.
 WITHIN: Final = 0.01
 # An optimizer's state appears at the first or second step, a scaler's and a compiler's within a few more.
 FLAT_STEPS: Final = 5
-# Ten looks, however fast the steps are.
+# At least ten looks, even with fast steps.
 _FLAT_LEAST: Final = 1.0
 # A program that rarely prints its steps is watched for at most this many times `flat_for`.
 _SELDOM: Final = 3.0
@@ -29,27 +29,27 @@ class MemoryTracker:
     """Tracks the memory of a probe over looks at its machine."""
 
     def __init__(self, before: Look, expected: Collection[str], owns: Callable[[int], bool]) -> None:
-        """`expected`: the GPUs where memory that no other process is known to hold counts as the probe's."""
+        """`expected`: the GPUs on which unattributed memory counts as the probe's."""
         self._before = {reading.uuid: reading for reading in before.readings}
         self._expected = frozenset(expected)
         self._owns = owns
         self.peaks: dict[str, int] = {}
-        """By uuid, of each GPU that the probe used."""
+        """Peaks by uuid, for each GPU that the probe used."""
         self.pids: set[int] = set()
         """Processes of the probe that were seen on a GPU."""
         self.note = ""
         self.blind: str | None = None
         """Why the last look did not show the probe's memory."""
         self.works = False
-        """Whether a GPU of the probe was busy in the last look, or unknown."""
+        """A GPU of the probe was busy or unknown in the last look."""
 
     @property
     def peak(self) -> int:
-        """On the GPU where it used most."""
+        """The peak on the GPU with the most use."""
         return max(self.peaks.values(), default=0)
 
     def see(self, look: Look) -> str | None:
-        """Updates the peaks; returns the reason when the memory is unknown."""
+        """Updates the peaks. Returns a reason if the memory is unknown."""
         self.works = False
         self.blind = None
         for reading in look.readings:
@@ -61,7 +61,7 @@ class MemoryTracker:
         return self.blind
 
     def _held(self, reading: Reading) -> int:
-        """What the probe holds there now."""
+        """The memory that the probe holds on a GPU now."""
         if known(reading.processes):
             own = [one for one in reading.processes if known(one.started) and self._owns(one.pid)]
             self.pids |= {one.pid for one in own}
@@ -79,7 +79,7 @@ class MemoryTracker:
             return 0
         more = reading.memory_used - before.memory_used
         if more <= BLOCK:
-            return 0  # the windows of a desktop vary by as much
+            return 0  # the windows of a desktop vary this much
         self.note = DIFFERENCE_NOTE
         return more
 
@@ -101,7 +101,7 @@ class Plateau:
         self._worked = self._worked or works
 
     def reached(self, at: float, steps: int) -> bool:
-        """`steps`: how many the output has shown; zero means unknown."""
+        """`steps`: the number of steps in the output; 0 if unknown."""
         if not self._level:
             return False
         stayed = at - self._since
@@ -110,13 +110,13 @@ class Plateau:
         return (steps - self._steps >= FLAT_STEPS and stayed >= _FLAT_LEAST) or stayed >= self._flat_for * _SELDOM
 
 
-# The first steps compile and warm up: only the last readings count.
+# The first steps compile and warm up, so only the last readings count.
 KEPT: Final = 20
-# Of a line without an end, only the last part is needed.
+# The kept part of an unfinished line.
 _LONGEST_LINE: Final = 4096
 _NUMBER: Final = r"([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)"
 _BREAKS: Final = re.compile(r"[\r\n]")
-# Bars that count something else than steps.
+# Progress bars of something other than steps.
 _NOT_TRAINING: Final = re.compile(
     r"^\W*(?:map|filter|download\w*|load\w*|tokeni\w*|generating|fetch\w*|resolv\w*|extract\w*|sav\w*|cast\w*"
     r"|preprocess\w*|prepar\w*|pars\w*|cach\w*|read\w*)\b",
@@ -143,13 +143,13 @@ _EPOCH: Final = re.compile(r"\bepoch\b.{0,20}?\[\s*([0-9]+)\s*/\s*([0-9]+)", re.
 
 
 class Rates:
-    """Fed with output as it comes; the last readings say how fast the program is."""
+    """Derives the speed of a program from the last readings in its output."""
 
     def __init__(self, pattern: str | None = None) -> None:
         """`pattern`: its first group is the number of examples per second."""
         self._pattern = None if pattern is None else _compiled(pattern)
         self._rest = ""
-        # A program may draw several bars at a time: they are distinguished by their end.
+        # A program may draw several bars at a time, which differ by their totals.
         self._counters: dict[tuple[re.Pattern[str], str], _Counter] = {}
         # Each converts a batch size into examples per second.
         self._readings: deque[Callable[[int], float]] = deque(maxlen=KEPT)
@@ -161,7 +161,7 @@ class Rates:
         return max((counter.made for counter in self._counters.values()), default=0)
 
     def feed(self, text: str, now: float | None = None) -> None:
-        """Takes more output. `now`, in seconds of any clock, gives the speed where the output only counts steps."""
+        """Processes output. `now`: seconds on any clock, for the speed of output that only counts steps."""
         *lines, rest = _BREAKS.split(self._rest + text)
         self._rest = rest[-_LONGEST_LINE:]
         for line in lines:
@@ -170,8 +170,8 @@ class Rates:
             self._moments.append((now, self.steps_seen))
 
     def rate(self, size: int) -> float | None:
-        """Examples per second with batches of that size; None when the output does not say."""
-        # The first of few readings is that of a cold start.
+        """Examples per second with batches of that size; None if the output does not show it."""
+        # The first of few readings belongs to a cold start.
         readings = list(self._readings)[1 if 2 < len(self._readings) < KEPT else 0 :]
         if readings:
             return statistics.median(reading(size) for reading in readings)
@@ -193,7 +193,7 @@ class Rates:
 
 
 class _Counter:
-    """One way of counting steps, which may begin anywhere and restarts with each epoch."""
+    """A kind of step counter, which may start anywhere and restarts with each epoch."""
 
     def __init__(self, shows_done: bool) -> None:
         self.made = 0

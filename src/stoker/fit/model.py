@@ -1,4 +1,4 @@
-"""What a fit is asked for, what one probe showed, and what was found."""
+"""The data model of a fit: request, outcome of a probe, and answer."""
 
 import re
 import shlex
@@ -13,17 +13,17 @@ from stoker.settings import OptionTable
 
 
 class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a batch size must be."""
+    """The requirements of a batch size."""
 
     base: int = 8
-    """The size that is tried first: the training's default."""
+    """The first size to try: the training's default."""
     multiple: int = 8
-    """The answer is a multiple of this, or a power of two where not even this fits."""
+    """The answer is a multiple of this, or a power of two if this is too large."""
     most: int = 4096
     margin: float = 0.10
     """The fraction of the memory that stays free."""
     per_gpu: int = 1
-    """How many such runs share one GPU."""
+    """The number of such runs per GPU."""
     effective: int | None = None
     """The effective batch size, reached by gradient accumulation."""
     prefer: Literal["largest", "fastest"] = "largest"
@@ -43,14 +43,14 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """When a probe has shown enough."""
+    """The end conditions of a probe."""
 
     seconds: float = 120.0
-    """At most this long."""
+    """The time limit."""
     flat_for: float = 20.0
-    """When its memory has not grown for this long, if its output shows no steps."""
+    """Ends after this long without growth of memory, if the output shows no steps."""
     until: str | None = None
-    """Only when its output matches this regular expression."""
+    """Ends only if the output matches this regular expression."""
 
     def pattern(self) -> re.Pattern[str] | None:
         if self.until is None:
@@ -65,12 +65,12 @@ class Capacity(NamedTuple):
     """Bytes of memory for all runs on a GPU."""
 
     free: int
-    """What other processes leave."""
+    """The memory that other processes leave free."""
     card: int
     """The GPU's memory, of which each of several runs gets an equal share."""
 
     def share(self, search_options: SearchOptions) -> float:
-        """What one run may use, before the margin."""
+        """The limit of one run, before the margin."""
         return min(self.free, self.card / search_options.per_gpu)
 
     def limit(self, search_options: SearchOptions) -> int:
@@ -78,24 +78,24 @@ class Capacity(NamedTuple):
 
 
 class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run at one size showed."""
+    """The outcome of a run at one size."""
 
     size: int
     outcome: Literal["fits", "oom"]
     peak: int | None = None
-    """Bytes used by the run's processes, on the GPU where they used most; None when unknown."""
+    """Bytes used by the run's processes on their fullest GPU; None if unknown."""
     seconds: float = 0.0
     rate: float | None = None
     """Examples per second, if the output reports them."""
     settled: bool = True
-    """Whether the memory stopped growing, or the program ended by itself."""
+    """The memory stopped growing, or the program exited by itself."""
     verification: bool = False
     suspected: bool = False
-    """It failed, probably for lack of memory, but did not say so."""
+    """It failed, probably for lack of memory, but without a message."""
 
 
 class NextProbe(NamedTuple):
-    """Run the program at this size next."""
+    """The size to run next."""
 
     size: int
     verification: bool
@@ -103,11 +103,11 @@ class NextProbe(NamedTuple):
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer, and what it rests on."""
+    """The answer with its basis."""
 
     size: int
     accumulate: int | None = None
-    """Steps of gradient accumulation that make up the effective batch."""
+    """The number of gradient accumulation steps for the effective batch."""
     fixed: float
     slope: float
     """memory = fixed + slope × size, in bytes."""
@@ -133,17 +133,17 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True):
-    """How a batch size is put into a command, and what probes append."""
+    """The ways to pass a batch size to a command, and options of probes."""
 
     argument: str | None = None
-    """`--batch_size={}`: appended with the size in the braces. None: that, unless the size has another way in."""
+    """`--batch_size={}`: appended with the size in the braces; None for this default if the size has no other way."""
     variable: str | None = None
-    """The environment variable that carries the size."""
+    """The environment variable for the size."""
     probe_arguments: str = ""
     """Appended last to the command of probes, so that they take precedence."""
 
     def check(self, command: Command, effective: int | None) -> None:
-        """Raises BadInputError when the size would not reach the command."""
+        """Raises BadInputError if the size would not reach the command."""
         ways = [
             name
             for name, is_there in (
@@ -179,13 +179,13 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         return _with(_mapped(fill, command), appended)
 
     def probe(self, command: Command, size: int, accumulate: int | None, name: str | None = None) -> Command:
-        """The command at this size as a probe runs it."""
+        """The command of a probe at this size."""
         fill = _filler(size, accumulate, name)
         more = [fill(word) for word in _words("--probe-args", self.probe_arguments)]
         return _with(self.real(command, size, accumulate, name), more)
 
     def environment(self, environment: Mapping[str, str], size: int) -> dict[str, str]:
-        """The environment that goes with it."""
+        """The environment at this size."""
         return {**environment, **({} if self.variable is None else {self.variable: str(size)})}
 
 
@@ -221,25 +221,25 @@ def _mentioned(command: Command) -> set[str]:
     return {name for word in words for name in mentioned(word, _PLACES)}
 
 
-# A size that ran out of memory late goes down by this share, to the next multiple.
+# After running out of memory in a real run, the size shrinks by this factor, to the next multiple.
 _SMALLER = 0.8
 
 
 class FitSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How the batch size of a queued job is found, and what happens when it runs out of memory all the same."""
+    """How to find the batch size of a queued job, and what to do if it runs out of memory anyway."""
 
     search_options: SearchOptions = SearchOptions()
     overrides: Overrides = Overrides()
     limits: ProbeOptions = ProbeOptions()
     rate: str | None = None
     reuse: float | None = None
-    """Take a cached answer that is not older than this many seconds."""
+    """The maximum age of a cached answer in seconds."""
     retries_oom: int = 2
-    """How often the job is started again at a smaller size after it ran out of memory."""
+    """The number of restarts with a smaller size after running out of memory."""
 
 
 def fit_fields(spec: FitSpec, commands: Sequence[Command], batch_size: int | None, gpus: int) -> dict[str, Any]:
-    """The field `fit` of jobs with these commands and values. Raises BadInputError for what could not be fitted."""
+    """The field `fit` of jobs with these commands and values. Raises BadInputError for jobs that cannot be fitted."""
     if batch_size is not None:
         raise BadInputError("--batch-size and --fit exclude each other: leave one of them out")
     if gpus == 0:
@@ -253,7 +253,7 @@ def fit_fields(spec: FitSpec, commands: Sequence[Command], batch_size: int | Non
 
 
 def smaller(size: int, search_options: SearchOptions) -> int | None:
-    """The size to try after one that ran out of memory; None after one."""
+    """The next smaller size after running out of memory; None below one."""
     wanted = int(size * _SMALLER)
     rounded = wanted // search_options.multiple * search_options.multiple
     if rounded:
@@ -261,8 +261,8 @@ def smaller(size: int, search_options: SearchOptions) -> int | None:
     return size // 2 or None
 
 
-# The words are those of nanoGPT's own configuration, which refuses any that it does not know. It evaluates before its
-# first step, so that a probe of a few steps has seen validation too, and writes its first checkpoint long after them.
+# nanoGPT's own configuration keys, since it refuses unknown ones. It evaluates before its first step, so that a short
+# probe includes validation, and writes its first checkpoint much later.
 SHIPPED: Final[Mapping[str, OptionTable]] = {
     "nanogpt": {
         "batch-arg": "--batch_size={}",
@@ -272,7 +272,7 @@ SHIPPED: Final[Mapping[str, OptionTable]] = {
 
 
 def find_preset(name: str, own: Mapping[str, OptionTable]) -> OptionTable:
-    """The options of a preset, named as on the command line, without the dashes."""
+    """The options of a preset, by their names without dashes."""
     preset = own.get(name, SHIPPED.get(name))
     if preset is None:
         there = ", ".join(sorted({*own, *SHIPPED}))

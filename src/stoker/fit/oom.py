@@ -1,4 +1,4 @@
-"""Finds out from the output of a failed run whether it ran out of GPU memory."""
+"""Recognizes from the output of a failed run whether it ran out of GPU memory."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Final
 
 from stoker.logs.search import FAILURE
 
-# Messages of frameworks, as narrow as possible: they mean the memory of the GPU, not that of the host.
+# Messages of frameworks about GPU memory, as narrow as possible to exclude host memory.
 _SAYINGS: Final = (
     r"torch\.(?:cuda\.)?OutOfMemoryError",
     r"\b(?:CUDA|HIP|XPU|MPS|ROCm)\b[^.]{0,100}\bout of memory",
@@ -18,30 +18,30 @@ _SAYINGS: Final = (
     r"\bResourceExhaustedError\b",
     r"\bOOM when allocating tensor\b",
     r"\bcupy[\w.]*\.OutOfMemoryError\b",
-    # By its number, which needs no language.
+    # The error number, independent of language.
     r"\b(?:cuda|hip)(?: runtime| driver)? ?error(?:_t)?(?: code)? ?[:=(]? ?2\b(?!\.\d)",
     r"\b(?:cudaGetLastError|cudaError|CUresult|hipError_t)\b\W{1,4}2\b",
     r"\bcudaErrorMemoryAllocation\b|\bhipErrorOutOfMemory\b|\bhipErrorMemoryAllocation\b|\bCUDA_ERROR_OUT_OF_MEMORY\b",
 )
 _GPU: Final = re.compile("|".join(f"(?:{saying})" for saying in _SAYINGS), re.IGNORECASE)
-# TensorFlow uses the same words for the host's memory and for a full disk.
+# TensorFlow uses the same words for host memory and for a full disk.
 _ELSEWHERE: Final = re.compile(r"No space left on device|device:CPU:\d|by allocator (?:cpu|mklcpu)\b", re.IGNORECASE)
-# Lines that mention it and deny it.
+# Lines that mention it negatively.
 _DENIED_BEFORE: Final = re.compile(
     r"\b(?:no|not|none|never|without|checking for|in case of|avoids?)\s+$", re.IGNORECASE
 )
 _DENIED_AFTER: Final = re.compile(r"\s*(?:errors?|events?|check\w*)?\s*[:=]\s*(?:0|no|none|ok|passed)\b", re.IGNORECASE)
-# What cuDNN and PyTorch print for a batch that is too large for any workspace or for 32-bit indices. They print it for
-# wrong types and strides as well, so it counts only where a smaller batch is known to run.
+# Messages of cuDNN and PyTorch for a batch that is too large for any workspace or for 32-bit indices. They also appear
+# for wrong types and strides, so they count only if a smaller batch is known to run.
 _TOO_LARGE: Final = re.compile(
     r"\bCUDNN_STATUS_NOT_SUPPORTED\b|\bUnable to find a valid cuDNN algorithm\b"
     r"|\bunable to find an engine to execute this computation\b|\bcanUse32BitIndexMath\b",
     re.IGNORECASE,
 )
-# A program that fails without printing any of these gives no reason.
+# A program that fails without any of these gives no reason.
 _REASON: Final = re.compile(FAILURE, re.IGNORECASE)
 _REASON_WITHIN: Final = 40
-# SIGKILL, as a shell and as Python count it: the host's own out-of-memory killer, or a person; not the GPU.
+# SIGKILL in the codes of shells and of Python, from the host's OOM killer or a person, not from the GPU.
 _KILLED: Final = (137, -9)
 # Earlier output does not explain the end.
 _LAST_LINES: Final = 400
@@ -49,7 +49,7 @@ _SHOWN: Final = 300
 
 
 def is_out_of_memory(output: str, exit_code: int | None, *, smaller_ran: bool = False) -> str | None:
-    """The line that says so; None when there is none, or when the run succeeded.
+    """The line about lack of GPU memory; None without one, or after a success.
 
     `smaller_ran`: the same program is known to run with a smaller batch.
     """
@@ -63,7 +63,7 @@ def is_out_of_memory(output: str, exit_code: int | None, *, smaller_ran: bool = 
 
 
 def host_kills() -> int | None:
-    """How often the kernel has killed a process for lack of the host's memory since it started."""
+    """The kernel's count of OOM kills since the boot."""
     try:
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -78,7 +78,7 @@ def was_killed(exit_code: int | None) -> bool:
 
 
 def is_silent(output: str) -> bool:
-    """Whether the end of the output gives no reason for the failure."""
+    """True if the end of the output gives no reason for the failure."""
     return not any(_REASON.search(line) for line in output.replace("\r", "\n").splitlines()[-_REASON_WITHIN:])
 
 

@@ -1,4 +1,4 @@
-"""One run of a command at one batch size, under a reaper: its memory is sampled until it stops growing."""
+"""Runs a command at one batch size under a reaper, and samples its memory until it stops growing."""
 
 import contextlib
 import os
@@ -19,14 +19,14 @@ from stoker.runs.processes.reaper import Failed, Program, Reaper, exit_code, lau
 
 # Memory peaks of a training last for a forward pass: tenths of a second.
 LOOK_EVERY: Final = 0.1
-# A probe has nothing to save: this is for programs that clean up.
+# A probe has nothing to save; this is for programs that clean up.
 GRACE: Final = 5.0
-# A helper that died is restarted within a second. A longer gap may have hidden the peak.
+# A dead helper is restarted within a second. A longer gap may hide the peak.
 LONGEST_GAP: Final = 3.0
-# Every process of a probe has these in its environment, so that a program can leave out what only a real run should do.
+# In the environment of every process of a probe, so that a program can skip what only a real run should do.
 PROBE_TAGS: Final = {"STOKER_PROBE": "1", "STOKER_FIT_PROBE": "1"}
 _LOG_LIMIT: Final = 16 * 2**20
-# The message of the one rank that ran out of memory is followed by the tracebacks of all others.
+# Tracebacks of all other ranks follow the message of the rank that ran out of memory.
 _TAIL: Final = 256 * 1024
 _CHUNK: Final = 65536
 
@@ -34,33 +34,33 @@ ProbeEnding = Literal["exited", "flat", "until", "time", "ceiling"]
 
 
 class ProbeSetup(NamedTuple):
-    """What all probes of a fit have in common."""
+    """The common settings of a fit's probes."""
 
     prober: Prober
     environment: Mapping[str, str]
     directory: str | None
     limits: ProbeOptions
     expected: frozenset[str]
-    """The GPUs, by uuid, that the command is expected to use."""
+    """The uuids of the GPUs that the command should use."""
     ceiling: int | None
-    """Bytes on a GPU above which the probe takes memory of others and is stopped at once."""
+    """The limit in bytes on a GPU, above which the probe is stopped at once, since it takes memory of others."""
     check: Callable[[], None]
-    """Called ten times a second; raises when the fit is called off."""
+    """Called ten times a second; raises to abort the fit."""
 
 
 class ProbeReport(NamedTuple):
-    """What one probe showed."""
+    """The result of a probe."""
 
     ending: ProbeEnding
     code: int | None
-    """Its exit code, where it ended by itself."""
+    """Its exit code, if it exited by itself."""
     seconds: float
     output: str
-    """The end of what it printed."""
+    """The end of its output."""
 
 
 class Probe(CommandHandler[tuple[ProbeEnding, int | None]]):
-    """Runs once. None of its processes is left when `run` returns or raises."""
+    """A single run. No process of it is left when `run` returns or raises."""
 
     def __init__(self, setup: ProbeSetup, command: tuple[str, ...], log: Path, before: Look, rates: Rates) -> None:
         self._setup = setup
@@ -78,7 +78,7 @@ class Probe(CommandHandler[tuple[ProbeEnding, int | None]]):
         self._seen = self._begun
 
     def run(self) -> tuple[ProbeReport, MemoryTracker]:
-        """Raises ProbeFailedError when it could not be started or watched, OSError for a shortage of the machine."""
+        """Raises ProbeFailedError if it could not be started or watched, OSError for lack of resources."""
         self._output, end = os.pipe()
         os.set_blocking(self._output, False)
         with contextlib.ExitStack() as cleanup:
@@ -90,7 +90,7 @@ class Probe(CommandHandler[tuple[ProbeEnding, int | None]]):
                 os.close(end)
             cleanup.callback(reaper.close)
             loop = CommandLoop(self, reaper, sampler=Sampler(self._setup.prober, LOOK_EVERY))
-            # When the fit is called off: a probe has nothing to save, and its lease may be over.
+            # An aborted probe has nothing to save, and its lease may have ended.
             cleanup.callback(loop.stop, signal.SIGTERM, 0.0)
             self._memory = MemoryTracker(self._before, self._setup.expected, reaper.owns)
             ending, code = loop.run()
@@ -135,7 +135,7 @@ class Probe(CommandHandler[tuple[ProbeEnding, int | None]]):
         if reason is None:
             self._seen = look.at
             self._plateau.see(look.at, self._memory.peak, self._rates.steps_seen, self._memory.works)
-            # Only what was seen counts: memory may have grown unseen while this process was held up.
+            # Only observed memory counts: it may have grown while this process was delayed.
             self._flat = self._plateau.reached(look.at, self._rates.steps_seen)
         elif look.at - self._seen > LONGEST_GAP:
             raise ProbeFailedError(f"the memory of the probe could not be watched: {reason}")

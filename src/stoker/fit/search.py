@@ -1,14 +1,14 @@
-"""The search for the largest batch that fits: which size to run next, given what the runs so far have shown.
+"""The search for the largest batch that fits: chooses the next size to run from the results so far.
 
-Pure: no clock, no process, no GPU. Everything is computed from the observations each time.
+Pure: no clock, no process, no GPU. Everything is recomputed from the observations each time.
 
-1. One run at the base.
-2. One at the size that follows in proportion. A part of the memory does not grow, so this overestimates what the
-   larger batch needs: it is safe, and far enough away to see what does grow.
-3. memory = fixed + slope × size through these, solved for the limit, and a run at the answer. If that is above the
-   limit the next answer lies on the line between the last that fits and the first that does not.
-4. Where lines have led out of memory the memory bends: what lies between the last that fits and the first that does not
-   is halved, until little is left to be gained.
+1. A run at the base size.
+2. A run at the size of proportional growth. Part of the memory does not grow, so this overestimates the larger batch:
+   it is safe, and far enough away to measure the growth.
+3. A line memory = fixed + slope × size through both, solved for the limit, and a run at the answer. If that exceeds the
+   limit, the next answer is on the line between the last size that fits and the first that does not.
+4. If lines have led out of memory, memory is not linear: the interval between the last size that fits and the first
+   that does not is halved, until little can be gained.
 """
 
 import math
@@ -25,26 +25,26 @@ from stoker.fit.model import (
 )
 from stoker.units import format_memory
 
-# Probes for a good answer.
+# The number of probes for a good answer.
 RUNS: Final = 4
-# Probes when larger sizes ran out of memory and the best is poor: a training of days is worth some more minutes.
+# The number of probes if larger sizes ran out of memory and the best is poor: days of training are worth some minutes.
 RUNS_FOR_A_POOR_ANSWER: Final = 9
 # A smaller gain is not worth another probe.
 WORTH: Final = 1.05
 POOR: Final = 1.15
 # A note is added when the first size that ran out of memory is further above the answer than this.
 UNKNOWN_ABOVE: Final = 1.35
-# The geometric mean is tried between sizes further apart than this, else the arithmetic one.
+# Sizes further apart than this factor are bisected geometrically, others arithmetically.
 APART: Final = 4
-# Allocators ask the driver for blocks of this size, so a difference below it may be rounding.
+# Allocators request blocks of this size from the driver, so smaller differences may be rounding.
 GRAIN: Final = 20 * 2**20
 # On small devices the blocks are smaller.
 GRAIN_SHARE: Final = 0.002
-# The share of the margin that may be risked on what the rounding hides.
+# The share of the margin that may be risked on rounding errors.
 RISK: Final = 0.25
-# A probe that ended before its memory was flat has not shown all that it needs. As much as the default margin.
+# A factor for a probe that ended before its memory was flat, as large as the default margin.
 UNSETTLED: Final = 1.10
-# A run that exhausted memory needs more than there is; by how much is unknown.
+# A factor for a run that exhausted memory, whose needs are unknown.
 BEYOND: Final = 1.05
 # Sizes at least this fast, relative to the fastest, count as equally fast.
 AS_FAST: Final = 0.97
@@ -55,46 +55,45 @@ FAR_APART: Final = 2
 FLAT: Final = 0.05
 
 
-# More accumulation steps than this many times the fewest would waste the GPU.
+# More accumulation steps than this many times the minimum would waste the GPU.
 STEPS: Final = 4
 
 
 class Split(NamedTuple):
-    """An effective batch, made up of some steps."""
+    """An effective batch split into steps."""
 
     size: int
     accumulate: int
 
 
 class Sizes:
-    """The sizes that may be answered; the smallest is 1."""
+    """The possible answers; the smallest is 1."""
 
     def __init__(self, search_options: SearchOptions) -> None:
         self._multiple = search_options.multiple
         self._effective = search_options.effective
         most = search_options.most
         if search_options.effective is not None:
-            # More in one step than the experiment wants in all is of no use.
+            # A step larger than the effective batch is useless.
             most = min(most, self.up(search_options.effective))
         self.largest = self.down(most)
 
     def down(self, size: float) -> int:
-        """The largest that is not above `size`; 0 below one."""
+        """The largest possible size up to `size`; 0 below one."""
         if size >= self._multiple:
             return int(size) // self._multiple * self._multiple
         return 1 << int(size).bit_length() - 1 if size >= 1 else 0
 
     def up(self, size: int) -> int:
-        """The smallest that is not below `size`."""
+        """The smallest possible size from `size` on."""
         power = 1 << (size - 1).bit_length()
         return power if power < self._multiple else -(-size // self._multiple) * self._multiple
 
     def split(self, size: int) -> Split | None:
-        """How batches of at most `size` make up the effective batch; None where none was asked for.
+        """The split of the effective batch into batches of at most `size`; None without an effective batch.
 
-        The product is never below what the experiment wants, and as near to it as can be: a batch that divides it
-        is taken even where a larger one fits, unless that takes more than four times the fewest steps. Of two
-        that are equally near, the one with fewer steps.
+        The product is never below the effective batch, and as close to it as possible: a divisor wins over a larger
+        batch, unless it takes more than four times the minimum number of steps. Ties go to fewer steps.
         """
         if self._effective is None:
             return None
@@ -105,7 +104,7 @@ class Sizes:
 
 
 class _Point(NamedTuple):
-    """What one size needs: at least what was seen, at most what that may come to."""
+    """The memory of one size: the observed value, and its upper bound."""
 
     size: int
     least: float
@@ -123,7 +122,7 @@ class _Line(NamedTuple):
 
 
 class Search:
-    """`next` returns what to run or the answer; `record` takes what the run showed."""
+    """`next` returns the next probe or the answer; `record` adds an outcome."""
 
     def __init__(self, search_options: SearchOptions, capacity: Capacity) -> None:
         search_options.check()
@@ -134,7 +133,7 @@ class Search:
 
     @property
     def limit(self) -> int:
-        """The bytes that one run must stay below."""
+        """The limit of one run in bytes."""
         return self._capacity.limit(self._options)
 
     @property
@@ -146,7 +145,7 @@ class Search:
         return tuple(self._observations)
 
     def allow(self, capacity: Capacity) -> None:
-        """Sets the memory there is now: other users take some and give it back."""
+        """Sets the current capacity, which changes with other users."""
         self._capacity = capacity
 
     def record(self, observation: ProbeOutcome) -> None:
@@ -158,7 +157,7 @@ class Search:
         self._observations.append(observation)
 
     def next(self) -> NextProbe | Fitted:
-        """What to run next, or the answer."""
+        """The next probe, or the answer."""
         largest = self._sizes.largest
         if not self._observations:
             first = min(self._sizes.down(self._options.base), largest)
@@ -178,22 +177,22 @@ class Search:
         if self._is_misled(best):
             size = min(size, max(self._middle(best), min(room, self._sizes.up(best.size + 1))))
         if size <= best.size and (alone or self._nearly_reaches_the_next(best)):
-            # One measurement says nothing of the next size, and rounding may hide that it fits: try it.
+            # A single measurement does not predict the next size, and rounding may hide that it fits.
             size = min(room, self._sizes.up(best.size + 1))
         if size <= best.size:
             return self._fitted(self._sizes.down(min(best.size, room)))
         if self._is_worth_a_run(size / best.size):
             return NextProbe(size, verification=not alone or size == self._sizes.largest)
-        # Where a larger one has run, if only on what the margin keeps free, everything below it runs as well.
+        # If a larger size has run, even within the margin, all smaller ones run as well.
         return self._fitted(size if self._edge() is not None else self._sizes.down(best.size))
 
     def _is_misled(self, best: _Point) -> bool:
-        """Whether extrapolation led out of memory: twice, or once from a single point, which is the safer estimate."""
+        """True if extrapolation led out of memory twice, or once from a single point, which is the safer estimate."""
         outs = {seen.size for seen in self._observations if seen.outcome == "oom" and seen.size > best.size}
         return self._edge() is None and len(outs) >= min(2, len(self._points()))
 
     def _middle(self, best: _Point) -> int:
-        """Between the largest that fits and the smallest that does not."""
+        """A size between the largest that fits and the smallest that does not."""
         bound = self._bound()
         far = bound > APART * best.size
         return self._sizes.down(math.sqrt(best.size * bound) if far else (best.size + bound) / 2)
@@ -214,7 +213,7 @@ class Search:
     # What the observations say
 
     def _points(self) -> list[_Point]:
-        """What is known of each size that ran, smallest first."""
+        """The known sizes that ran, smallest first."""
         points: dict[int, _Point] = {}
         for seen in self._observations:
             if seen.outcome == "fits" and seen.peak is not None:
@@ -224,7 +223,7 @@ class Search:
         return sorted(points.values())
 
     def _bound(self) -> int:
-        """The smallest size that is known to be too large; one above the largest there is, when none is."""
+        """The smallest size known to be too large, or one above the largest possible."""
         out = [seen.size for seen in self._observations if seen.outcome == "oom"]
         full = [point.size for point in self._points() if point.most > self.limit]
         return min([*out, *full, self._sizes.largest + 1])
@@ -241,19 +240,19 @@ class Search:
     # What follows from them
 
     def _estimate(self, best: _Point, limit: float) -> float:
-        """The size that reaches the limit, given the largest that is known to fit."""
+        """The size at the limit, extrapolated from the largest that fits."""
         edge = self._edge()
         if edge is not None:
             return _reach(best, _slope(best, edge), limit)
         slope = self._slope_beyond(best)
         bound = self._bound()
         if bound <= self._sizes.largest and best.most + slope * (bound - best.size) < self._capacity.free:
-            # It ran out of memory where this line still sees room, so the line is wrong.
+            # It ran out of memory where this line predicts room, so the line is wrong.
             slope = (self._capacity.free * BEYOND - best.most) / (bound - best.size)
         return _reach(best, slope, limit)
 
     def _slope_beyond(self, best: _Point) -> float:
-        """The steepest of the lines from smaller sizes to the best: memory that bends, bends upwards."""
+        """The steepest line from smaller sizes to the best, since memory only bends upwards."""
         smaller = [point for point in self._points() if point.size < best.size]
         if not smaller:
             return best.most / best.size
@@ -265,15 +264,15 @@ class Search:
         return slope if hidden * ahead <= affordable else slope + hidden
 
     def _smaller(self) -> int:
-        """A size below all that were tried, none of which fits."""
+        """A size below all tried ones, none of which fits."""
         bound = self._bound()
         points = self._points()
         if len(points) > 1:
             low, high = points[:2]
             reach = _reach(low, max(0.0, _slope(low, high)), self.limit)
             return max(1, self._sizes.down(min(reach, bound)))
-        # A size that ran above the limit is near to what fits. One that ran out of memory may be far from it, and
-        # should not be followed by many others.
+        # A size that ran above the limit is close to the answer. One that ran out of memory may be far above it, and
+        # must not be followed by many others.
         return max(1, self._sizes.down(bound // 2 if points else bound // 4))
 
     # The answer
@@ -310,7 +309,7 @@ class Search:
         return _Line(mean - slope * mean_size, slope)
 
     def _predicted(self, size: int, line: _Line) -> int:
-        """The line's value at this size, bounded by what the nearest sizes used."""
+        """The line's value at this size, bounded by the values of the nearest sizes."""
         points = self._points()
         least = max((point.most for point in points if point.size <= size), default=0.0)
         most = min((point.most for point in points if point.size >= size), default=float("inf"))
@@ -338,7 +337,7 @@ class Search:
         return [f"a batch of {bound} does not fit, and sizes between are untried: `--base {found}` tries them"]
 
     def _knee(self, found: int) -> tuple[int, list[str]]:
-        """The smallest size that is as fast as the fastest, if that is preferred; and notes on it."""
+        """The smallest size that is as fast as the fastest, if that is preferred, with notes."""
         fits = [seen for seen in self._observations if seen.outcome == "fits"]
         rates = {seen.size: seen.rate for seen in fits if seen.rate is not None}
         if max(rates, default=0) < NEAR * found:
@@ -372,7 +371,7 @@ def _slope(low: _Point, high: _Point) -> float:
 
 
 def _reach(start: _Point, slope: float, limit: float) -> float:
-    """Where a line that begins there meets the limit."""
+    """The size at which a line from this point meets the limit."""
     if slope <= 0:
         return float("inf") if start.most <= limit else 0.0
     return start.size + (limit - start.most) / slope

@@ -1,1 +1,1 @@
-"""Who else uses this machine: holders of its GPUs' device nodes, and users at terminals."""
+"""Other users of this machine: holders of its GPUs' device nodes, and users at terminals."""

@@ -1,6 +1,6 @@
-"""inotify events of device nodes: a GPU's node was opened or closed.
+"""inotify events for opening and closing the device nodes of GPUs.
 
-An event does not say by whom, and a container's own nodes cause none: an event says when to scan, the scan finds the
+An event does not name the process, and a container's own nodes cause no events here. So an event triggers a scan for
 holders, and a slow periodic scan covers nodes without events.
 """
 
@@ -16,7 +16,7 @@ _NOTHING: Final[frozenset[str]] = frozenset()
 
 
 class DeviceEvents:
-    """Readable after an event. Nodes that appear later or are recreated are watched as well."""
+    """A watch on device nodes, including nodes that appear later or are recreated."""
 
     def __init__(self, nodes: Mapping[str, Sequence[Path]]) -> None:
         self._gpus: dict[Path, frozenset[str]] = {}
@@ -27,11 +27,11 @@ class DeviceEvents:
         self._watched: dict[int, frozenset[str]] = {}
         """The GPUs behind each watch of a node."""
         self._directories: dict[int, Path] = {}
-        """The directory behind each watch on a directory, in which nodes may appear."""
+        """The directory of each watch on a directory, in which nodes may appear."""
         self._unwatched: dict[Path, str] = {}
-        """The nodes that cannot be watched, and why."""
+        """Nodes without a watch, with reasons."""
         if self._events.fileno() >= 0:
-            # Directories first: a node that appears in between is either found now or causes an event.
+            # Directories come first: a node that appears in between is either found now or causes an event.
             for directory in {path.parent for path in self._gpus}:
                 self._watch_directory(directory)
             for path in self._gpus:
@@ -39,7 +39,7 @@ class DeviceEvents:
 
     @property
     def why_not(self) -> str | None:
-        """Why some or all nodes cause no events, as part of a sentence; None when all do."""
+        """Why some or all nodes cause no events, as part of a sentence; None if all do."""
         if self._events.fileno() < 0:
             return "the kernel has no inotify left for this user (fs.inotify.max_user_instances)"
         if not self._gpus:
@@ -47,15 +47,15 @@ class DeviceEvents:
         return "; ".join(f"{path} {reason}" for path, reason in self._unwatched.items()) or None
 
     def fileno(self) -> int:
-        """-1 when there can be no event."""
+        """The descriptor of inotify; -1 without possible events."""
         return self._events.fileno() if self._watched or self._directories else -1
 
     def changed(self) -> frozenset[str]:
-        """The GPUs whose nodes were opened, closed or made since the last call."""
+        """The GPUs whose nodes were opened, closed or created since the last call."""
         changed = _NOTHING
         for event in self._events.read():
             if event.mask & OVERFLOWED:
-                # Events were lost, so it may have been any of them.
+                # Events were lost, so any GPU may have changed.
                 changed = changed.union(*self._gpus.values())
             elif event.watch in self._directories:
                 changed |= self._appeared(self._directories[event.watch] / event.name)
@@ -74,7 +74,7 @@ class DeviceEvents:
     def _appeared(self, path: Path) -> frozenset[str]:
         gpus = self._gpus.get(path, _NOTHING)
         if gpus:
-            # It may have been opened before it is watched, so its creation counts as a change.
+            # Its creation counts as a change, since it may have been opened before the watch.
             self._watch_node(path)
         return gpus
 
@@ -85,11 +85,11 @@ class DeviceEvents:
         except OSError as error:
             self._unwatched[path] = _complaint(error)
             return
-        # Two names of one file have one watch.
+        # Two names of one file share a watch.
         self._watched[watch] = self._watched.get(watch, _NOTHING) | self._gpus[path]
 
     def _watch_directory(self, directory: Path) -> None:
-        # Each missing node is reported by itself.
+        # Missing nodes are reported separately.
         with contextlib.suppress(OSError):
             self._directories[self._events.add(directory, CREATED | MOVED_HERE)] = directory
 

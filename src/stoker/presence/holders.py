@@ -1,7 +1,7 @@
-"""Which processes have a GPU's device node open, by a scan of the open files of all processes.
+"""Finds the processes with a GPU's device node open, by a scan of the open files of all processes.
 
-A node is identified by its device number, so the nodes of a container count under any name. Not seen: a process that
-closed the node and kept only a mapping of it (no GPU library does), and a thread with its own table of open files.
+Nodes are identified by device number, so those of a container count under any name. A scan misses processes that keep
+only a mapping of the node (no GPU library does that), and threads with a separate table of open files.
 """
 
 import os
@@ -23,14 +23,14 @@ _NEVER: Final = ("/dev/null", "/dev/pts/", "/dev/shm/")  # noqa: S108 - nothing 
 _DEAD: Final = ("Z", "X")
 _DELETED: Final = " (deleted)"
 _ONE_THREAD: Final = 3
-# From a kernel without accounting of run times.
+# The value of a kernel without accounting of run times.
 _NO_ACCOUNT: Final = b"0 0 0\n"
 _NOTHING: Final[frozenset[str]] = frozenset()
-# The process ended just now.
+# The process has just ended.
 _GONE: Final = (FileNotFoundError, ProcessLookupError)
-# In the place of a file system's number: what stands beside it is a device number.
+# Replaces the number of a file system; the other number is then a device number.
 _DEVICE: Final = -1
-# Local file systems. stat on any other can block while its server is away, even through /proc; usual mounts of those
+# Local file systems. stat on others can block while their server is away, even through /proc, and their usual mounts
 # allow no device nodes anyway.
 LOCAL: Final = frozenset(
     {
@@ -44,22 +44,22 @@ NodeId: TypeAlias = tuple[int, int]
 
 
 class Mounts:
-    """The mounts that can hold device nodes, so that no scan waits for a dead network file system. For one scan."""
+    """The mounts that can hold device nodes, for one scan, which must not wait for a dead network file system."""
 
     def __init__(self, proc: str) -> None:
         self._proc = proc
         self._can_hold_nodes: dict[bytes, bool] = {}
 
     def can_hold_nodes(self, pid: int, path: str) -> bool:
-        """Whether this /proc/PID/fd/N is on a mount that can hold device nodes, without touching the file."""
+        """True if this /proc/PID/fd/N is on a mount that can hold device nodes. Does not touch the file."""
         try:
             mount = _mount_of(path.replace("/fd/", "/fdinfo/"))
             if mount not in self._can_hold_nodes:
-                # Mount ids are unique, but each process sees only those of its namespace.
+                # Mount ids are unique, but a process sees only those of its namespace.
                 self._can_hold_nodes |= _read_mounts(f"{self._proc}/{pid}/mountinfo")
         except OSError:
             return False
-        # A mount that no process has is internal to the kernel, or was detached.
+        # A mount without any process is internal to the kernel, or was detached.
         return self._can_hold_nodes.setdefault(mount, False)
 
 
@@ -91,51 +91,51 @@ def identity(found: os.stat_result) -> NodeId:
 
 
 class DeviceHolder(NamedTuple):
-    """A process that has a GPU's device node open. Its identity is pid plus start time."""
+    """A process with a GPU's device node open, identified by pid and start time."""
 
     pid: int
     started: int
     """Start time in clock ticks since boot."""
     name: str
-    """As the kernel calls it: at most fifteen letters."""
+    """The kernel's name, of at most 15 characters."""
     executable: str | None
-    """The name of the program's file, or else of what it was called with; None when neither may be read."""
+    """The name of the executable, or of the called program; None if neither is readable."""
     user: str
 
 
 class Scan(NamedTuple):
-    """The holders of each GPU, and how many processes could not be read."""
+    """The holders of each GPU, and the number of unreadable processes."""
 
     by_gpu: dict[str, tuple[DeviceHolder, ...]]
-    """All GPUs that there are nodes for, in the order of pids."""
+    """All GPUs with nodes; holders are sorted by pid."""
     unseen: int
-    """Processes whose open files may not be read: any of them may hold any GPU."""
+    """Processes with unreadable files, any of which may hold any GPU."""
 
 
 class HolderScanner:
-    """Scans for holders. One scan asks only about open files that are new since the one before."""
+    """Scans for holders. A scan checks only files that are new since the previous one."""
 
     def __init__(self, nodes: Mapping[str, Sequence[Path]], root: Path = Path("/")) -> None:
         self.out_of_sight: str | None = OUTSIDE if inside_pid_namespace(root) else None
-        """Why there are processes that not even `unseen` counts, if there are."""
+        """Why there may be processes beyond `unseen`, if so."""
         self._nodes = {uuid: tuple(map(str, paths)) for uuid, paths in nodes.items()}
         self._names = frozenset(os.path.basename(path) for paths in self._nodes.values() for path in paths)
         self._proc = str(root / "proc")
         self._wanted: dict[NodeId, frozenset[str]] = {}
         self._other_files: dict[int, set[str]] = {}
-        """By pid, the links of open files that turned out to be no GPU's."""
+        """Links of open files that do not belong to a GPU, by pid."""
         self._sleeping: dict[int, bytes] = {}
-        """By pid, how long a process of one thread that holds no GPU has run in its life."""
+        """Total run time of single-threaded processes without a GPU, by pid."""
         self._kernel_threads: set[int] = set()
         self._holders: dict[tuple[int, int, str], DeviceHolder] = {}
-        """By pid, start and name, which changes when the process executes another program."""
+        """Holders by pid, start time and name, which changes with an exec."""
 
     def scan(self) -> Scan:
         self._refresh_wanted()
         mounts = Mounts(self._proc)
         by_gpu: dict[str, list[DeviceHolder]] = {uuid: [] for uuid in self._nodes}
         pids = self._pids()
-        # A /proc that does not even list the processes of others hides init as well.
+        # A /proc that does not list other users' processes hides init as well.
         unseen = int(1 not in pids)
         met: dict[tuple[int, int, str], DeviceHolder] = {}
         for pid in pids:
@@ -153,7 +153,7 @@ class HolderScanner:
         return Scan({uuid: tuple(holders) for uuid, holders in by_gpu.items()}, unseen)
 
     def _refresh_wanted(self) -> None:
-        """Nodes appear late and are recreated, so they are examined at each scan."""
+        """Examines the nodes at each scan, since they appear late and are recreated."""
         wanted: dict[NodeId, frozenset[str]] = {}
         for uuid, paths in self._nodes.items():
             for path in paths:
@@ -174,14 +174,14 @@ class HolderScanner:
             return []
 
     def _held_unless_sleeping(self, pid: int, mounts: Mounts) -> frozenset[str]:
-        """Skips processes that have not run since the last scan: they have opened nothing."""
-        # Read before its files: if it runs meanwhile, the next scan notices.
+        """Skips processes that have not run since the last scan, and so have opened nothing."""
+        # Read before its files, so that the next scan notices if it runs in between.
         ran = _run_time(f"{self._proc}/{pid}/schedstat")
         if ran is not None and self._sleeping.get(pid) == ran:
             return _NOTHING
         self._sleeping.pop(pid, None)
         held = self._held(pid, mounts)
-        # The time is that of the first thread only. The directory has one link per thread, and two more.
+        # The time covers the first thread only. The directory has one link per thread, plus two.
         if not held and ran is not None and os.stat(f"{self._proc}/{pid}/task").st_nlink == _ONE_THREAD:
             self._sleeping[pid] = ran
         return held
@@ -204,7 +204,7 @@ class HolderScanner:
         return held
 
     def _open_files(self, pid: int) -> tuple[str, dict[str, str]]:
-        """The directory of a process's open files, and what is in it. Its threads have them in common."""
+        """The directory of a process's open files, which its threads share, and its entries."""
         directory = f"{self._proc}/{pid}/fd"
         links = _read_links(directory)
         if not links and self._outlives_first_thread(pid):
@@ -215,7 +215,7 @@ class HolderScanner:
         return directory, links
 
     def _gpus_behind(self, pid: int, path: str, link: str, mounts: Mounts) -> frozenset[str] | None:
-        """The GPUs of an open file; None when it was closed just now and may be opened again."""
+        """The GPUs of an open file; None if it was just closed and may be reopened."""
         # Sockets, pipes and the like have no path.
         if not link.startswith("/") or link.startswith(_NEVER):
             return _NOTHING
@@ -229,7 +229,7 @@ class HolderScanner:
             return None
 
     def _outlives_first_thread(self, pid: int) -> bool:
-        """Whether a process without open files is one whose first thread ended while others go on."""
+        """True if a process without open files has lost its first thread while others continue."""
         if pid in self._kernel_threads:
             return False
         found = self._stat(pid)
@@ -238,7 +238,7 @@ class HolderScanner:
         return found.state in _DEAD and not found.is_zombie
 
     def _is_program(self, pid: int) -> bool:
-        """Whether an unreadable process could hold a GPU: kernel threads and zombies cannot."""
+        """True if an unreadable process may hold a GPU, unlike kernel threads and zombies."""
         if pid in self._kernel_threads:
             return False
         try:
@@ -275,7 +275,7 @@ class HolderScanner:
         return path.rpartition("/")[2] or None
 
     def _user(self, pid: int) -> str:
-        """Who started it. The owner of /proc/PID would be root for a program that protects its memory."""
+        """Its user. The owner of /proc/PID is root if a program protects its memory."""
         for line in _contents(f"{self._proc}/{pid}/status").splitlines():
             if line.startswith("Uid:"):
                 return user_name(int(line.split()[1]))
@@ -291,7 +291,7 @@ class HolderScanner:
 
 
 def _read_links(directory: str) -> dict[str, str]:
-    """What the files in a /proc/PID/fd are links to, each with its number; the last one where several are alike."""
+    """The targets of the links in a /proc/PID/fd, each with its (last) number."""
     links: dict[str, str] = {}
     table = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -299,14 +299,14 @@ def _read_links(directory: str) -> dict[str, str]:
             try:
                 links[os.readlink(descriptor, dir_fd=table)] = descriptor
             except FileNotFoundError:
-                continue  # It was closed just now.
+                continue  # it has just been closed
     finally:
         os.close(table)
     return links
 
 
 def _run_time(path: str) -> bytes | None:
-    """The process's schedstat: run time, wait time and time slices; None where it is missing."""
+    """The process's schedstat: run time, wait time and time slices; None if it is missing."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,10 +1,10 @@
-"""Programs that do not count as users of a GPU: the patterns of the configuration and a list of monitors."""
+"""Programs that do not count as GPU users: configured patterns and a list of monitors."""
 
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 from typing import Final
 
-# The kernel keeps this many bytes of a process's name.
+# The kernel truncates the name of a process to this many bytes.
 KERNEL_NAME: Final = 15
 
 # Programs that hold a device node open without using the GPU.
@@ -26,12 +26,12 @@ SHIPPED: Final = (
 
 
 def is_ignored(patterns: Collection[str], name: str | None, executable: str | None = None) -> bool:
-    """Whether a pattern with * and ? matches the process's name or the name of its executable, as far as known."""
+    """True if a pattern with * and ? matches the name of the process or of its executable."""
     names = [known for known in (name, executable) if known]
-    # Brackets stand for themselves.
+    # Brackets are literal.
     if any(fnmatchcase(known, pattern.replace("[", "[[]")) for pattern in patterns for known in names):
         return True
     if not name or len(name.encode()) != KERNEL_NAME or (executable is not None and executable.startswith(name)):
         return False
-    # The kernel may have truncated the name, and the whole of it is not known: the patterns are truncated alike.
+    # The kernel may have truncated the name, so patterns are truncated, too.
     return any(pattern.encode()[:KERNEL_NAME].decode(errors="replace") == name for pattern in patterns)

@@ -1,9 +1,9 @@
-"""Who is logged in at a terminal or screen of this machine, and for how long without input.
+"""Users at terminals and screens of this machine, and their idle times.
 
-Terminals have the time of their last input. Graphical sessions report it only on their user's bus, so the power state
-of the screens is used: while a screen is on, its user counts as active; when all are off, the time since then counts
-as idle. Without a screen, as with a remote desktop, the user counts as active: unknown is not idle. A session that is
-hidden by another one does not count. Sessions are read from logind's files, without a bus or privileges.
+Terminals record the time of their last input. Graphical sessions report it only on their user's bus, so the power state
+of screens is used instead: while a screen is on, its user is active; after all are off, the user is idle. Without a
+screen, as with a remote desktop, the user counts as active: unknown is not idle. A session hidden by another one does
+not count. Sessions are read from logind's files, without a bus or privileges.
 """
 
 from collections.abc import Iterator
@@ -12,28 +12,28 @@ from typing import Final, NamedTuple
 
 from stoker.procfs import user_name
 
-# The kernel records the time of input with a resolution of eight seconds, so that it does not reveal keystrokes:
-# the last input may be this much later.
+# The kernel records input with a resolution of eight seconds, to hide keystrokes, so the last input may be this much
+# later.
 COARSENESS: Final = 8.0
-# The kernel's MAX_NR_CONSOLES. /dev/tty0 is none: it stands for whichever is in front.
+# The kernel's MAX_NR_CONSOLES. /dev/tty0 only stands for the console in front.
 _CONSOLES: Final = range(1, 64)
 
 
 class LoginSession(NamedTuple):
-    """One login session, from its file."""
+    """A login session, from its file."""
 
     user: str
     person: bool
-    """Whether a person is logged in: not a login screen, a service manager or a session that is being closed."""
+    """A person is logged in: it is not a login screen, a service manager or a closing session."""
     in_front: bool
-    """Whether its seat shows it; True without a seat."""
+    """Its seat shows it; True without a seat."""
     kind: str
     """tty, x11, wayland, mir, web or unspecified."""
     seat: str
     terminal: str
-    """Such as tty2 or pts/3."""
+    """The terminal, such as tty2 or pts/3."""
     display: str
-    """Such as :0, of an X11 session."""
+    """The display of an X11 session, such as :0."""
 
     @property
     def graphical(self) -> bool:
@@ -43,7 +43,7 @@ class LoginSession(NamedTuple):
 def _sessions(root: Path) -> Iterator[LoginSession]:
     """All sessions; none without logind."""
     try:
-        # Beside a session's file lie its pipe (.ref) and, for a moment, the file that will replace it.
+        # The directory also has the session's pipe (.ref) and, for a moment, a replacement of its file.
         files = sorted(path for path in (root / "run/systemd/sessions").iterdir() if not path.name.startswith("."))
     except OSError:
         return
@@ -67,24 +67,24 @@ def _sessions(root: Path) -> Iterator[LoginSession]:
 
 
 class TerminalActivity(NamedTuple):
-    """A login at this machine."""
+    """A user at this machine."""
 
     user: str
     terminal: str
-    """Such as pts/3, tty2, seat0 (wayland)."""
+    """The terminal, such as pts/3, tty2, seat0 (wayland)."""
     idle: float
-    """Seconds since the last input, the least that is certain; 0 while it may be going on."""
+    """The lower bound of seconds since the last input; 0 while input is possible."""
 
 
 class Terminals:
-    """Tracks since when the screens are off: call `activity` repeatedly."""
+    """Tracks how long the screens have been off; call `activity` repeatedly."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._dark_since: float | None = None
 
     def activity(self, now_wall: float) -> list[TerminalActivity]:
-        """Everyone who is logged in at a terminal or screen, the most recently active first."""
+        """All users at terminals and screens, most recently active first."""
         sessions = list(_sessions(self._root))
         found = [*self._terminals(sessions, now_wall), *self._screens(sessions, now_wall)]
         return sorted(found, key=lambda activity: (activity.idle, activity.terminal))
@@ -98,14 +98,14 @@ class Terminals:
             try:
                 found = (self._root / "dev" / name).stat()
             except OSError:
-                continue  # It does not exist.
+                continue  # it does not exist
             # A console owned by root has no login, unless logind lists one.
             if found.st_uid == 0 and name in consoles and name not in logged_in:
                 continue
             yield TerminalActivity(user_name(found.st_uid), name, max(0.0, now - found.st_atime - COARSENESS))
 
     def _pseudo_terminals(self) -> set[str]:
-        """By their owner: shells in tmux and over ssh have no login session."""
+        """The users of pseudo-terminals by owner, since shells in tmux and over ssh have no login session."""
         try:
             names = [path.name for path in (self._root / "dev/pts").iterdir()]
         except OSError:
@@ -121,8 +121,8 @@ class Terminals:
                 yield TerminalActivity(session.user, f"{place} ({session.kind})", idle)
 
     def _dark_for(self, now: float) -> float:
-        """Seconds since all screens went off; 0 while one is on or none is known."""
-        # The connectors of graphics cards that a screen is plugged into.
+        """Seconds since all screens went off; 0 if one is on or none is known."""
+        # The connectors of graphics cards with a screen.
         screens = [
             connector
             for connector in (self._root / "sys/class/drm").glob("card[0-9]*-*")
