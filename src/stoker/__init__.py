@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Imports a public name on first use, so that using one does not cost the import of all."""
+        """Imports a public name on first use, so using one does not import all."""
         if name == "step":
             from stoker.step_file import step
 
-            # Found without this function from now on: it is called in training loops.
+            # Later lookups bypass this function: it is called in training loops.
             globals()["step"] = step
             return step
         if name == "get_gpu_usage":

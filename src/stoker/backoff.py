@@ -1,14 +1,14 @@
-"""How long to wait before trying again: twice as long each time, up to a limit."""
+"""Exponential back-off with a limit."""
 
 
 def delay(first: float, earlier: int, longest: float) -> float:
-    """Seconds to wait after `earlier` tries that were already waited for."""
+    """Seconds to wait after `earlier` pauses."""
     # Beyond sixty doublings a float would overflow long after the limit.
     return float(min(longest, first * 2.0 ** min(max(earlier, 0), 60)))
 
 
 class Backoff:
-    """The pauses of one loop that tries again; `reset` after a success."""
+    """The pauses of one retry loop; call `reset` after a success."""
 
     def __init__(self, first: float, longest: float) -> None:
         self._first = first
@@ -16,7 +16,7 @@ class Backoff:
         self._tries = 0
 
     def next(self) -> float:
-        """How long to wait now."""
+        """The next pause."""
         pause = delay(self._first, self._tries, self._longest)
         self._tries += 1
         return pause

@@ -33,37 +33,37 @@ from stoker.status import forecast
 from stoker.status.log_follower import log_updates
 from stoker.status.usage import History, read_job_history
 
-# `wait` is woken by changes; it polls in case the listener cannot listen.
+# Changes wake `wait`; it also polls, in case the listener cannot listen.
 POLL_SECONDS: Final = 1.0
 
 Which = str | Job
-"""A job, its id, the beginning of its id, or its name."""
+"""A job, its id, a prefix of its id, or its name."""
 
 
 class Options(TypedDict, total=False):
     """The options of a job: the fields of `stoker.Job` that can be chosen."""
 
     directory: str | os.PathLike[str]
-    """Where it runs; the current directory when left out."""
+    """The working directory; by default the current one."""
     environment: Mapping[str, str]
-    """Variables for it. Those of an active virtualenv or conda environment are added."""
+    """Variables for the job. Those of an active virtualenv or conda environment are added."""
     bare_environment: bool
-    """Leaves out the active virtualenv or conda environment."""
+    """Omits the active virtualenv or conda environment."""
     name: str
     tags: Sequence[str]
     group: str
-    """One name for several jobs."""
+    """The name of its group."""
     at_most: int | None
-    """How many jobs of its group run at once, on all machines together."""
+    """How many jobs of its group may run at once, on all machines together."""
     gpus: int
-    """How many on each machine; 0 for a job that needs none."""
+    """Number of GPUs per machine; 0 for none."""
     memory: int | str | None
-    """That it uses on each GPU: bytes, or text like `20GiB`; others may share the rest."""
+    """Memory that it uses on each GPU: bytes, or text like `20GiB`; with `share`, others may use the rest."""
     share: bool
     gpu_model: str | None
     """Only GPUs with this in their name, such as `a100|h100`."""
     gpu_memory: int | str | None
-    """Only GPUs with at least this much memory in all, such as `40GiB`."""
+    """Only GPUs with at least this total memory, such as `40GiB`."""
     machine: str | None
     """Only on this machine."""
     labels: Sequence[str]
@@ -71,35 +71,35 @@ class Options(TypedDict, total=False):
     exclude_machines: Sequence[str]
     """Not on these machines."""
     cpus: int | None
-    """On each machine: no more jobs start there than these allow."""
+    """CPUs per machine; the requests of jobs never exceed what a machine has."""
     ram: int | str | None
-    """On each machine: bytes, or text like `64GiB`; no more jobs start there than it allows."""
+    """Main memory per machine: bytes, or text like `64GiB`; the requests of jobs never exceed what a machine has."""
     nodes: int
-    """How many machines; more than one takes a cluster with Slurm."""
+    """Number of machines; more than one needs a Slurm cluster."""
     metrics: Sequence[str]
-    """The figures of its log that are drawn and shown, such as `loss`; all that look like results when left out."""
+    """Figures of its log to draw and show, such as `loss`; by default all that look like results."""
     priority: int
-    """Higher ones start first."""
+    """Higher priorities start first."""
     after: Which | Iterable[Which]
     """Jobs that must have succeeded."""
     after_any: Which | Iterable[Which]
-    """Jobs that must have ended, however."""
+    """Jobs that must have ended in any way."""
     begin: float | str | None
     """Not before this time: seconds since the epoch, or text like `22:00` or `+2h`."""
     every: str | None
-    """Again and again, in cron's syntax."""
+    """A recurrence in cron's syntax."""
     deadline: float | str | None
-    """It fails if it waits at this time."""
+    """The job fails if it still waits at this time."""
     retries: int
     retry_on: Sequence[str]
-    """The ends after which it is tried again, such as `exit:75` and `oom`; any failure when left out."""
+    """The ends that are retried, such as `exit:75` and `oom`; by default any failure."""
     backoff: float | str
-    """Before the first retry: seconds, or text like `5m`."""
+    """Delay before the first retry: seconds, or text like `5m`."""
     time_limit: float | str | None
     requeue_at_limit: bool
-    """At the time limit it goes back to the queue, without using a retry."""
+    """At the time limit, requeues the job without using a retry."""
     then: Sequence[str]
-    """What to do after a rule has stopped it: `exec COMMAND`, `notify URL`, …"""
+    """Actions after a rule has stopped it: `exec COMMAND`, `notify URL`, …"""
     notify: Sequence[str]
     """When to send a message, and where: `end`, `failed:ntfy://…`, `done` for its group."""
     policy: Mapping[str, str | int | float | bool | None]
@@ -107,23 +107,23 @@ class Options(TypedDict, total=False):
     preemptible: bool
     on_loss: Literal["retry", "hold"]
     pin: bool
-    """Runs the code as it is committed now, in a worktree of its own."""
+    """Runs the currently committed code in a worktree."""
     allow_dirty: bool
-    """With `pin`: leaves out uncommitted changes instead of refusing them."""
+    """With `pin`: omits uncommitted changes instead of refusing them."""
     snapshot: bool
-    """Runs the code as it is now, with uncommitted changes, on any machine."""
+    """Runs the current code, with uncommitted changes, on any machine."""
     batch_size: int | None
-    """What `{batch_size}` in the command stands for."""
+    """The value of `{batch_size}` in the command."""
     fit: Mapping[str, Any]
-    """How its batch size is found, as in the `fit` of a job that was submitted with `--fit`."""
+    """Options of the batch-size search, as in the `fit` of a job submitted with `--fit`."""
     slurm: Mapping[str, str | Sequence[str]]
-    """What it asks of a cluster with Slurm, such as `{"partition": "gpu", "sbatch": ["--exclude=node3"]}`."""
+    """Options for Slurm, such as `{"partition": "gpu", "sbatch": ["--exclude=node3"]}`."""
     hold: bool
     """Waits for `release`."""
 
 
 class Queue:
-    """The queue of experiments. One thread uses it; `with` closes it.
+    """The queue of experiments. Use it from one thread; `with` closes it.
 
     >>> with Queue() as queue:
     ...     job = queue.submit(["python", "train.py", "--version={id}"], gpus=1, memory="20GiB")
@@ -132,8 +132,7 @@ class Queue:
 
     def __init__(self, url: str | None = None) -> None:
         """Opens the queue at `url`, or the one in `STOKER_QUEUE` or `stoker.toml`, or the file in the state directory.
-
-        A missing SQLite file is created; a PostgreSQL database is prepared by `stoker queue init`.
+        Creates a missing SQLite file; `stoker queue init` prepares a PostgreSQL database.
         """
         self._store: Store = open_or_create(url or load_settings().queue or None)
 
@@ -153,11 +152,11 @@ class Queue:
         self._store.close()
 
     def submit(self, command: str | Sequence[str], **options: Unpack[Options]) -> Job:
-        """Submits one command: text for the shell, or the words of a command that needs none."""
+        """Submits one command: text for the shell, or the words of a command without a shell."""
         return self.submit_many([command], **options)[0]
 
     def submit_many(self, commands: Iterable[str | Sequence[str]], **options: Unpack[Options]) -> list[Job]:
-        """Submits several commands with the same options, in their order: all of them, or none."""
+        """Submits several commands in order with the same options: all of them, or none."""
         if isinstance(commands, str):
             raise BadInputError("submit_many takes several commands: use submit for one")
         several = [spec_of({"command": one if isinstance(one, str) else tuple(one)}).command for one in commands]
@@ -171,7 +170,7 @@ class Queue:
         return [self._store.jobs.get(name) for name in ids]
 
     def clone(self, which: Which, **changes: Any) -> Job:
-        """Submits a job again as a new one, with its environment and these changes of the fields of `stoker.Job`."""
+        """Submits a copy of a job, with its environment and these changes to the fields of `stoker.Job`."""
         spec = cloned(self.job(which), self._changed("cloned", changes), login_name())
         check_jobs(self._store, [spec])
         (name,) = self._store.jobs.submit([spec])
@@ -209,7 +208,7 @@ class Queue:
         return self._store.jobs.move(ids, place)
 
     def job(self, which: Which) -> Job:
-        """The job as it is now, by its id, the beginning of its id, or its name."""
+        """The current state of the job with this id, prefix of an id, or name."""
         return self._store.jobs.get(which.id if isinstance(which, Job) else which)
 
     def jobs(
@@ -221,20 +220,20 @@ class Queue:
         limit: int = 100,
         offset: int = 0,
     ) -> list[Job]:
-        """The newest jobs, or the first in the order of the queue; of all states and tags when left out."""
+        """The newest jobs, or the first in the order of the queue; by default of all states and tags."""
         return self._store.jobs.find(states, tag, order, limit, offset)
 
     def group(self, name: str) -> Group:
-        """What became of the jobs of a group, and how many of them may run at once."""
+        """The states of a group's jobs, and how many may run at once."""
         return self._store.groups.get(name)
 
     def set_at_most(self, group: str, at_most: int | None) -> Group:
-        """From now on at most this many jobs of the group are started; None: no limit. Those that run go on."""
+        """Limits how many jobs of the group run at once; None: no limit. Running jobs continue."""
         self._store.groups.cap(group, at_most)
         return self._store.groups.get(group)
 
     def set_notify(self, which: Which | Iterable[Which], notify: Sequence[str]) -> list[Job]:
-        """When to send a message about these jobs, and where, as in `submit`; also while they run."""
+        """Sets the messages about these jobs, as in `submit`; also while they run."""
         entries = FIELDS["notify"].read(notify)
         FIELDS["notify"].kind.check(entries)
         ids = self._ids(which if not isinstance(which, str | Job) else [which])
@@ -244,12 +243,12 @@ class Queue:
     def search(self, query: str = "", *, sort: str = "submitted", limit: int = 100) -> list[Job]:
         """The jobs that match, like `name:resnet state:failed since:2d lr=1e-3`, newest first.
 
-        `sort` is a column of `stoker list --sort`; with `-` in front, the other way round.
+        `sort` is a column of `stoker list --sort`; a leading `-` reverses the order.
         """
         return self._store.jobs.search(parse_query(query), parse_sort(sort), limit=max(0, limit)).jobs
 
     def counts(self) -> dict[State, int]:
-        """How many jobs are in each state; states without jobs are left out."""
+        """The number of jobs per state; states without jobs are omitted."""
         return self._store.jobs.counts()
 
     @overload
@@ -261,32 +260,31 @@ class Queue:
     def wait(self, which: Iterable[Which], timeout: float | None = None) -> list[Job]: ...
 
     def wait(self, which: Which | Iterable[Which], timeout: float | None = None) -> Job | list[Job]:
-        """The job when it has ended, or all of several; `TimeoutError` after `timeout` seconds.
-
-        It waits for a database that is away.
+        """The job when it has ended, or a list for several; raises `TimeoutError` after `timeout` seconds. Survives an
+        outage of the database.
         """
         ids = self._ids(which)
         ended = self._ended(ids, None if timeout is None else time.monotonic() + timeout)
         return ended[ids[0]] if isinstance(which, str | Job) else [ended[name] for name in ids]
 
     def cancel(self, which: Which | Iterable[Which]) -> Cancellation:
-        """Cancels jobs and stops running ones. The name of a group means all of its jobs."""
+        """Cancels jobs and stops running ones. The name of a group selects all its jobs."""
         return self._store.jobs.cancel(self._several_ids(which, CANCEL.among))
 
     def retry(self, which: Which | Iterable[Which]) -> list[str]:
-        """Runs ended jobs again, of a group those that did not succeed; their ids."""
+        """Runs ended jobs again, in a group those that did not succeed; returns their ids."""
         return self._store.jobs.retry(self._several_ids(which, RETRY.among))
 
     def hold(self, which: Which | Iterable[Which]) -> list[str]:
-        """Keeps waiting jobs from starting; the ids of those that are now held."""
+        """Prevents waiting jobs from starting; returns the ids of the held jobs."""
         return self._store.jobs.hold(self._several_ids(which, HOLD.among))
 
     def release(self, which: Which | Iterable[Which]) -> list[str]:
-        """Lets held jobs start; their ids."""
+        """Lets held jobs start; returns their ids."""
         return self._store.jobs.release(self._several_ids(which, RELEASE.among))
 
     def tag(self, which: Which | Iterable[Which], tag: str, *, remove: bool = False) -> list[str]:
-        """Gives jobs in any state a tag, or removes it; the ids of those that changed."""
+        """Adds a tag to jobs in any state, or removes it; returns the ids of the changed jobs."""
         verb = tagging(tag, remove=remove)
         return list(verb.apply(self._store, self._several_ids(which, verb.among)))
 
@@ -295,9 +293,8 @@ class Queue:
         return forecast.why(self._store, self.job(which))
 
     def logs(self, which: Which) -> str:
-        """The end of the log of the job's last attempt, 64 KiB at most; empty before it started.
-
-        After the job has ended, it waits for the last part of the log, which may arrive shortly after the outcome.
+        """The end of the log of the last attempt, at most 64 KiB; empty before its start. After the job has ended,
+        waits for the last part of the log, which may arrive shortly after the outcome.
         """
         attempt = self.job(which).attempt
         if attempt is None:
@@ -306,9 +303,8 @@ class Queue:
         return self._store.logs.read(attempt)
 
     def log_matches(self, which: Which, text: str | None = None) -> list[LogMatch]:
-        """The lines of the last attempt's log with a text, in upper or lower case; without it, those with an error.
-
-        The whole log is searched where it is here or its worker is alive, otherwise the end that the queue keeps.
+        """The lines of the last attempt's log with a text, ignoring case, or by default those that report an error.
+        Searches the whole log if it is on this machine or its worker is alive, otherwise the end in the queue.
         """
         finder, found, before = LineFinder(text), list[LogMatch](), 0
         job = self.job(which)
@@ -322,9 +318,8 @@ class Queue:
         return [*found, *finder.matches(unfinished, before)]
 
     def curves(self, which: Which, names: Sequence[str] = ()) -> list[LogCurve]:
-        """The figures that the last attempt printed, such as its loss, as curves: `names`, or else its `metrics`.
-
-        From the whole log where it is on this machine, otherwise from the end that the queue keeps.
+        """The figures that the last attempt printed, such as its loss, as curves: `names`, by default its `metrics`.
+        Reads the whole log if it is on this machine, otherwise the end in the queue.
         """
         job = self.job(which)
         attempt = None if job.attempt is None else self._store.attempts.get(job.attempt)
@@ -339,18 +334,16 @@ class Queue:
         return reader.curves()
 
     def history(self, which: Which, minutes: int | None = None, points: int = 1440) -> History:
-        """Utilization, memory and power of the job's GPUs while it had them, over its run or the last minutes of it.
-
-        None stands for a time without readings.
+        """Utilization, memory and power of the job's GPUs during its attempts, over its run or its last minutes. None
+        means no readings.
         """
         if points < 2 or (minutes is not None and minutes < 1):
             raise BadInputError("a history needs at least one minute and two points")
         return read_job_history(self._store, self.job(which), minutes, points)
 
     def diff(self, which: Which, other: Which | None = None) -> str:
-        """What differed from the commit in the code of a job with a snapshot; with `other`, between the two jobs.
-
-        Untracked files are not in it; `stoker diff` lists them.
+        """The difference between a job's snapshot and its commit; with `other`, between the code of two jobs. Untracked
+        files are not included; `stoker diff` lists them.
         """
         job, blobs = self.job(which), self._store.blobs
         if other is None:
@@ -358,7 +351,7 @@ class Queue:
         return b"".join(compare(blobs, job, self.job(other))).decode(errors="replace")
 
     def _ids(self, which: Which | Iterable[Which]) -> list[str]:
-        """One id for one job; where several may be meant, the name of a group means all of its jobs."""
+        """The ids of the selected jobs; where several are allowed, the name of a group selects all its jobs."""
         if isinstance(which, str | Job):
             return [self.job(which).id] if isinstance(which, str) else [which.id]
         several = [[one] if isinstance(one, Job) else self._store.jobs.named(one) for one in which]
@@ -381,7 +374,7 @@ class Queue:
         return found
 
     def _values(self, options: dict[str, Any], packed: PackedCode | None) -> dict[str, Any]:
-        """The values of a job's fields, with the directory, commit and environment that it is submitted from."""
+        """The values of a job's fields, with the directory, commit and environment of the submission."""
         bare, allow_dirty = options.pop("bare_environment", False), options.pop("allow_dirty", False)
         where = options.pop("directory", None)
         if unknown := options.keys() - set(editable()) - {"hold"}:
@@ -431,7 +424,7 @@ def _packed(options: Options) -> PackedCode:
 
 
 def _rest(descriptor: int, seconds: float) -> None:
-    """Waits until something changes, or this long."""
+    """Waits for a change, or for this long."""
     if descriptor < 0:
         time.sleep(seconds)
         return

@@ -1,10 +1,10 @@
-"""The errors a person reads: one sentence that says what is wrong, where, and what to do."""
+"""Errors for people: one sentence with what is wrong, where, and what to do."""
 
 from collections.abc import Collection, Mapping
 
 
 def did_you_mean(word: str, known: Collection[str]) -> str:
-    """What to do about a name that is not known."""
+    """Advice about an unknown name."""
     import difflib
 
     near = difflib.get_close_matches(word, known, n=1)
@@ -12,7 +12,7 @@ def did_you_mean(word: str, known: Collection[str]) -> str:
 
 
 class StokerError(Exception):
-    """Shown to the person as it is, without a traceback; `exit_code` becomes the command's."""
+    """Shown unchanged without a traceback; `exit_code` becomes the command's."""
 
     exit_code = 1
 
@@ -29,7 +29,7 @@ class BadInputError(StokerError):
 
 
 class InvalidFieldsError(BadInputError):
-    """Invalid fields of a job, a form or a request, with a message for each; the name "" stands for all of it."""
+    """Invalid fields of a job, a form or a request, with a message for each; the name "" means the whole."""
 
     def __init__(self, mistakes: Mapping[str, str]) -> None:
         super().__init__("; ".join(f"{field}: {message}" if field else message for field, message in mistakes.items()))
@@ -37,4 +37,4 @@ class InvalidFieldsError(BadInputError):
 
 
 class QueueAwayError(StokerError):
-    """The database does not answer now; later it may. What was asked may or may not have been done."""
+    """The database temporarily does not answer. The operation may or may not have taken effect."""

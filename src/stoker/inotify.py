@@ -19,14 +19,14 @@ MOVED_AWAY: Final = 0x800
 OVERFLOWED: Final = 0x4000
 NO_LONGER_WATCHED: Final = 0x8000
 
-# What precedes the name in an event: watch, mask, cookie, length of the name.
+# The fields before the name in an event: watch, mask, cookie, length of the name.
 _HEAD: Final = struct.Struct("iIII")
 # The queue holds 16384 events by default, which this many reads empty.
 _MOST_READS: Final = 64
 
 
 class FileEvent(NamedTuple):
-    """What happened, to which watch, and to which file if the watch is on a directory."""
+    """An event: watch, mask, and file name if the watch is on a directory."""
 
     watch: int
     mask: int
@@ -34,7 +34,7 @@ class FileEvent(NamedTuple):
 
 
 class Inotify:
-    """Readable after an event. Its descriptor is -1 when the kernel has no inotify left: users poll as well."""
+    """Readable after an event. The descriptor is -1 if the kernel has no inotify instances left; users poll as well."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -45,11 +45,11 @@ class Inotify:
         return self._descriptor
 
     def watch(self, path: Path, events: int) -> bool:
-        """Whether the file is watched now. A second call for the same file changes nothing."""
+        """Watches the file; returns whether it is watched. A second call for the same file changes nothing."""
         return bool(self._libc.inotify_add_watch(self._descriptor, os.fsencode(path), events) >= 0)
 
     def add(self, path: Path, events: int) -> int:
-        """The number of the watch on this file, the same for the same file. OSError when it cannot be watched."""
+        """The number of the watch on this file, stable per file. Raises OSError if it cannot be watched."""
         watch: int = self._libc.inotify_add_watch(self._descriptor, os.fsencode(path), events)
         if watch < 0:
             error = ctypes.get_errno()

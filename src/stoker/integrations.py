@@ -1,6 +1,6 @@
 """Callbacks that report the steps of Lightning, Transformers and Keras trainings to Stoker.
 
-Each class is made when it is first used, because its base class is in the library that it is for.
+Each class is created on first use, because its base class is in the training library.
 """
 
 import importlib.util
@@ -12,10 +12,10 @@ from stoker.step_file import step
 
 
 class _Source:
-    """Where the base class of a callback is, and the events after which a step was made."""
+    """The base class of a callback, and the events after a step."""
 
     def __init__(self, modules: tuple[str, ...], base: str, *events: str) -> None:
-        """`modules`: the same library under its names. The one that the program has imported comes first."""
+        """`modules`: the names of the library. One that the program has imported takes precedence."""
         self._modules = modules
         self._base = base
         self._events = events

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 MASK: Final = "***"
 
-# The patterns are compiled when they are first used: short commands need few of them.
+# Patterns are compiled on first use: short commands need few of them.
 
-# Up to the last `@` in front of a query: a password may contain an unescaped one.
-# Lengths are bounded, so that long texts take linear time.
+# Up to the last `@` before a query, because a password may contain an unescaped one. Lengths are bounded, so long texts
+# take linear time.
 _IN_ADDRESS: Final = r"(?i)(\b[a-z][a-z0-9+.-]{0,20}://[^/@:?#\s]{0,200}):[^?\s]{0,500}@"
 _IN_QUERY: Final = r"(?i)([?&]\w*password=)[^&\s]*"
 
@@ -31,14 +31,14 @@ _SECRET_VALUE: Final = (
     r"|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|stk_[\w-]{20,}|eyJ[\w-]{10,999}\.[\w-]{10,2000}\.[\w-]{5,})"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY"
 )
-# What follows the scheme in a notification URL may all be secret.
+# Everything after the scheme of a notification URL may be secret.
 _SERVICE: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)\S*")
 _VALUE: Final = r"(?:\"[^\"]*\"|'[^']*'|[^\s;&|)\"']+)"
 _ASSIGNED: Final = rf"(?<![\w.-])(-{{0,2}}[A-Za-z_][\w.-]*)=({_VALUE})"
 _OPTION: Final = rf"(?<!\S)(--?[A-Za-z][\w-]*)(\s+)(?!-)({_VALUE})"
 _HEADER: Final = r"(?i)\b((?:bearer|basic)\s+)[\w.~+/=-]{8,}"
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
-# Without any of these, in lower case, no pattern above finds anything in a command.
+# Without one of these in lower case, no pattern above matches in a command.
 _HINT: Final = (
     r"secret|pass|credential|key|cookie|token|auth|pwd|pat|sk-|gh[pousr]_|hf_|xox|akia|aiza|stk_|eyj|-----begin|bearer"
     r"|basic|://"
@@ -83,7 +83,7 @@ def masked_command(text: str) -> str:
 
 def _is_secret_option(name: str, value: str) -> bool:
     plain = name.lstrip("-").lower().replace("-", "_").rpartition(".")[2]
-    # An option named `key` is seldom a secret.
+    # An option named `key` is rarely a secret.
     return plain not in {"key", "keys"} and is_secret(plain, value) and without_passwords(value) == value
 
 
@@ -98,7 +98,7 @@ def masked_words(words: "list[str] | tuple[str, ...]") -> list[str]:
 
 
 def masked_actions(actions: "list[str] | tuple[str, ...]") -> list[str]:
-    """Actions without their arguments: the URL of a notification is a secret, and so may be a word of a command."""
+    """Actions without their arguments: URLs of notifications are secrets, and words of a command may be."""
     return [f"{action.split()[0]} {MASK}" if len(action.split()) > 1 else action for action in actions]
 
 
@@ -110,7 +110,7 @@ def masked_notify(entries: "list[str] | tuple[str, ...]", *, for_viewer: bool = 
 def unmasked_notify(
     entries: "list[str] | tuple[str, ...]", earlier: "list[str] | tuple[str, ...]"
 ) -> "tuple[str, ...] | None":
-    """The entries with the URLs that they had `earlier` in place of `***`; None if it cannot be known which."""
+    """The entries with `***` replaced by their `earlier` URLs; None if ambiguous."""
     hidden: dict[str, list[str]] = {}
     for entry in earlier:
         hidden.setdefault(masked_notify([entry])[0], []).append(entry)
@@ -124,10 +124,8 @@ def unmasked_notify(
 
 
 def masked(value: Any, *, for_viewer: bool = False) -> Any:
-    """Jobs as JSON has them, however deep, without the secrets in their environments.
-
-    For a viewer, who changes nothing, without any value there, and without the secrets in commands: an operator may
-    want to submit a command again as it was shown.
+    """JSON values with nested jobs, with secrets in environments masked. For viewers, all values of environments and
+    secrets in commands are masked; operators see commands unmasked, because they may submit them again.
     """
     if isinstance(value, Mapping):
         # Most fields are numbers and short texts.

@@ -1,7 +1,7 @@
-"""Where Stoker keeps its state, `$STOKER_HOME` or the XDG state directory, and how it keeps it private.
+"""The state directory, `$STOKER_HOME` or the XDG state directory, and its privacy.
 
-Commands, environments and logs hold secrets. Every file that Stoker creates is readable by its owner only from the
-first byte, whatever the umask: the umask is passed on to the user's job.
+Commands, environments and logs contain secrets. Every file that Stoker creates is readable only by its owner from the
+first byte, regardless of the umask, which is passed on to the user's job.
 """
 
 import contextlib
@@ -14,8 +14,8 @@ from typing import IO, Any, Final
 
 from stoker.errors import StokerError
 
-# Files of Stoker in its state directory. A directory with other files in it keeps its mode: only Stoker's files are
-# made private.
+# Stoker's files in the state directory. A directory with other files keeps its mode; only Stoker's files are made
+# private.
 _OWN: Final = re.compile(
     r"(queue\.db|\.?(tokens|fits|machines|fill-.+|kept-.+|quarantine-.+)\.json|(access|page|work)\.log"
     r"|(worker|fill|quarantine)-.+\.lock)([.-].+)?|prepared-.+|runs|attempts|snapshots|probes|sim|demo|gpus|slurm-watch"
@@ -50,7 +50,7 @@ def private_directory(path: Path) -> None:
 
 
 def open_privately(path: str | Path, flags: int) -> int:
-    """Opens a descriptor; a new file has mode 0600. It is also an `opener` for `open`."""
+    """Opens a descriptor; a new file has mode 0600. Also usable as an `opener` for `open`."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
@@ -60,9 +60,8 @@ def private_file(path: Path, mode: str = "wb") -> IO[Any]:
 
 
 def write_atomically(path: str | Path, content: bytes, *, private: bool = True, sync: bool = False) -> os.stat_result:
-    """Replaces the file: readers see the old content or the new, never a part. Raises OSError.
-
-    `private`: of mode 0600, whatever the umask. `sync`: on disk before it is replaced.
+    """Replaces the file atomically: readers see the old or the new content. Raises OSError. `private`: mode 0600,
+    regardless of the umask. `sync`: flush to disk before the replacement.
     """
     directory, name = os.path.split(path)
     fresh = f"{directory}/.{name}.{os.getpid()}" if directory else f".{name}.{os.getpid()}"
@@ -94,14 +93,14 @@ def write_atomically(path: str | Path, content: bytes, *, private: bool = True, 
 
 
 def remove_tree(path: Path, *, ignore_errors: bool = False) -> None:
-    """`shutil.rmtree`. That module loads all kinds of compression, and most supervisors never remove anything."""
+    """Like `shutil.rmtree`, whose module loads all compression modules; most supervisors never remove anything."""
     import shutil
 
     shutil.rmtree(path, ignore_errors=ignore_errors)
 
 
 def try_lock(descriptor: int) -> bool:
-    """Locks the file for this process alone; False when another has it."""
+    """Locks the file exclusively; returns False if another process has the lock."""
     import fcntl
 
     try:
@@ -112,7 +111,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def tighten_home(home: Path) -> str | None:
-    """Makes the state directory and Stoker's files in it private; returns a message when others had access."""
+    """Makes the state directory and Stoker's files in it private; returns a message if others had access."""
     home = home.resolve()
     try:
         names = os.listdir(home)  # noqa: PTH208 - names are all that is needed
@@ -130,7 +129,7 @@ def tighten_home(home: Path) -> str | None:
 
 
 def tighten_queue(path: Path) -> str | None:
-    """The same for a SQLite queue, unless others may write to it: then it is shared on purpose."""
+    """The same for a SQLite queue, unless others may write to it: it is then shared on purpose."""
     path = path.resolve()
     with contextlib.suppress(OSError):
         if not stat.S_IMODE(path.stat().st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
@@ -139,7 +138,7 @@ def tighten_queue(path: Path) -> str | None:
 
 
 def tighten(paths: Iterable[Path]) -> list[Path]:
-    """Removes the permissions of others; returns the changed paths. Files of other users are left alone."""
+    """Removes the permissions of others; returns the changed paths. Skips files of other users."""
     changed = []
     for path in paths:
         with contextlib.suppress(OSError):
@@ -153,7 +152,7 @@ def tighten(paths: Iterable[Path]) -> list[Path]:
 
 
 def may_be_read_by_others(found: os.stat_result) -> bool:
-    """Whether others may read the file. A group with the owner's number is the owner's own."""
+    """Whether others may read the file. A group with the owner's number counts as private."""
     return bool(found.st_mode & stat.S_IROTH or (found.st_mode & stat.S_IRGRP and found.st_gid != found.st_uid))
 
 

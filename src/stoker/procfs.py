@@ -1,6 +1,6 @@
-"""Processes as /proc shows them: the stat file, identity by pid and start time, and which boot this is.
+"""Processes in /proc: the stat file, identity by pid and start time, and the boot id.
 
-A pid alone is a number that the kernel reuses; with the start time it names one process for ever.
+The kernel reuses pids; pid and start time identify a process for ever.
 """
 
 import contextlib
@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-# Fields after the name, which is the second of the file, counted from the state: see proc_pid_stat(5).
+# Fields after the name (the second field), counted from the state: see proc_pid_stat(5).
 _LAST_USED: Final = 21
-# PF_KTHREAD among the flags: a thread of the kernel itself, which has no program and no open files.
+# PF_KTHREAD: a kernel thread, without program and open files.
 _KERNEL_THREAD: Final = 0x00200000
 
 # The inode of the first pid namespace is fixed in the kernel (PROC_PID_INIT_INO): any other is a container's.
@@ -25,7 +25,7 @@ OUTSIDE = "processes outside this container cannot be seen"
 _PAGE: Final = 4096
 # Three for each process: enough for most jobs.
 _MOST_KEPT: Final = 48
-# A shortage of these proves nothing about the process in question, and may be over in a moment.
+# A shortage of these proves nothing about the process, and may be temporary.
 SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _TRIES: Final = 5
 _BETWEEN_TRIES: Final = 0.01
@@ -33,25 +33,25 @@ T = TypeVar("T")
 
 
 class Identity(NamedTuple):
-    """One process for ever."""
+    """The permanent identity of a process."""
 
     pid: int
     started: int
     """Clock ticks since boot, as in field 22 of /proc/PID/stat. Another process could share both only if the kernel
-    gave away every other pid within one tick, which is 10 ms."""
+    used every other pid within one tick of 10 ms."""
 
 
 class Stat:
-    """The stat file of a process or thread. Numbers are parsed when they are asked for."""
+    """The stat file of a process or thread. Numbers are parsed on access."""
 
     __slots__ = ("fields", "name", "pid")
 
     def __init__(self, pid: int, name: str, fields: list[bytes]) -> None:
         self.pid = pid
         self.name = name
-        """With `?` for what cannot be printed."""
+        """With `?` for unprintable characters."""
         self.fields = fields
-        """All that follows the name, from the state on."""
+        """The fields after the name, from the state on."""
 
     @property
     def state(self) -> str:
@@ -98,18 +98,17 @@ class Stat:
 
     @property
     def is_zombie(self) -> bool:
-        """Whether it has ended and only waits to be collected.
-
-        The first thread of a process can end before the others: the process then looks like a zombie, but is none.
+        """Whether it has ended and waits to be reaped. If the first thread of a process ends before the others, the
+        process looks like a zombie but is none.
         """
         return self.fields[0] in (b"Z", b"X", b"x") and self.threads <= 1
 
 
 def read_stat(path: str) -> Stat:
-    """Raises OSError when the process is gone, ValueError when the file is not a stat file."""
+    """Raises OSError if the process is gone, ValueError if the file is not a stat file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # A short name and fifty numbers: one read has it all.
+        # A short name and fifty numbers: one read suffices.
         line = os.read(descriptor, 4096)
     finally:
         os.close(descriptor)
@@ -118,7 +117,7 @@ def read_stat(path: str) -> Stat:
 
 def parse_stat(line: bytes, path: str) -> Stat:
     """The content of a stat file. Raises ValueError."""
-    # The name itself may hold spaces and brackets, nothing after it does.
+    # The name may contain spaces and brackets; nothing after it does.
     before, bracket, after = line.rpartition(b")")
     fields = after.split()
     if not bracket or len(fields) <= _LAST_USED:
@@ -131,9 +130,8 @@ def parse_stat(line: bytes, path: str) -> Stat:
 
 
 class KeptFiles:
-    """Files of /proc that stay open from one reading to the next: each then takes one system call instead of three.
-
-    A descriptor is of one process for ever: after its end nothing can be read, also if another has its pid.
+    """Files of /proc kept open between readings: each takes one system call instead of three. A descriptor belongs to
+    one process for ever: after its end nothing can be read, even if its pid is reused.
     """
 
     def __init__(self) -> None:
@@ -141,7 +139,7 @@ class KeptFiles:
         self._now: dict[str, int] = {}
 
     def read(self, path: str) -> bytes:
-        """The file; empty when its process is gone, or it may not be read."""
+        """The file's content; empty if its process is gone or it is unreadable."""
         descriptor = self._now.get(path)
         try:
             if descriptor is None:
@@ -159,7 +157,7 @@ class KeptFiles:
             return b""
 
     def end_round(self) -> None:
-        """Closes the files that were not read since the last call."""
+        """Closes files that were not read since the last call."""
         for descriptor in self._before.values():
             os.close(descriptor)
         self._before, self._now = self._now, {}
@@ -170,7 +168,7 @@ class KeptFiles:
 
 
 def pread_proc(descriptor: int) -> bytes:
-    """A file of /proc from its beginning. Raises OSError when its process is gone."""
+    """A file of /proc from its beginning. Raises OSError if its process is gone."""
     data = part = os.pread(descriptor, _PAGE, 0)
     # The kernel fills pages with whole records, which are short: half a page is the end.
     while len(part) > _PAGE // 2:
@@ -180,7 +178,7 @@ def pread_proc(descriptor: int) -> bytes:
 
 
 def stat(pid: int) -> Stat | None:
-    """None when there is no such process. Raises OSError when this process lacks descriptors or memory to see that."""
+    """None if there is no such process. Raises OSError if this process lacks descriptors or memory to find out."""
     try:
         return retry_shortage(lambda: read_stat(f"/proc/{pid}/stat"))
     except ValueError:
@@ -192,13 +190,13 @@ def stat(pid: int) -> Stat | None:
 
 
 def identify(pid: int) -> Identity | None:
-    """The process that has this pid now."""
+    """The process that currently has this pid."""
     found = stat(pid)
     return found.identity if found else None
 
 
 def is_alive(who: Identity) -> bool:
-    """Whether it is there and not a zombie."""
+    """Whether it exists and is not a zombie."""
     found = stat(who.pid)
     return found is not None and found.identity == who and not found.is_zombie
 
@@ -230,7 +228,7 @@ def retry_shortage(act: Callable[[], T]) -> T:
 
 
 def boot_id() -> str:
-    """Monotonic times and pids are valid only within one boot. Empty when it cannot be read."""
+    """Monotonic times and pids are valid only within one boot. Empty if unreadable."""
     try:
         return _boot_id()
     except OSError:
@@ -243,7 +241,7 @@ def _boot_id() -> str:
 
 
 def inside_pid_namespace(root: Path = Path("/")) -> bool:
-    """Whether pids here are numbered differently from those of the machine itself."""
+    """Whether this is another pid namespace than the machine's."""
     try:
         return str((root / "proc/self/ns/pid").readlink()) != INITIAL_PID_NAMESPACE
     except OSError:
@@ -251,7 +249,7 @@ def inside_pid_namespace(root: Path = Path("/")) -> bool:
 
 
 def user_name(uid: int) -> str:
-    """The name of a user; the number where there is none."""
+    """The name of a user, or the number if there is none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -259,17 +257,17 @@ def user_name(uid: int) -> str:
 
 
 def close_inherited_descriptors(keep: Iterable[int] = ()) -> None:
-    """Closes every descriptor but standard input, output, error and these, so that pipes come to their end."""
-    # Listed, not counted through: in containers the limit of open files can be a thousand million.
+    """Closes all descriptors except standard input, output, error and these, so pipes reach their end."""
+    # Listed, not counted: in containers the limit of open files can be a billion.
     with os.scandir("/proc/self/fd") as entries:
         opened = {int(entry.name) for entry in entries}
     for descriptor in opened - {0, 1, 2, *keep}:
         with contextlib.suppress(OSError):
-            os.close(descriptor)  # One was that of the listing.
+            os.close(descriptor)  # One was the descriptor of the listing.
 
 
 def has_pending(pid: int, signum: int) -> bool:
-    """Whether this process got a signal that it has blocked."""
+    """Whether a blocked signal is pending for this process."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
     except OSError:

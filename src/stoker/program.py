@@ -1,4 +1,4 @@
-"""Other programs that Stoker needs: found on PATH, run without a terminal and with a time limit."""
+"""Runs other programs: found on PATH, without a terminal and with a time limit."""
 
 import contextlib
 import subprocess
@@ -7,21 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-# Where commands for administrators are that an ordinary user's PATH leaves out.
+# Directories of administrators' commands that an ordinary user's PATH omits.
 _ADMINISTRATORS: Final = ("usr/sbin", "sbin", "usr/local/sbin")
-# The code of a program that could not be started or did not end in time; no program ends with it.
+# The code of a program that could not start or did not end in time; no program exits with it.
 NOT_RUN: Final = -1000
 # How often `check` is called while a program runs.
 _CHECK_EVERY: Final = 0.1
 
 
 class ProgramResult(NamedTuple):
-    """What a program answered."""
+    """The result of a program."""
 
     code: int
     out: str
     complaint: str
-    """The last line that it wrote to stderr, or why there is none."""
+    """Its last line on stderr, or why there is none."""
     errors: str = ""
 
     @property
@@ -43,9 +43,8 @@ def run_program(
     timeout: float,
     check: Callable[[], None] | None = None,
 ) -> ProgramResult:
-    """Runs a program without a terminal, so that it cannot ask for a password; never raises for what it did.
-
-    `check` is called ten times a second meanwhile and may raise; the program is then killed.
+    """Runs a program without a terminal, so it cannot prompt for a password; never raises for its result. `check` is
+    called ten times a second and may raise; the program is then killed.
     """
     name = Path(command[0]).name
     try:
@@ -68,7 +67,7 @@ def run_program(
         try:
             answer = _communicate(process, timeout, check)
         finally:
-            process.kill()  # one that has ended is not signalled
+            process.kill()  # an ended program is not signalled
     if answer is None:
         return ProgramResult(NOT_RUN, "", f"{name} did not end within {timeout:g} s")
     out, errors = answer
@@ -80,7 +79,7 @@ def run_program(
 def _communicate(
     process: "subprocess.Popen[str]", timeout: float, check: Callable[[], None] | None
 ) -> tuple[str, str] | None:
-    """Its output and errors; None when it does not end in time."""
+    """Its output and errors; None if it does not end in time."""
     ends = time.monotonic() + timeout
     while (left := ends - time.monotonic()) > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):

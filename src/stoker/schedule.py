@@ -1,8 +1,8 @@
-"""Moments and recurrences as people write them: `22:00`, `+2h`, `0 3 * * *`. Pure: time is an argument.
+"""Parses times and recurrences: `22:00`, `+2h`, `0 3 * * *`. Pure: time is an argument.
 
-A recurrence is in cron's syntax, with the name of a time zone behind it: `0 3 * * * Europe/Berlin`. Clock changes are
-treated as cron does. A time that a change skips is the moment of the change; one that it repeats counts once. A
-recurrence whose hours are `*` follows real time instead, so that an hourly one is hourly also then.
+A recurrence is in cron's syntax, followed by a time zone: `0 3 * * * Europe/Berlin`. Clock changes are handled like in
+cron: a skipped time moves to the moment of the change, a repeated time counts once. A recurrence with `*` as hours
+follows real time, so an hourly one stays hourly.
 """
 
 import functools
@@ -44,7 +44,7 @@ _HOW: Final = "write it like '0 3 * * *': minute, hour, day of the month, month,
 
 def parse_moment(text: str, now: float, zone: tzinfo | None = None) -> float:
     """Seconds since the epoch of `22:00` (the next one), `+2h`, `2026-11-19`, `2026-11-19 22:00`, with or without an
-    offset from UTC. `zone`: where the person is; None for that of this machine."""
+    offset from UTC. `zone`: the person's time zone; None for this machine's."""
     written = text.strip()
     if written.startswith("+"):
         seconds = parse_duration(written[1:])
@@ -64,13 +64,13 @@ def parse_moment(text: str, now: float, zone: tzinfo | None = None) -> float:
 
 
 def moment_text(moment: float) -> str:
-    """Text that `parse_moment` reads as the same moment."""
+    """Text that `parse_moment` parses to the same moment."""
     exact = datetime.fromtimestamp(moment).astimezone()
     return exact.isoformat(sep=" ", timespec="seconds" if exact.microsecond == 0 else "microseconds")
 
 
 class Recurrence(NamedTuple):
-    """The fields of cron, each as the numbers that it allows."""
+    """The fields of cron, each with its allowed numbers."""
 
     minutes: Sequence[int]
     hours: Sequence[int]
@@ -82,10 +82,10 @@ class Recurrence(NamedTuple):
     any_day: bool
     any_weekday: bool
     zone: str
-    """Empty for that of the machine that asks."""
+    """Empty for this machine's time zone."""
 
     def is_on(self, day: date) -> bool:
-        """Like cron: where both kinds of days are restricted, one of them is enough."""
+        """Like cron: if both kinds of days are restricted, either suffices."""
         if day.month not in self.months:
             return False
         of_month, of_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
@@ -142,7 +142,7 @@ def _number(text: str, names: Sequence[str], low: int) -> int:
 
 
 def recurrence_text(text: str, zone: str | None = None) -> str:
-    """The recurrence with one space between its fields, and its time zone behind it; this machine's if it has none."""
+    """The recurrence with single spaces between its fields, followed by its time zone, by default this machine's."""
     found = parse_recurrence(text)
     words = text.split()
     written = " ".join(words)
@@ -153,7 +153,7 @@ def recurrence_text(text: str, zone: str | None = None) -> str:
 
 
 def local_zone(environment: Mapping[str, str], root: Path = Path("/")) -> str:
-    """The name of this machine's time zone; empty when it has none that is known."""
+    """The name of this machine's time zone; empty if unknown."""
     candidates = [environment.get("TZ", "").removeprefix(":")]
     try:
         candidates.append(str((root / "etc/localtime").readlink()).rpartition("zoneinfo/")[2])
@@ -221,7 +221,7 @@ def _change_between(early: datetime, late: datetime, zone: tzinfo) -> datetime:
 
 
 def following(recurrence: str, started: float, now: float) -> float:
-    """When a recurring job that began then runs again. Times that were missed meanwhile are made up for by one run."""
+    """When a recurring job that began then runs again. One run makes up for missed times."""
     found = next_time(recurrence, started)
     while found <= now and (later := next_time(recurrence, found)) <= now:
         found = later

@@ -1,4 +1,4 @@
-"""Settings: flags over `STOKER_*` variables over `stoker.toml` over the defaults here."""
+"""Settings: flags override `STOKER_*` variables, which override `stoker.toml` and the defaults here."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from stoker.streams import warn
 from stoker.units import parse_memory, parse_positive_duration
 
 OptionTable = dict[str, Any]
-"""Options of a verb without the dashes. The command checks them, because its options depend on the registered rules."""
+"""Options of a verb without the dashes, checked by the verb, because its options depend on the registered rules."""
 
 # S-T-O-K on the keys of a phone.
 DEFAULT_PORT: Final = 7865
@@ -25,7 +25,7 @@ EVENTS: Final = (
     *("failed", "stopped", "warned", "succeeded", "group-done"),
     *("queue-empty", "gpu-unknown", "gpu-quarantined", "worker-gone"),
 )
-# Most jobs succeed: that is sent to those who ask for it.
+# Most jobs succeed, so successes are sent only on request.
 USUAL_EVENTS: Final = tuple(event for event in EVENTS if event != "succeeded")
 
 
@@ -53,16 +53,16 @@ class Notifications(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
 
 
 class WebSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`[web]`: where the page listens and what it is called."""
+    """`[web]`: addresses and title of the page."""
 
     host: str = LOOPBACK
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = DEFAULT_PORT
     cert: Path | None = None
     key: Path | None = None
     names: tuple[str, ...] = ()
-    """Names of this machine in a browser's address bar, besides its own."""
+    """Additional host names of this machine for browsers."""
     url: str = ""
-    """The public address, for links; empty when it is the one that is listened on."""
+    """The public address, for links; empty if it is the listening address."""
     title: str = "Stoker"
 
     def check(self) -> None:
@@ -86,7 +86,7 @@ class WebSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Exemption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`[[slurm-watch.exempt]]`: jobs to which all of this applies are left alone. Names may be patterns: `svc-*`."""
+    """`[[slurm-watch.exempt]]`: jobs to which all criteria apply are exempt. Names may be patterns: `svc-*`."""
 
     users: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
@@ -98,24 +98,24 @@ class Exemption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     days: str = ""
     """`sat,sun`; empty: every day."""
     reason: str = ""
-    """Why, for the log."""
+    """The reason, for the log."""
 
 
 class SlurmWatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """`[slurm-watch]`: how `stoker watch --slurm` treats the jobs of a cluster."""
 
     owner: str = ""
-    """The apprise URL by which the owner of a job is warned, with {user} in place of the name. It is a secret."""
+    """The apprise URL for warnings to the owner of a job, with {user} as placeholder. A secret."""
     administrator: str = ""
-    """The apprise URL that gets the weekly table. It is a secret."""
+    """The apprise URL for the weekly table. A secret."""
     notice: str = "15m"
-    """How long before a job is cancelled its owner has been warned at the least."""
+    """Minimum time between the first warning and the cancellation."""
     interactive_for: str = "2h"
-    """The window of interactive jobs, if that is longer than --for."""
+    """The window of interactive jobs, if longer than --for."""
     owners_may_keep: bool = True
     """Whether a comment like "stoker: keep until 2026-11-20" exempts a job."""
     most_steps: Annotated[int, msgspec.Meta(ge=1)] = 500
-    """How many jobs are watched at once: each has one srun on this machine."""
+    """Maximum number of watched jobs: each needs one srun on this machine."""
     exempt: tuple[Exemption, ...] = ()
 
     def __repr__(self) -> str:
@@ -130,16 +130,16 @@ class SlurmWatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings that more than one verb needs."""
+    """All settings."""
 
     gpus: str = "auto"
-    """Where readings come from: see `gpus.source`."""
+    """The source of readings: see `gpus.source`."""
     deadline: str = "5s"
-    """How long one look may take before it counts as unknown."""
+    """The deadline of a look."""
     queue: str = ""
-    """Where jobs wait: a SQLite file, or postgresql://…; empty for a file in the state directory."""
+    """The queue: a SQLite file, or postgresql://…; empty for a file in the state directory."""
     engine: str = "local"
-    """Where `stoker work` runs jobs."""
+    """The engine of `stoker work`."""
     snapshot_limit: str = msgspec.field(name="snapshot-limit", default="50MiB")
     """The largest snapshot that `stoker submit --snapshot` stores."""
     run: OptionTable = {}
@@ -162,7 +162,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def has_secrets(self) -> bool:
-        """Whether the file holds a password of the queue or a notification URL."""
+        """Whether the file contains a password of the queue or a notification URL."""
         from stoker.masking import without_passwords
 
         urls = (*self.notify.urls, self.slurm_watch.owner, self.slurm_watch.administrator)
@@ -177,7 +177,7 @@ def _check_duration(key: str, text: str) -> None:
 
 
 def load_settings(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Settings:
-    """The settings of the file, overridden by the environment. A file that was named must exist."""
+    """The settings of the file, overridden by the environment. An explicitly named file must exist."""
     named = path is not None or "STOKER_CONFIG" in environment
     settings = _read(path or Path(config_path(environment)), must_exist=named)
     changes = {
@@ -194,7 +194,7 @@ def load_settings(path: Path | None = None, environment: Mapping[str, str] = os.
 
 
 def _is_out_of_reach(path: Path) -> bool:
-    """Whether this user may not even look for the file: HOME is another user's, as under `sudo -u`."""
+    """Whether the file's directory is inaccessible: HOME is another user's, as under `sudo -u`."""
     try:
         path.lstat()
     except PermissionError:
@@ -228,7 +228,7 @@ def _read(path: Path, *, must_exist: bool) -> Settings:
 
 
 def settings_of(tables: Mapping[str, Any]) -> Settings:
-    """The settings in the tables of a file. Raises BadInputError that names section and key of the first mistake."""
+    """The settings in the tables of a file. Raises BadInputError with section and key of the first error."""
     try:
         settings = msgspec.convert(tables, Settings, dec_hook=_convert_path)
     except msgspec.ValidationError as error:

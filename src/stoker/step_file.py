@@ -1,7 +1,7 @@
-"""`stoker.step()` in a training loop, and the files by which the supervisor of the run learns of it.
+"""`stoker.step()` in a training loop, and the files through which the supervisor reads it.
 
-One small file per process, in the directory of the run: its count, when it was written, and its rank. The process may
-be any training program: nothing here raises, waits, or stays open, and most calls only count.
+One small file per process in the directory of the run contains count, time and rank. The process may be any training
+program: nothing here raises, blocks, or stays open, and most calls only count.
 """
 
 import os
@@ -13,16 +13,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import SupportsInt
 
-# Counts of ranks are compared, so nearly every step is written, but not those of a loop that only spins.
+# Counts of ranks are compared, so nearly every step is written, except in a loop that only spins.
 _EVERY: Final = 0.01
-# Nor more than this share of the time, on a disk that is slow.
+# At most this share of the time is spent on a slow disk.
 _MOST_TIME: Final = 0.01
 # After a failure, such as a full disk.
 _PAUSE: Final = 30.0
 _PREFIX: Final = "steps."
-# Slurm's own variable is left out: everything that one task starts inherits it.
+# Slurm's own variable is not used: all processes of a task inherit it.
 _RANKS: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-# More processes than one machine runs ranks.
+# More than the ranks of any machine.
 _MOST_FILES: Final = 512
 _LONGEST: Final = 128
 
@@ -31,11 +31,11 @@ class RankSteps(NamedTuple):
     """The steps of one process."""
 
     rank: int | None
-    """Its rank in the whole job, where the launcher said it."""
+    """Its rank in the whole job, if set by the launcher."""
     pid: int
     steps: int
     since: float
-    """When the last one was written, in monotonic seconds."""
+    """Time of the last write, in monotonic seconds."""
 
 
 _count: "SupportsInt" = 0
@@ -45,7 +45,7 @@ _cost = 0.0
 
 
 def step(n: "SupportsInt | None" = None) -> None:
-    """Reports that the training loop made a step: the `n`th, or one more. Does nothing outside of Stoker."""
+    """Reports step `n` of the training loop, by default one more. Does nothing outside Stoker."""
     global _count, _due  # noqa: PLW0603 - one count per process
     try:
         _count = _count + 1 if n is None else n  # type: ignore[operator]
@@ -58,13 +58,13 @@ def step(n: "SupportsInt | None" = None) -> None:
 
 
 def _write(now: float) -> float:
-    """Seconds until the next time."""
+    """Seconds until the next write."""
     global _cost
     directory = os.environ.get("STOKER_RUN_DIR")
     if not directory:
         return _PAUSE
     rank = next((int(value) for name in _RANKS if (value := os.environ.get(name, "")).isdecimal()), -1)
-    # Of fixed width, so that it is replaced in one piece. Not kept open: a program may close all its descriptors.
+    # Fixed width, so one write replaces it. Not kept open: a program may close all its descriptors.
     line = f"{int(_count):20d} {now:20.3f} {rank:8d}\n".encode()
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(f"{directory}/{_PREFIX}{os.getpid()}", flags, 0o600)
@@ -73,12 +73,13 @@ def _write(now: float) -> float:
     finally:
         os.close(descriptor)
     before, _cost = _cost, time.monotonic() - now
-    # A slow disk is slow twice. After one slow write, as on a busy machine, a pause would make this rank look behind.
+    # A slow disk is slow twice in a row. After a single slow write, as on a busy machine, a pause would make this rank
+    # look behind.
     return max(_EVERY, min(min(before, _cost) / _MOST_TIME, _PAUSE))
 
 
 def read_steps(directory: str) -> Sequence[RankSteps]:
-    """What the processes of a run have reported. Raises OSError when the directory cannot be read."""
+    """The reports of a run's processes. Raises OSError if the directory is unreadable."""
     names = [name for name in os.listdir(directory) if name.startswith(_PREFIX)]  # noqa: PTH208 - one call
     found = (_read(directory, name) for name in names[:_MOST_FILES])
     return [one for one in found if one is not None]

@@ -15,10 +15,9 @@ _warned: set[str] = set()
 
 
 def open_missing() -> None:
-    """Opens the null device in place of standard streams that the caller closed (`>&-`).
-
-    Otherwise the next file to be opened gets the free number and with it what is meant for people. The null device is
-    closed on exec, so a command started from here finds the streams closed, as it would without Stoker.
+    """Opens the null device for standard streams that the caller closed (`>&-`). Otherwise the next opened file would
+    get the free number and receive the output. The null device is closed on exec, so a command started from here finds
+    the streams closed, as without Stoker.
     """
     for descriptor, name, mode in ((0, "stdin", "r"), (OUTPUT, "stdout", "w"), (ERROR, "stderr", "w")):
         try:
@@ -30,16 +29,15 @@ def open_missing() -> None:
 
 
 def emit(descriptor: int, text: str) -> None:
-    """Writes at once and drops what cannot be written: a full disk or a closed pipe must not stop a supervisor.
-
-    Python's own streams would keep the text, try again at exit and turn the exit code into 120.
+    """Writes at once and drops text that cannot be written: a full disk or a closed pipe must not stop a supervisor.
+    Python's streams would retry at exit and change the exit code to 120.
     """
     rest = text.encode(errors="backslashreplace")
     with contextlib.suppress(OSError):
         room = select.poll()
         room.register(descriptor, select.POLLOUT)
         while rest and room.poll(_PATIENCE * 1000):
-            # As much as a pipe that has room takes without blocking.
+            # As much as a pipe with room accepts without blocking.
             rest = rest[os.write(descriptor, rest[: select.PIPE_BUF]) :]
 
 

@@ -1,4 +1,4 @@
-"""Durations, memory sizes, percentages and lists as people write and read them: `90s`, `8GiB`, `20%`, `a, b and c`."""
+"""Parses and formats durations, memory sizes, percentages and lists: `90s`, `8GiB`, `20%`, `a, b and c`."""
 
 import math
 import re
@@ -18,7 +18,7 @@ _UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _DURATION_PART = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)(ms|[smhd])")
 # Ten years: no machine runs that long, and float arithmetic stays exact far below it.
 LONGEST_SECONDS = 10 * 365 * 86400.0
-# A list of this many names and one more is shown whole.
+# A list with one more than this many names is still shown whole.
 _MOST_NAMES = 3
 _MEMORY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([a-z]+)")
 
@@ -35,7 +35,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_length(text: str) -> float:
-    """A duration that a rule or a time limit can have."""
+    """A duration valid for a rule or a time limit."""
     seconds = parse_duration(text)
     if seconds > LONGEST_SECONDS:
         raise BadInputError(f"{text!r} is longer than any machine runs: write it like 90s, 5m or 1h30m")
@@ -50,7 +50,7 @@ def parse_positive_duration(text: str) -> float:
 
 
 def parse_memory(text: str) -> int:
-    """Bytes in `8GiB`, `512M` (binary, as GPU people mean it) or `8GB` (decimal)."""
+    """Bytes in `8GiB`, `512M` (binary, as usual for GPUs) or `8GB` (decimal)."""
     match = _MEMORY.fullmatch(text.strip().lower())
     if not match or match[2] not in _BYTES:
         raise BadInputError(f"{text!r} is not an amount of memory: write it like 8GiB or 512MiB")
@@ -118,13 +118,13 @@ def format_percent(fraction: float) -> str:
 
 
 def clock_time(wall: float, now: float) -> str:
-    """`14:02` today, and with its date on another day."""
+    """`14:02` today, with the date on other days."""
     then, today = time.localtime(wall), time.localtime(now)
     return time.strftime("%H:%M" if then[:3] == today[:3] else "%Y-%m-%d %H:%M", then)
 
 
 def about_when(wall: float, now: float) -> str:
-    """When something probably happens, no more exact than one can know: `in about 40 min`, `tomorrow about 14:00`."""
+    """An estimated time with adequate precision: `in about 40 min`, `tomorrow about 14:00`."""
     seconds = wall - now
     if seconds < 60:
         return "in less than a minute"
@@ -146,7 +146,7 @@ def ordinal(number: int) -> str:
 
 
 def capitalized(text: str) -> str:
-    """The text with its first letter in upper case, as the beginning of a sentence."""
+    """The text with its first letter in upper case."""
     return text[:1].upper() + text[1:]
 
 

@@ -1,3 +1,3 @@
-"""The version of Stoker, stated here only: packaging, `stoker --version` and the API read it."""
+"""The only definition of Stoker's version, read by packaging, `stoker --version` and the API."""
 
 __version__ = "0.2.0"

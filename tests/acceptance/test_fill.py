@@ -340,7 +340,7 @@ class TestConfiguration:
     def test_check_accepts_a_valid_configuration_and_starts_nothing(self, filling: FillSite) -> None:
         config = filling.config(on_both())
         done = filling.stoker("fill", "--check", "--config", config)
-        assert (done.code, done.out, done.err) == (0, f"{config}: 1 program, no mistakes\n", "")
+        assert (done.code, done.out, done.err) == (0, f"{config}: 1 program, no errors\n", "")
         assert not filling.started()
 
     def test_suspicious_settings_are_reported_but_allowed(self, filling: FillSite) -> None:

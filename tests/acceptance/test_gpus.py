@@ -265,7 +265,7 @@ def test_explain_shows_why_each_source_was_selected_or_rejected(
     ("arguments", "sentence"),
     [
         (["--json", "--watch"], "exclude each other"),
-        (["--every", "5s"], "--every goes with --watch or --follow"),
+        (["--every", "5s"], "--every needs --watch or --follow"),
         (["--follow", "--every", "0s"], "greater than zero"),
         (["--follow", "--every", "often"], "'often' is not a duration"),
         (["--source", "cuda"], "'cuda' is not a source of GPU readings"),

@@ -94,7 +94,7 @@ def test_tail_of_a_lost_machine_is_shown_and_marked(queue: Store) -> None:
     queue.logs.write(run(queue, job, "succeeded", 0).id, "the\nend\n")
     done = stoker("logs", job)
     assert (done.code, done.out) == (0, "the\nend\n")
-    assert done.err == "stoker: this is the end of the log, as the queue keeps it; the whole log is on gpu-box\n"
+    assert done.err == "stoker: this is the end of the log, from the queue; the whole log is on gpu-box\n"
     assert stoker("logs", job, "--json").json()["whole"] is False
 
 
@@ -238,7 +238,7 @@ def test_remote_job_is_followed_to_its_last_line(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_copy_is_removed_however_logs_ends(
+def test_copy_of_a_remote_log_is_removed_at_any_exit(
     queue: Store, sender: LogSender, copies: Path, following: Callable[..., Following], number: signal.Signals
 ) -> None:
     (job,) = submit(queue, "a")

@@ -54,8 +54,8 @@ def test_sweep_is_selected_by_name(queue: Store) -> None:
         assert [text.count("\nbert seed=") for text in shown] == [0, 3, 0, 3]
         assert stoker("edit", "--at-most", "2", "bert").out == "bert: at most 2 at once\n"
         assert python.group("bert").at_most == 2
-    assert "a cap is that of a group" in stoker("edit", "--at-most", "2", other).err
-    assert "a cap is that of a group" in stoker("submit", "--at-most", "2", "--", "true").err
+    assert "only groups have a cap" in stoker("edit", "--at-most", "2", other).err
+    assert "only groups have a cap" in stoker("submit", "--at-most", "2", "--", "true").err
     assert "looks like the id" in stoker("submit", "--group", "deadbeef", "--", "true").err
     for verb in ("hold", "logs", "diff"):
         done = stoker(verb, "bert")

@@ -178,7 +178,7 @@ def a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(stoker("show", "--json").json()["id"])
 
 
-def test_run_is_shown_whatever_the_state_of_the_queue(a_run: str, tmp_path: Path) -> None:
+def test_run_is_shown_even_if_the_queue_is_unusable(a_run: str, tmp_path: Path) -> None:
     (tmp_path / "not-a-queue").write_text("something else")
     for url in ("", str(tmp_path / "not-a-queue"), "postgresql://nobody@127.0.0.1:1/nowhere"):
         for text in (a_run, a_run[:6]):

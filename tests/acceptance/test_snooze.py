@@ -59,7 +59,7 @@ def test_remote_job_is_snoozed_through_the_queue(queue: Store, elsewhere: Attemp
     for name in names_of(elsewhere):
         done = stoker("snooze", "30m", name)
         assert done.code == 0, done.err
-        assert done.out.startswith(f"job resnet ({elsewhere.job}) is left alone for 30m, until ")
+        assert done.out.startswith(f"job resnet ({elsewhere.job}) is snoozed for 30m, until ")
         wish = queue.attempts.requests([elsewhere.id]).snoozed[elsewhere.id]
         assert 1700.0 < wish.seconds <= 1800.0
         done = stoker("snooze", "--end", name)
@@ -120,7 +120,7 @@ def test_job_name_takes_precedence_over_a_local_run_prefix(queue: Store) -> None
     (job,) = submit(queue, "train", name="a")
     attempt = start(queue, job)
     done = stoker("snooze", "30m", "a")
-    assert done.out.startswith(f"job a ({job}) is left alone for 30m, until "), done.err
+    assert done.out.startswith(f"job a ({job}) is snoozed for 30m, until "), done.err
     assert list(queue.attempts.snoozes()) == [attempt.id]
     submit(queue, "train", name="a")
     done = stoker("snooze", "30m", "a")
@@ -145,7 +145,7 @@ def test_id_unknown_to_the_queue_is_looked_up_locally() -> None:
     """Also without a queue; an ambiguous id snoozes nothing."""
     mine = running(Records(state_home()).create("a1b2c3d4"))
     done = stoker("snooze", "30m", "a1")
-    assert done.out.startswith("run a1b2c3d4 is left alone for 30m, until "), done.err
+    assert done.out.startswith("run a1b2c3d4 is snoozed for 30m, until "), done.err
     twin = running(Records(state_home(), "attempts").create("a1ffffff-12"))
     done = stoker("snooze", "--end", "a1")
     assert (done.code, done.out) == (2, "")

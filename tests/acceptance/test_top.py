@@ -62,7 +62,7 @@ def test_stopping_a_running_job_needs_confirmation(queue: Store) -> None:
         top.do("c", "is running: stop it? y/n")
         top.do("n", "nothing was done")
         assert queue.jobs.get(job).cancel_requested is None
-        top.do("s", "is left alone for 30m")
+        top.do("s", "is snoozed for 30m")
         assert attempt in queue.attempts.snoozes()
         top.do("c", "stop it? y/n")
         top.do("y", f"train ({job}): asked to stop")

@@ -453,7 +453,7 @@ def test_unit_has_the_variables_and_the_configuration_file(tmp_path: Path) -> No
 def test_unit_with_a_secret_has_a_warning() -> None:
     done = stoker("watch", "--then", "notify ntfy://topic", "--print-unit")
     assert done.code == 0
-    assert "let only root read the file" in done.err
+    assert "make the file readable by root only" in done.err
 
 
 def test_machine_without_gpus_is_refused(tmp_path: Path) -> None:
@@ -465,7 +465,7 @@ def test_machine_without_gpus_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "Give at least one --then, such as --then shutdown"),
+        ((), "give at least one --then, such as --then shutdown"),
         (("--then", "explode"), "'explode' is not an action"),
         (("--then", "stop"), "'stop' needs the pid of a process"),
         (("--then", "exit", "--repeat"), "--repeat and --then exit exclude each other"),

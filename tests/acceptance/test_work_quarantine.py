@@ -110,9 +110,9 @@ def test_administrator_takes_a_gpu_out_and_back(site: WorkSite) -> None:
     ("arguments", "message"),
     [
         (["--release", "3"], "GPU 3 is not out of rotation; none is, by /.*stoker-home$"),
-        (["--release", "x", "--json"], "--release and --quarantine go with no option that shows GPUs"),
+        (["--release", "x", "--json"], "--release and --quarantine cannot be combined with options that show GPUs"),
         (["--release", "0", "--quarantine", "0"], "--release and --quarantine exclude each other"),
-        (["--reason", "x"], "--reason goes with --quarantine"),
+        (["--reason", "x"], "--reason needs --quarantine"),
         (["--quarantine", "7"], "there is no GPU 7"),
         (["--quarantine", "0", "--reason", " "], "--reason must not be empty"),
     ],

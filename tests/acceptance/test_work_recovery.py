@@ -267,7 +267,7 @@ def is_zombie(pid: int) -> bool:
     return read_stat(f"/proc/{pid}/stat").fields[0] == b"Z"
 
 
-def test_job_that_ended_during_a_suspended_reaper_counts_when_its_supervisor_is_killed(
+def test_end_during_a_suspended_reaper_counts_after_its_supervisor_is_killed(
     site: WorkSite, journal: JobJournal
 ) -> None:
     job = site.submit(journal.command(LONG))

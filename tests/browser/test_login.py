@@ -45,7 +45,7 @@ def another_site(html: str) -> Iterator[str]:
         server.server_close()
 
 
-def test_a_link_lets_a_device_in_and_leaves_no_token_behind(site: Site, browser: Browser) -> None:
+def test_login_link_logs_in_and_leaves_no_token_in_the_address(site: Site, browser: Browser) -> None:
     secret = site.keys.first().secret
     with served(site.app) as port, screen(browser, "phone") as phone:
         page = phone.page
@@ -62,7 +62,7 @@ def test_a_link_lets_a_device_in_and_leaves_no_token_behind(site: Site, browser:
     assert secret not in "\n".join(site.log)
 
 
-def test_a_link_in_a_mail_opens_what_it_names_on_a_device_that_is_in(site: Site, browser: Browser) -> None:
+def test_link_from_a_mail_opens_its_target_on_a_logged_in_device(site: Site, browser: Browser) -> None:
     with served(site.app) as port, screen(browser, "phone") as phone:
         page = phone.page
         page.goto(f"http://localhost:{port}/login#{site.keys.first().secret}")
@@ -74,7 +74,7 @@ def test_a_link_in_a_mail_opens_what_it_names_on_a_device_that_is_in(site: Site,
         assert page.url == f"http://localhost:{port}/form?from=mail"
 
 
-def test_a_stranger_gets_the_form_and_then_what_they_wanted(site: Site, browser: Browser) -> None:
+def test_login_form_redirects_to_the_requested_page(site: Site, browser: Browser) -> None:
     with served(site.app) as port, screen(browser, "phone") as phone:
         page = phone.page
         page.goto(f"http://localhost:{port}/form?x=1")
@@ -91,7 +91,7 @@ def test_a_stranger_gets_the_form_and_then_what_they_wanted(site: Site, browser:
         assert page.url == f"http://localhost:{port}/form?x=1"
 
 
-def test_a_form_works_by_plain_http_and_another_sites_does_not(site: Site, browser: Browser) -> None:
+def test_forms_work_over_plain_http_except_from_other_sites(site: Site, browser: Browser) -> None:
     """Without TLS, browsers do not say `Sec-Fetch-Site`: the origin is all there is."""
     with served(site.app, host=own_address()) as port, screen(browser, "phone") as phone:
         page, address = phone.page, f"http://{own_address()}:{port}"

@@ -27,7 +27,7 @@ def site(tmp_path: Path) -> Iterator[PageSite]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_job_from_the_link_to_its_end(browser: Browser, site: PageSite, size: str) -> None:
+def test_login_link_submit_and_follow_a_job_to_its_end(browser: Browser, site: PageSite, size: str) -> None:
     with screen(browser, size, color_scheme="light") as shown, site.client() as api:
         shown.watch_requests(site.address)
         _come_in(shown, site)
@@ -73,11 +73,11 @@ def test_hang_is_warned_of_and_explained_on_a_phone(browser: Browser, site: Page
         shown.look_over("11-hang-report")
 
 
-def test_a_phone_that_slept_is_right_again(browser: Browser, site: PageSite) -> None:
+def test_page_is_updated_after_the_phone_slept(browser: Browser, site: PageSite) -> None:
     with screen(browser, "phone") as shown, site.client() as api:
         _come_in(shown, site)
         api.post("/api/v1/queue/pause").raise_for_status()
-        expect(shown.page.get_by_text("The queue is paused: nothing new starts.")).to_be_visible()
+        expect(shown.page.get_by_text("The queue is paused: no more jobs start.")).to_be_visible()
         shown.page.context.set_offline(True)
         _submitted(api, "while asleep", "true")
         api.post("/api/v1/queue/resume").raise_for_status()
@@ -85,10 +85,10 @@ def test_a_phone_that_slept_is_right_again(browser: Browser, site: PageSite) -> 
         shown.page.context.set_offline(False)
         ended = shown.page.locator("#section-ended")
         expect(ended.get_by_text("while asleep")).to_be_visible()
-        expect(shown.page.get_by_text("The queue is paused: nothing new starts.")).not_to_be_visible()
+        expect(shown.page.get_by_text("The queue is paused: no more jobs start.")).not_to_be_visible()
 
 
-def test_a_sweep_is_one_card_and_is_cancelled_in_two_taps(browser: Browser, site: PageSite) -> None:
+def test_sweep_is_one_card_and_is_cancelled_in_two_taps(browser: Browser, site: PageSite) -> None:
     with screen(browser, "phone") as shown, site.client() as api:
         train = f": {{seed}}; exec {_train('--epochs', 50)}"
         body = {"command": train, "directory": "/tmp", "sweep": {"seed": "1..15"}, "name": "night"}
@@ -125,7 +125,7 @@ def test_a_sweep_is_one_card_and_is_cancelled_in_two_taps(browser: Browser, site
         api.request(undo["method"], undo["path"], json=undo["body"]).raise_for_status()
 
 
-def test_who_may_only_look_sees_everything_and_no_buttons(browser: Browser, site: PageSite, tmp_path: Path) -> None:
+def test_viewer_sees_everything_without_buttons(browser: Browser, site: PageSite, tmp_path: Path) -> None:
     from stoker.web.auth.keys import Keys
 
     token = Keys(tmp_path / "stoker-home").add("guest", "viewer").secret

@@ -107,7 +107,7 @@ def _mark_group(page: Page, site: PageSite, queue: Store) -> None:
     assert queue.groups.get("night").notify == ("done",)
 
 
-def test_browser_is_notified_once_however_many_windows_are_open(browser: Browser, site: PageSite, queue: Store) -> None:
+def test_browser_with_several_windows_is_notified_once(browser: Browser, site: PageSite, queue: Store) -> None:
     with screen(browser, "phone") as shown:
         page = shown.page
         page.context.grant_permissions(["notifications"], origin=site.address)
@@ -136,7 +136,7 @@ def test_browser_is_notified_once_however_many_windows_are_open(browser: Browser
         assert shown_in(other) == wanted
 
 
-def test_browser_that_may_not_notify_says_so(browser: Browser, site: PageSite) -> None:
+def test_browser_without_notification_permission_shows_the_reason(browser: Browser, site: PageSite) -> None:
     with screen(browser, "phone") as shown:
         page = shown.page
         page.add_init_script("Object.defineProperty(Notification, 'permission', {get: () => 'denied'});")

@@ -181,7 +181,7 @@ def test_worker_killed_at_any_step_neither_loses_nor_repeats_a_job(engine: Engin
 _ONE_AT_A_TIME = {"local": ("--cpu-jobs", "1"), "scripted": ("--slots", "1"), "slurm": ()}
 
 
-def test_worker_killed_after_an_outcome_with_the_next_claim_neither_loses_nor_repeats_a_job(engine: EngineSite) -> None:
+def test_worker_killed_after_outcome_and_claim_loses_and_repeats_no_job(engine: EngineSite) -> None:
     """Both were written in one statement: the next worker finds a claim of which nothing was started."""
     jobs = [engine.submit(), engine.submit()]
     engine.create_flag()

@@ -68,9 +68,7 @@ def other_user() -> Iterator[OtherUser]:
         yield other_user
 
 
-def test_program_is_signalled_at_once_when_its_node_is_opened_and_ends_within_its_grace(
-    prepare: Prepare, other_user: OtherUser
-) -> None:
+def test_opening_the_device_node_stops_the_program_within_its_grace(prepare: Prepare, other_user: OtherUser) -> None:
     machine = prepare(2, linger=LINGER, interval=10.0, grace=LONG_GRACE)
     machine.fill(eager=True)
     found = []

@@ -134,7 +134,7 @@ def test_a_group_that_lost_its_jobs_is_forgotten(queue: Store) -> None:
 
 @settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_whatever_is_done_no_group_exceeds_its_cap_and_none_starves(queue: Store, data: st.DataObject) -> None:
+def test_random_operations_never_exceed_a_cap_and_starve_no_group(queue: Store, data: st.DataObject) -> None:
     """Claims are refused exactly when the group of the job is full, however jobs end, move and change groups."""
     queue.jobs.cancel([job.id for job in queue.jobs.find(states=["queued", "held"], limit=1000)])
     running = {one.id: one for one in queue.attempts.running()}

@@ -239,7 +239,7 @@ def test_reply_to_a_request_that_was_replaced_is_dropped() -> None:
         helper.release()
 
 
-def test_narrowed_look_holds_the_wanted_gpus_and_those_with_a_process_that_is_not_passed_over(tmp_path: Path) -> None:
+def test_narrowed_look_contains_selected_gpus_and_gpus_with_unknown_processes(tmp_path: Path) -> None:
     spec = f"sim:4@{tmp_path}"
     with Prober(spec, deadline=60) as prober:
         gpus = prober.look().gpus

@@ -96,7 +96,7 @@ def test_look_is_never_older_than_asked(nvidia: MockMachine) -> None:
         assert wait_for(one.answer).at > shared.at
 
 
-def test_activity_is_seen_by_every_client_however_often_others_look(nvidia: MockMachine) -> None:
+def test_looks_of_other_clients_hide_no_activity(nvidia: MockMachine) -> None:
     gpu = nvidia.gpus[0]
     gpu.utilization = 0
     gpu.set_samples([])

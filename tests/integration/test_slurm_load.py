@@ -19,7 +19,7 @@ def requests(cluster: SlurmCluster) -> dict[str, int]:
     return {kind: int(count) for kind, count in found}
 
 
-def test_many_jobs_cost_the_controller_one_submission_each_and_one_question_every_few_seconds(
+def test_many_jobs_cost_one_submission_each_and_one_query_every_few_seconds(
     cluster: SlurmCluster, site: WorkSite
 ) -> None:
     site.environment |= cluster.environment()

@@ -196,7 +196,7 @@ def test_death_of_a_supervisor_or_a_node_ends_the_attempt_once_and_leaves_nothin
     nodes.end(frozen, "held")
 
 
-def test_what_is_left_of_a_job_without_any_supervising_process_is_killed_by_the_next_job_there(
+def test_next_job_on_a_node_kills_unsupervised_processes_of_an_earlier_job(
     nodes: NodesSite,
 ) -> None:
     here = {"nodes": 1, "slurm": {"sbatch": ["--nodelist=node1"]}}

@@ -50,7 +50,7 @@ def mistakes(answer: Any) -> dict[str, str]:
 # Submitting
 
 
-def test_a_job_is_submitted_with_all_that_it_asks_for(site: ApiSite, client: Client) -> None:
+def test_submit_accepts_all_job_fields(site: ApiSite, client: Client) -> None:
     needed = submit(site.store, "first")[0]
     body = {
         "command": ["python", "train.py", "{id}"], "directory": "/tmp", "name": "train", "tags": ["a", "b c"],
@@ -70,7 +70,7 @@ def test_a_job_is_submitted_with_all_that_it_asks_for(site: ApiSite, client: Cli
     assert kept.submitter == "phone"
 
 
-def test_a_sweep_becomes_one_job_for_each_combination(site: ApiSite, client: Client) -> None:
+def test_sweep_submits_one_job_per_combination(site: ApiSite, client: Client) -> None:
     body = job_body(name="s", sweep={"lr": "1e-3,1e-4", "seed": ["1", "2,3"]})
     jobs = told(client.post(f"{V1}/jobs", json=body), 201)["jobs"]
     assert [job["name"] for job in jobs] == [
@@ -80,7 +80,7 @@ def test_a_sweep_becomes_one_job_for_each_combination(site: ApiSite, client: Cli
     assert site.store.jobs.counts() == {"queued": 4}
 
 
-def test_again_copies_a_job_and_puts_the_changes_over_it(site: ApiSite, client: Client) -> None:
+def test_again_copies_a_job_with_changes(site: ApiSite, client: Client) -> None:
     asked = job_body(name="old", gpus=3, memory=100, environment={"A": "1"}, idle="off", hold=True, tags=["x"])
     (old,) = told(client.post(f"{V1}/jobs", json=asked), 201)["jobs"]
     body = {"again": old["id"], "name": "new", "memory": None}
@@ -90,14 +90,14 @@ def test_again_copies_a_job_and_puts_the_changes_over_it(site: ApiSite, client: 
     assert (new["command"], new["submitter"]) == ("echo hello", "laptop")
 
 
-def test_a_batch_size_can_be_found_first(client: Client) -> None:
+def test_submit_with_fit_finds_the_batch_size_first(client: Client) -> None:
     (job,) = told(client.post(f"{V1}/jobs", json=job_body(fit={"base": 16, "margin": "5%"})), 201)["jobs"]
     assert (job["fit"]["search_options"]["base"], job["fit"]["search_options"]["margin"]) == (16, 0.05)
     (job,) = told(client.post(f"{V1}/jobs", json=job_body(fit=True)), 201)["jobs"]
     assert job["fit"]["retries_oom"] == 2
 
 
-def test_a_rehearsal_submits_nothing(site: ApiSite, client: Client) -> None:
+def test_dry_run_submits_nothing(site: ApiSite, client: Client) -> None:
     answer = told(client.post(f"{V1}/jobs", json=job_body(dry_run=True, sweep={"x": "1..3"})))
     assert [job["command"] for job in answer["rehearsed"]] == [f"echo hello --x={number}" for number in (1, 2, 3)]
     assert answer["jobs"] == []
@@ -148,7 +148,7 @@ def test_a_rehearsal_submits_nothing(site: ApiSite, client: Client) -> None:
         ({"sweep": {"lr": [1]}}, "#/sweep", "expected str, got int"),
     ],
 )  # fmt: skip
-def test_invalid_fields_are_reported_one_by_one(
+def test_each_invalid_field_is_reported(
     site: ApiSite, client: Client, more: dict[str, Any], pointer: str, sentence: str
 ) -> None:
     found = mistakes(client.post(f"{V1}/jobs", json=job_body(**more)))
@@ -156,7 +156,7 @@ def test_invalid_fields_are_reported_one_by_one(
     assert site.store.jobs.counts() == {}
 
 
-def test_all_mistakes_are_told_at_once(client: Client) -> None:
+def test_all_invalid_fields_are_reported_at_once(client: Client) -> None:
     found = mistakes(client.post(f"{V1}/jobs", json={"command": "", "memory": "x", "backoff": "y"}))
     assert set(found) == {"#/command", "#/memory", "#/backoff", "#/directory"}
 
@@ -180,13 +180,11 @@ def test_all_mistakes_are_told_at_once(client: Client) -> None:
     ],
     ids=lambda value: repr(value[:24]) if isinstance(value, bytes) else str(value),
 )
-def test_a_body_that_is_no_sensible_json_is_a_problem_and_never_a_crash(
-    client: Client, body: bytes, status: int
-) -> None:
+def test_malformed_body_is_a_problem_and_not_a_crash(client: Client, body: bytes, status: int) -> None:
     problem(client.post(f"{V1}/jobs", content=body, headers={"Content-Type": "application/json"}), status)
 
 
-def test_changes_in_the_code_of_a_job_are_shown_to_operators(site: ApiSite, client: Client, tmp_path: Path) -> None:
+def test_code_diff_is_shown_to_operators_only(site: ApiSite, client: Client, tmp_path: Path) -> None:
     code = CodeRepository(tmp_path / "code", {"train.py": "lr = 1\n"})
     code.write({"train.py": "lr = 2\n", "new.py": ""})
     with pack(str(code.path), 2**20) as packed:
@@ -209,7 +207,7 @@ def test_viewers_cannot_submit(site: ApiSite) -> None:
 # Submitting twice
 
 
-def test_the_same_key_gives_the_same_jobs_again(site: ApiSite, client: Client) -> None:
+def test_repeated_idempotency_key_returns_the_same_jobs(site: ApiSite, client: Client) -> None:
     body, key = job_body(sweep={"x": "1..3"}), {"Idempotency-Key": "abc"}
     first = client.post(f"{V1}/jobs", json=body, headers=key)
     again = client.post(f"{V1}/jobs", json=dict(reversed(body.items())), headers=key)
@@ -219,7 +217,7 @@ def test_the_same_key_gives_the_same_jobs_again(site: ApiSite, client: Client) -
     assert site.store.jobs.counts() == {"queued": 3}
 
 
-def test_a_key_is_of_one_request_by_one_token(site: ApiSite, client: Client) -> None:
+def test_idempotency_key_belongs_to_one_request_and_token(site: ApiSite, client: Client) -> None:
     key = {"Idempotency-Key": "abc"}
     told(client.post(f"{V1}/jobs", json=job_body(), headers=key), 201)
     assert (
@@ -229,14 +227,14 @@ def test_a_key_is_of_one_request_by_one_token(site: ApiSite, client: Client) -> 
     assert site.store.jobs.counts() == {"queued": 2}
 
 
-def test_two_servers_agree_on_a_key(site: ApiSite, client: Client, tmp_path: Path) -> None:
+def test_two_servers_share_idempotency_keys(site: ApiSite, client: Client, tmp_path: Path) -> None:
     key = {"Idempotency-Key": "abc"}
     (job,) = told(client.post(f"{V1}/jobs", json=job_body(), headers=key), 201)["jobs"]
     with contextlib.closing(ApiSite(tmp_path)) as other:
         assert told(other.client().post(f"{V1}/jobs", json=job_body(), headers=key))["jobs"][0]["id"] == job["id"]
 
 
-def test_a_key_must_be_printable(client: Client) -> None:
+def test_unprintable_idempotency_key_is_refused(client: Client) -> None:
     assert "Idempotency-Key" in str(
         mistakes(client.post(f"{V1}/jobs", json=job_body(), headers={"Idempotency-Key": "a b"}))
     )
@@ -245,7 +243,7 @@ def test_a_key_must_be_printable(client: Client) -> None:
 # Listing
 
 
-def test_pages_are_right_while_jobs_come_in(site: ApiSite, client: Client) -> None:
+def test_new_jobs_do_not_shift_pages(site: ApiSite, client: Client) -> None:
     ids = submit(site.store, *"abcde")
     page = client.get(f"{V1}/jobs", params={"limit": 2})
     seen = [job["name"] for job in told(page)["items"]]
@@ -300,12 +298,12 @@ def test_invalid_query_names_the_invalid_part(client: Client, query: str) -> Non
     assert any(name in where for where in mistakes(client.get(f"{V1}/jobs?{query}")))
 
 
-def test_odd_text_in_a_question_finds_nothing(client: Client) -> None:
+def test_odd_text_in_a_query_finds_nothing(client: Client) -> None:
     for query in ("tag=%00", "tag=%ed%a0%80", "tag=%ff"):
         assert told(client.get(f"{V1}/jobs?{query}"))["items"] == []
 
 
-def test_one_job_is_found_by_its_whole_id_only(site: ApiSite, client: Client) -> None:
+def test_job_is_found_by_its_full_id_only(site: ApiSite, client: Client) -> None:
     (name,) = submit(site.store, "deadbeef")
     assert told(client.get(f"{V1}/jobs/{name}"))["name"] == "deadbeef"
     why = told(client.get(f"{V1}/jobs/{name}/why"))
@@ -331,7 +329,7 @@ def undone(client: Client, done: Any) -> Any:
 
 
 @pytest.mark.parametrize(("verb", "became", "word"), [("cancel", "cancelled", "cancelled"), ("hold", "held", "held")])
-def test_a_job_that_waits_is_steered_and_it_can_be_taken_back(
+def test_changes_of_a_waiting_job_can_be_undone(
     site: ApiSite, client: Client, verb: str, became: str, word: str
 ) -> None:
     (name,) = submit(site.store, "train")
@@ -342,7 +340,7 @@ def test_a_job_that_waits_is_steered_and_it_can_be_taken_back(
     assert states(site.store, name) == ["queued"]
 
 
-def test_a_held_job_that_was_cancelled_by_mistake_is_held_again(site: ApiSite, client: Client) -> None:
+def test_undo_of_cancel_holds_a_held_job_again(site: ApiSite, client: Client) -> None:
     (name,) = submit(site.store, "train", hold=True)
     undone(client, told(client.post(f"{V1}/jobs/{name}/cancel")))
     assert states(site.store, name) == ["held"]
@@ -351,7 +349,7 @@ def test_a_held_job_that_was_cancelled_by_mistake_is_held_again(site: ApiSite, c
     assert states(site.store, name) == ["held"]
 
 
-def test_a_job_that_runs_is_asked_to_stop_for_good(site: ApiSite, client: Client) -> None:
+def test_cancel_of_a_running_job_cannot_be_undone(site: ApiSite, client: Client) -> None:
     (name,) = submit(site.store, "train")
     start(site.store, name)
     done = told(client.post(f"{V1}/jobs/{name}/cancel"))
@@ -359,7 +357,7 @@ def test_a_job_that_runs_is_asked_to_stop_for_good(site: ApiSite, client: Client
     assert site.store.jobs.get(name).cancel_requested is not None
 
 
-def test_a_job_that_failed_waits_again(site: ApiSite, client: Client) -> None:
+def test_failed_job_is_retried(site: ApiSite, client: Client) -> None:
     (name,) = submit(site.store, "train")
     end(site.store, name)
     done = told(client.post(f"{V1}/jobs/{name}/retry"))
@@ -380,7 +378,7 @@ def test_a_job_that_failed_waits_again(site: ApiSite, client: Client) -> None:
         ("failed", "hold", "was not held: it has already failed"),
     ],
 )
-def test_what_does_not_apply_is_a_conflict_in_the_words_of_the_command_line(
+def test_inapplicable_change_is_a_conflict_with_the_message_of_the_command_line(
     site: ApiSite, client: Client, state: str, verb: str, sentence: str
 ) -> None:
     (name,) = submit(site.store, "train")
@@ -408,9 +406,7 @@ def order(site: ApiSite) -> list[str]:
         ("c", {"before": "a"}, "cab"),
     ],
 )
-def test_a_job_is_moved_and_moved_back(
-    site: ApiSite, client: Client, who: str, where: dict[str, str], after: str
-) -> None:
+def test_move_can_be_undone(site: ApiSite, client: Client, who: str, where: dict[str, str], after: str) -> None:
     ids = dict(zip("abc", submit(site.store, *"abc"), strict=True))
     body = {key: ids.get(value, value) for key, value in where.items()}
     done = told(client.post(f"{V1}/jobs/{ids[who]}/move", json=body))
@@ -419,7 +415,7 @@ def test_a_job_is_moved_and_moved_back(
     assert "".join(order(site)) == "abc"
 
 
-def test_a_job_is_moved_back_however_many_wait(site: ApiSite, client: Client) -> None:
+def test_move_can_be_undone_in_a_long_queue(site: ApiSite, client: Client) -> None:
     *_others, before, last = site.store.jobs.submit([JobSpec(command="wait")] * 10_002)
     done = told(client.post(f"{V1}/jobs/{last}/move", json={"place": "first"}))
     assert site.store.jobs.in_line(1)[0].id == last
@@ -427,7 +423,7 @@ def test_a_job_is_moved_back_however_many_wait(site: ApiSite, client: Client) ->
     assert site.store.jobs.neighbours(site.store.jobs.get(last)) == (before, None)
 
 
-def test_a_job_that_takes_the_priority_of_its_neighbour_gets_its_own_back(site: ApiSite, client: Client) -> None:
+def test_undo_of_move_restores_the_priority(site: ApiSite, client: Client) -> None:
     (low,) = submit(site.store, "low")
     (high,) = submit(site.store, "high", priority=5)
     done = told(client.post(f"{V1}/jobs/{low}/move", json={"before": high}))
@@ -436,7 +432,7 @@ def test_a_job_that_takes_the_priority_of_its_neighbour_gets_its_own_back(site: 
     assert (order(site), site.store.jobs.get(low).priority) == (["high", "low"], 0)
 
 
-def test_a_move_that_cannot_be_is_told(site: ApiSite, client: Client) -> None:
+def test_invalid_move_is_reported(site: ApiSite, client: Client) -> None:
     waits, runs = submit(site.store, "waits", "runs")
     start(site.store, runs)
     assert "it is running" in problem(client.post(f"{V1}/jobs/{runs}/move", json={"place": "up"}), 409)["detail"]
@@ -446,7 +442,7 @@ def test_a_move_that_cannot_be_is_told(site: ApiSite, client: Client) -> None:
     mistakes(client.post(f"{V1}/jobs/{waits}/move", json={"place": "up", "before": runs}))
 
 
-def test_what_a_job_asks_for_is_changed_and_changed_back(site: ApiSite, client: Client) -> None:
+def test_edit_can_be_undone(site: ApiSite, client: Client) -> None:
     (name,) = site.store.jobs.submit(
         [JobSpec(command="true", name="old", policy={"every": 2.0}, environment={"A": "1"})]
     )
@@ -464,7 +460,7 @@ def test_what_a_job_asks_for_is_changed_and_changed_back(site: ApiSite, client: 
     }  # fmt: skip
 
 
-def test_a_change_that_cannot_be_is_told(site: ApiSite, client: Client) -> None:
+def test_invalid_edit_is_reported(site: ApiSite, client: Client) -> None:
     first, second = submit(site.store, "first", "second")
     told(client.patch(f"{V1}/jobs/{second}", json={"after": [first]}))
     circle = problem(client.patch(f"{V1}/jobs/{first}", json={"after": ["second"]}), 409)
@@ -475,11 +471,11 @@ def test_a_change_that_cannot_be_is_told(site: ApiSite, client: Client) -> None:
     assert "edit it when it has ended" in problem(client.patch(f"{V1}/jobs/{first}", json={"name": "x"}), 409)["detail"]
 
 
-def test_a_job_that_runs_is_left_alone_for_a_while(site: ApiSite, client: Client) -> None:
+def test_running_job_is_snoozed(site: ApiSite, client: Client) -> None:
     runs, waits = submit(site.store, "runs", "waits")
     attempt = start(site.store, runs)
     done = told(client.post(f"{V1}/jobs/{runs}/snooze", json={"seconds": "30m"}))
-    assert done["message"] == f"runs ({runs}): left alone for 30m"
+    assert done["message"] == f"runs ({runs}): snoozed for 30m"
     assert site.store.attempts.snoozes()[attempt] - site.store.clock() == pytest.approx(1800, abs=20)
     undone(client, done)
     assert site.store.attempts.snoozes() == {}
@@ -487,7 +483,7 @@ def test_a_job_that_runs_is_left_alone_for_a_while(site: ApiSite, client: Client
     assert "#/seconds" in mistakes(client.post(f"{V1}/jobs/{runs}/snooze", json={"seconds": "long"}))
 
 
-def test_the_queue_and_a_worker_are_paused_and_go_on(site: ApiSite, client: Client) -> None:
+def test_queue_and_worker_are_paused_and_resumed(site: ApiSite, client: Client) -> None:
     site.store.workers.heartbeat("box-1", "gpu-box", View())
     done = told(client.post(f"{V1}/queue/pause"))
     assert (done["message"], site.store.paused()) == ("the queue is paused", True)
@@ -505,7 +501,7 @@ def test_the_queue_and_a_worker_are_paused_and_go_on(site: ApiSite, client: Clie
 
 
 @pytest.mark.parametrize("verb", ["cancel", "hold", "retry", "release", "move", "snooze"])
-def test_viewers_cannot_steer(site: ApiSite, verb: str) -> None:
+def test_viewers_cannot_change_jobs(site: ApiSite, verb: str) -> None:
     (name,) = submit(site.store, "train")
     problem(site.client("viewer", "guest").post(f"{V1}/jobs/{name}/{verb}", json={}), 403)
     assert states(site.store, name) == ["queued"]
@@ -514,7 +510,7 @@ def test_viewers_cannot_steer(site: ApiSite, verb: str) -> None:
 # Attempts
 
 
-def test_the_output_is_whole_where_it_ran_and_its_end_elsewhere(site: ApiSite, client: Client) -> None:
+def test_log_is_whole_on_its_machine_and_its_tail_elsewhere(site: ApiSite, client: Client) -> None:
     (name,) = submit(site.store, "train")
     start(site.store, name)
     (attempt,) = site.store.attempts.of(name)
@@ -532,7 +528,7 @@ def test_the_output_is_whole_where_it_ran_and_its_end_elsewhere(site: ApiSite, c
     assert told(client.get(f"{V1}/jobs/{name}/attempts"))["items"][0]["is_here"]
 
 
-def test_a_long_output_is_never_in_memory_as_a_whole(site: ApiSite, client: Client) -> None:
+def test_long_log_is_streamed_in_bounded_memory(site: ApiSite, client: Client) -> None:
     (name,) = submit(site.store, "train")
     start(site.store, name)
     place = attempt_directory(site.config.home, site.store.attempts.of(name)[0])
@@ -582,9 +578,7 @@ def _sent(site: ApiSite, path: str, pieces: list[int]) -> str:
 
 
 @pytest.mark.parametrize("trick", ["link", "of another"])
-def test_a_file_that_is_not_the_attempts_own_is_not_told(
-    site: ApiSite, client: Client, tmp_path: Path, trick: str
-) -> None:
+def test_log_file_of_another_attempt_is_not_sent(site: ApiSite, client: Client, tmp_path: Path, trick: str) -> None:
     (name,) = submit(site.store, "train")
     attempt = start(site.store, name)
     site.store.logs.write(attempt, "one\nthe end\n")
@@ -602,7 +596,7 @@ def test_a_file_that_is_not_the_attempts_own_is_not_told(
     assert not told(client.get(f"{V1}/jobs/{name}/attempts"))["items"][0]["is_here"]
 
 
-def test_the_report_and_the_fit_of_an_attempt(site: ApiSite, client: Client) -> None:
+def test_report_and_fit_of_an_attempt_are_returned(site: ApiSite, client: Client) -> None:
     (name,) = submit(site.store, "train")
     path = f"{V1}/jobs/{name}/attempts"
     assert "it has not started yet" in problem(client.get(f"{path}/1/report"), 404)["detail"]
@@ -623,9 +617,7 @@ def test_the_report_and_the_fit_of_an_attempt(site: ApiSite, client: Client) -> 
 # GPUs, and the rest
 
 
-def test_the_history_of_the_gpus_has_gaps_where_nobody_looked(
-    site: ApiSite, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_history_has_gaps_without_readings(site: ApiSite, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     now = site.store.clock()
     monkeypatch.setattr(Store, "clock", lambda _store: now)  # no minute ends in between
     minute = int(now // 60)
@@ -639,9 +631,7 @@ def test_the_history_of_the_gpus_has_gaps_where_nobody_looked(
     assert told(client.get(f"{V1}/usage"))["seconds"]["job"] == 60.0
 
 
-def test_week_of_one_gpu_has_means_peaks_and_the_jobs_that_had_it(
-    site: ApiSite, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_week_of_a_gpu_has_means_peaks_and_jobs(site: ApiSite, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     now = site.store.clock() // 1020 * 1020 + 1019  # the last point is of 17 whole minutes
     monkeypatch.setattr(Store, "clock", lambda _store: now)
     site.store.workers.heartbeat("w1", "gpu-box", View())
@@ -672,7 +662,7 @@ def test_week_of_one_gpu_has_means_peaks_and_the_jobs_that_had_it(
     assert "minutes" in mistakes(client.get(f"{V1}/history", params=week | {"minutes": 10_081}))
 
 
-def test_history_of_a_job_has_its_gpus_while_it_had_them(site: ApiSite, client: Client) -> None:
+def test_history_of_a_job_covers_its_gpus_during_its_attempts(site: ApiSite, client: Client) -> None:
     store = site.store
     store.workers.heartbeat("w1", "gpu-box", View())
     (job,) = submit(store, "train", gpus=2)
@@ -700,7 +690,7 @@ def test_history_of_a_job_has_its_gpus_while_it_had_them(site: ApiSite, client: 
     problem(client.get(f"{V1}/jobs/00000000/history"), 404)
 
 
-def test_the_overview_is_that_of_the_board(site: ApiSite, client: Client) -> None:
+def test_status_is_the_cached_snapshot(site: ApiSite, client: Client) -> None:
     gpu = WorkerGpu(uuid="GPU-0", index=0, name="A100", utilization=0.5, state="free")
     site.store.workers.heartbeat("box-1", "gpu-box", View(gpus=(gpu,)))
     submit(site.store, "train")
@@ -711,12 +701,12 @@ def test_the_overview_is_that_of_the_board(site: ApiSite, client: Client) -> Non
     assert snapshot["health"]["level"] in {"good", "attention", "bad"}
 
 
-def test_the_session_says_who_one_is(site: ApiSite) -> None:
+def test_session_returns_name_and_role(site: ApiSite) -> None:
     assert told(site.client("viewer", "guest").get(f"{V1}/session")) == {"role": "viewer", "name": "guest"}
     assert told(site.client().get(f"{V1}/session")) == {"role": "operator", "name": "phone"}
 
 
-def test_what_is_not_there_is_a_problem_too(site: ApiSite, client: Client) -> None:
+def test_unknown_path_is_a_problem(site: ApiSite, client: Client) -> None:
     problem(client.get("/api/nothing"), 404)
     problem(client.get("/api/v1/nothing", headers={"Accept": "text/html"}), 404)
     answer = client.request("DELETE", f"{V1}/queue/pause")
@@ -724,7 +714,7 @@ def test_what_is_not_there_is_a_problem_too(site: ApiSite, client: Client) -> No
     problem(site.client().get(f"{V1}/jobs", headers={"Authorization": "Bearer stk_wrong"}), 401)
 
 
-def test_a_queue_that_is_away_is_told_so_and_when_to_come_back(site: ApiSite, client: Client) -> None:
+def test_unreachable_queue_is_503_with_retry_after(site: ApiSite, client: Client) -> None:
     Path(site.queue).rename(Path(site.queue).with_name("elsewhere"))
     answer = client.get(f"{V1}/jobs")
     assert "there is no queue" in problem(answer, 503)["detail"]
@@ -733,7 +723,7 @@ def test_a_queue_that_is_away_is_told_so_and_when_to_come_back(site: ApiSite, cl
     assert problem(client.get(f"{V1}/status"), 503)["detail"] == "the queue is away"
 
 
-def test_the_description_is_for_token_holders_and_complete(site: ApiSite, client: Client) -> None:
+def test_openapi_description_is_complete_and_needs_a_token(site: ApiSite, client: Client) -> None:
     problem(Client(site.secured).get("/api/openapi.json"), 401)
     description = told(client.get("/api/openapi.json"))
     operations = [one for path in description["paths"].values() for one in path.values()]
@@ -766,7 +756,7 @@ def with_secrets(site: ApiSite) -> str:
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "succeeded"])
-def test_no_question_to_the_api_is_answered_with_a_secret(site: ApiSite, state: str) -> None:
+def test_no_response_contains_a_secret(site: ApiSite, state: str) -> None:
     job = with_secrets(site)
     if state != "queued":
         attempt = start(site.store, job)
@@ -789,7 +779,7 @@ def test_no_question_to_the_api_is_answered_with_a_secret(site: ApiSite, state: 
     assert told(site.client().get(f"{V1}/jobs/{job}"))["environment"]["WANDB_API_KEY"] == "***"
 
 
-def test_who_edits_or_copies_a_job_keeps_the_secrets_that_are_not_shown(site: ApiSite, client: Client) -> None:
+def test_edit_and_clone_keep_masked_secrets(site: ApiSite, client: Client) -> None:
     job = with_secrets(site)
     shown = told(client.get(f"{V1}/jobs/{job}"))["environment"]
     done = told(client.patch(f"{V1}/jobs/{job}", json={"environment": shown | {"OMP_NUM_THREADS": "4"}}))
@@ -804,7 +794,7 @@ def test_who_edits_or_copies_a_job_keeps_the_secrets_that_are_not_shown(site: Ap
     assert (done["undo"], site.store.jobs.get(job).environment) == (None, {"WANDB_API_KEY": "another"})
 
 
-def test_a_mask_without_a_value_behind_it_is_refused(client: Client) -> None:
+def test_mask_without_a_stored_value_is_refused(client: Client) -> None:
     found = mistakes(client.post(f"{V1}/jobs", json=job_body(environment={"HF_TOKEN": "***"})))
     assert "write the value of HF_TOKEN" in found["#/environment"]
 

@@ -43,7 +43,7 @@ def newest(page: AsgiPage) -> str:
     return page.heard("list")[-1]
 
 
-def test_a_list_that_is_open_follows_its_jobs(site: Site) -> None:
+def test_open_job_list_is_updated(site: Site) -> None:
     async def story() -> None:
         [first] = site.store.jobs.submit([JobSpec(command="true", name="first")])
         async with site.page("/live/jobs?state=queued") as page:
@@ -60,7 +60,7 @@ def test_a_list_that_is_open_follows_its_jobs(site: Site) -> None:
     asyncio.run(story())
 
 
-def test_what_did_not_change_is_not_sent_again(site: Site) -> None:
+def test_unchanged_sections_are_not_sent_again(site: Site) -> None:
     async def story() -> None:
         [queued] = site.store.jobs.submit([JobSpec(command="true")])
         async with site.page("/live/jobs?state=held") as page, site.page("/live/jobs") as all_of_them:
@@ -76,7 +76,7 @@ def test_what_did_not_change_is_not_sent_again(site: Site) -> None:
     asyncio.run(story())
 
 
-def test_an_older_page_stays_where_it_is(site: Site) -> None:
+def test_older_page_of_a_list_does_not_shift(site: Site) -> None:
     async def story() -> None:
         old, new = site.store.jobs.submit([JobSpec(command="true", name=name) for name in ("old", "new")])
         last = site.store.jobs.get(new)
@@ -93,7 +93,7 @@ def test_an_older_page_stays_where_it_is(site: Site) -> None:
     asyncio.run(story())
 
 
-def test_one_look_serves_everybody_with_the_same_list(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_lists_share_one_query(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Listing] = []
     look = Listing.read
 
@@ -114,7 +114,7 @@ def test_one_look_serves_everybody_with_the_same_list(site: Site, monkeypatch: p
     asyncio.run(story())
 
 
-def test_a_cursor_that_is_none_is_refused_before_anything_is_sent(site: Site) -> None:
+def test_invalid_cursor_is_refused_before_the_stream_starts(site: Site) -> None:
     answer: Any = site.client().get("/live/jobs?cursor=nonsense")
     assert answer.status_code == 422
     assert "invalid cursor" in answer.json()["errors"][0]["detail"]
@@ -125,7 +125,7 @@ def told_together(page: AsgiPage) -> list[list[Any]]:
     return [json.loads(block.removeprefix("data: ")) for block in blocks if block.startswith("data: ")]
 
 
-def test_several_live_answers_come_in_one_and_those_that_there_are_not_are_told(site: Site) -> None:
+def test_merged_stream_contains_several_streams_and_reports_missing_ones(site: Site) -> None:
     async def story() -> None:
         [first] = site.store.jobs.submit([JobSpec(command="true", name="first")])
         wanted = ["/live/jobs?state=queued", f"/live/jobs/{first}", "/api/v1/jobs", "/live/jobs/00000000", "//x/live"]
@@ -150,6 +150,6 @@ def test_several_live_answers_come_in_one_and_those_that_there_are_not_are_told(
 
 
 @pytest.mark.parametrize("count", [0, 33])
-def test_none_or_too_many_in_one_are_refused(site: Site, count: int) -> None:
+def test_merged_stream_of_none_or_too_many_is_refused(site: Site, count: int) -> None:
     address = f"/live/many?{urlencode([('on', '/live')] * count)}"
     assert site.client().get(address).status_code == 422

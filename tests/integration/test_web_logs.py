@@ -46,7 +46,7 @@ def lines(begin: int, end: int) -> list[str]:
     return [f"line {number}" for number in range(begin, end)]
 
 
-def test_a_log_is_followed_to_its_end(place: Place) -> None:
+def test_log_is_followed_to_its_end(place: Place) -> None:
     async def story() -> None:
         lines = b"one\n\x1b[31mtwo\x1b[0m\n"
         place.prints(lines + b" 10%")
@@ -74,7 +74,7 @@ def test_a_log_is_followed_to_its_end(place: Place) -> None:
     played(story)
 
 
-def test_a_page_begins_with_the_last_thousand_lines_or_with_all_when_asked(place: Place) -> None:
+def test_page_starts_with_the_last_thousand_lines_or_all_on_request(place: Place) -> None:
     async def story() -> None:
         place.prints(numbered(0, 26_000) + b"now")
         assert place.output.stat().st_size > STEP
@@ -92,7 +92,7 @@ def test_a_page_begins_with_the_last_thousand_lines_or_with_all_when_asked(place
     played(story)
 
 
-def test_any_part_of_a_log_is_read_and_searched(place: Place) -> None:
+def test_parts_of_a_log_are_read_and_searched(place: Place) -> None:
     async def story() -> None:
         place.prints(b"\x1b[31m<b>red</b>\n" + numbered(1, 26_000) + b"RuntimeError: NaN\n" + b"now")
 
@@ -206,7 +206,7 @@ def test_tail_of_a_remote_job_is_followed_and_named_as_such(place: Place) -> Non
     played(story)
 
 
-def test_a_job_that_has_printed_nothing_yet_is_followed_when_it_does(place: Place) -> None:
+def test_job_without_output_is_followed_from_its_first_line(place: Place) -> None:
     async def story() -> None:
         async with place.page() as page:
             await page.until(lambda: page.heard("begin"))

@@ -72,7 +72,7 @@ def scraped(
 
 @pytest.mark.parametrize("version", ["abc", "1.x", "..", "1.0.0", ""])
 @pytest.mark.parametrize("kind", ["application/openmetrics-text", "text/plain"])
-def test_whatever_version_is_asked_for_there_is_an_answer(site: ApiSite, kind: str, version: str) -> None:
+def test_metrics_are_served_for_any_requested_version(site: ApiSite, kind: str, version: str) -> None:
     headers = {"Accept": f"{kind};version={version}"}
     answer = site.client("viewer", "prometheus").get("/metrics", headers=headers)
     assert answer.status_code == 200
@@ -82,7 +82,7 @@ def test_whatever_version_is_asked_for_there_is_an_answer(site: ApiSite, kind: s
 GPU = {"host": "gpu-box", "gpu": "GPU-0", "index": "0", "name": "A100"}
 
 
-def test_gpus_are_told_with_what_they_do(site: ApiSite) -> None:
+def test_gpu_metrics_contain_state_and_utilization(site: ApiSite) -> None:
     told = scraped(site, snapshot(machine(card(0, utilization=0.25, state="background", user="miner"))))
     assert told["stoker_gpu_utilization_ratio"] == [(GPU, 0.25)]
     assert told["stoker_gpu_memory_used_bytes"] == [(GPU, 8 * GIB)]
@@ -102,7 +102,7 @@ def test_activity_clock_and_errors_of_gpus_are_exported(site: ApiSite) -> None:
     assert told["stoker_gpu_xid_errors"] == [({**GPU, "xid": "31"}, 2), ({**GPU, "xid": "79"}, 1)]
 
 
-def test_zero_is_a_value_and_what_is_not_known_is_left_out(site: ApiSite) -> None:
+def test_zero_is_exported_and_unknown_is_omitted(site: ApiSite) -> None:
     dark = card(1, utilization=None, memory_used=None, memory_total=None, since=None, state="unknown")
     told = scraped(site, snapshot(machine(card(0, utilization=0.0), dark)))
     assert told["stoker_gpu_utilization_ratio"] == [(GPU, 0.0)]
@@ -112,7 +112,7 @@ def test_zero_is_a_value_and_what_is_not_known_is_left_out(site: ApiSite) -> Non
 
 
 @pytest.mark.parametrize("fields", [{"there": False}, {"problem": "the driver is gone"}])
-def test_a_machine_that_cannot_be_read_tells_nothing_of_its_gpus(site: ApiSite, fields: dict[str, Any]) -> None:
+def test_unreadable_machine_exports_no_gpu_metrics(site: ApiSite, fields: dict[str, Any]) -> None:
     told = scraped(site, snapshot(machine(card(), **fields)))
     assert "stoker_gpu_utilization_ratio" not in told
     assert "stoker_gpu_state" not in told
@@ -121,7 +121,7 @@ def test_a_machine_that_cannot_be_read_tells_nothing_of_its_gpus(site: ApiSite, 
     assert len(told["stoker_worker_last_seen_timestamp_seconds"]) == 1
 
 
-def test_the_queue_and_its_jobs_are_told(site: ApiSite) -> None:
+def test_queue_and_jobs_are_exported(site: ApiSite) -> None:
     bar = Progress(fraction=0.5, text="5/10")
     told = scraped(site, snapshot(paused=True, running=(running(progress=bar),)))
     assert {labels["state"]: value for labels, value in told["stoker_queue_jobs"]} == {
@@ -137,20 +137,20 @@ def test_the_queue_and_its_jobs_are_told(site: ApiSite) -> None:
     assert told["stoker_gpu_recent_saved_seconds"] == [({}, 7200)]
 
 
-def test_names_with_anything_in_them_stay_one_label(site: ApiSite) -> None:
+def test_odd_names_stay_one_label(site: ApiSite) -> None:
     odd = 'a"b\\c\nd{e}'
     told = scraped(site, snapshot(running=(running(odd),)))
     assert told["stoker_job_running_seconds"][0][0]["name"] == odd
 
 
-def test_a_queue_that_is_away_leaves_only_that(site: ApiSite) -> None:
+def test_unreachable_queue_exports_only_queue_up(site: ApiSite) -> None:
     for told in (scraped(site, None), scraped(site, snapshot(machine(card())), problem="it is away")):
         assert told["stoker_queue_up"] == [({}, 0)]
         assert [name for name in told if name.startswith(("stoker_gpu", "stoker_queue_jobs", "stoker_worker"))] == []
     assert scraped(site, snapshot())["stoker_queue_up"] == [({}, 1)]
 
 
-def test_prometheus_may_ask_for_its_newer_format(site: ApiSite) -> None:
+def test_openmetrics_format_is_served_on_request(site: ApiSite) -> None:
     site.snapshot_cache.latest = snapshot()
     answer = site.client().get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
@@ -163,7 +163,7 @@ def test_metrics_need_a_token_and_health_does_not(site: ApiSite) -> None:
     assert stranger.get("/healthz").status_code == 200
 
 
-def test_health_says_one_word(site: ApiSite) -> None:
+def test_healthz_returns_one_word(site: ApiSite) -> None:
     stranger = Client(site.secured)
     assert (stranger.get("/healthz").status_code, stranger.get("/healthz").text) == (200, "ok\n")
     site.snapshot_cache._problem = "away for a moment"

@@ -45,7 +45,7 @@ def typed(html: str, name: str) -> str:
     return unescape(found[1])
 
 
-def test_page_of_a_gpu_names_it_also_when_no_machine_reports_it(site: ApiSite) -> None:
+def test_page_of_an_unreported_gpu_names_it(site: ApiSite) -> None:
     gpu = WorkerGpu(uuid="GPU-7f", index=3, name="A100", memory_total=80 * 2**30)
     site.store.workers.heartbeat("w", "gpu-box", View(gpus=(gpu,)))
     site.look()
@@ -60,7 +60,7 @@ def test_page_of_a_gpu_names_it_also_when_no_machine_reports_it(site: ApiSite) -
     assert client.get("/gpu", headers=PAGE).status_code == 404
 
 
-def test_every_page_comes_up_for_a_viewer_without_anything_to_act_with(site: ApiSite) -> None:
+def test_every_page_works_for_a_viewer_without_actions(site: ApiSite) -> None:
     [name] = site.store.jobs.submit([JobSpec(command="sleep 5", name="vit")])
     site.look()
     client = site.client("viewer", "wall")
@@ -77,7 +77,7 @@ def test_every_page_comes_up_for_a_viewer_without_anything_to_act_with(site: Api
         assert "<textarea" not in answer.text
 
 
-def test_page_of_a_job_names_its_snapshot_and_leads_operators_to_what_differs(site: ApiSite) -> None:
+def test_job_page_names_its_snapshot_and_links_operators_to_the_diff(site: ApiSite) -> None:
     code = CodeSnapshot(digest="0c9f4e21ab37" + 52 * "0", size=2048, files=12, changes=64 * "1", changed=2)
     for digest in code.digests:
         site.store._driver.fetch("insert blob", {"digest": digest, "size": 1})
@@ -91,7 +91,7 @@ def test_page_of_a_job_names_its_snapshot_and_leads_operators_to_what_differs(si
     assert f'href="/api/v1/jobs/{name}/diff"' not in viewer
 
 
-def test_everything_that_a_page_names_is_there_and_from_here(site: ApiSite) -> None:
+def test_resources_of_pages_exist_and_are_local(site: ApiSite) -> None:
     [name] = site.store.jobs.submit([JobSpec(command="sleep 5")])
     client = site.client()
     for path in ("/", "/jobs", f"/jobs/{name}", "/submit", "/jobs/nobody"):
@@ -104,7 +104,7 @@ def test_everything_that_a_page_names_is_there_and_from_here(site: ApiSite) -> N
         assert not re.search(r"<style|style=|<script(?![^>]* src=)| on[a-z]+=", html), "the policy would refuse it"
 
 
-def test_the_manifest_names_icons_that_are_there(site: ApiSite) -> None:
+def test_icons_of_the_manifest_exist(site: ApiSite) -> None:
     client = site.client()
     manifest = client.get("/manifest.webmanifest")
     assert manifest.headers["content-type"] == "application/manifest+json"
@@ -115,7 +115,7 @@ def test_the_manifest_names_icons_that_are_there(site: ApiSite) -> None:
     assert client.get("/favicon.ico").status_code == 200
 
 
-def test_a_submitted_form_becomes_a_job_and_leads_to_it(site: ApiSite) -> None:
+def test_submitted_form_creates_a_job_and_redirects_to_it(site: ApiSite) -> None:
     answer = send(site.client(), form(name="vit", tags="a, b", memory="20GiB", time_limit="2h", hold="on"))
     assert answer.status_code == 303
     job = site.store.jobs.get(answer.headers["location"].removeprefix("/jobs/"))
@@ -125,14 +125,14 @@ def test_a_submitted_form_becomes_a_job_and_leads_to_it(site: ApiSite) -> None:
     assert job.policy == {}
 
 
-def test_a_box_that_is_not_ticked_turns_the_idle_rule_off(site: ApiSite) -> None:
+def test_unticked_box_turns_the_idle_rule_off(site: ApiSite) -> None:
     fields = form()
     del fields["idle"]
     answer = send(site.client(), fields)
     assert site.store.jobs.get(answer.headers["location"].removeprefix("/jobs/")).policy == {"idle": False}
 
 
-def test_a_double_tap_submits_once_and_a_changed_form_is_another_submission(site: ApiSite) -> None:
+def test_double_tap_submits_once_and_a_changed_form_submits_again(site: ApiSite) -> None:
     client = site.client()
     first, second = send(client, form()), send(client, form())
     assert first.headers["location"] == second.headers["location"]
@@ -141,7 +141,7 @@ def test_a_double_tap_submits_once_and_a_changed_form_is_another_submission(site
     assert len(site.store.jobs.find()) == 2
 
 
-def test_mistakes_stand_beside_their_fields_and_nothing_typed_is_lost(site: ApiSite) -> None:
+def test_form_errors_are_shown_at_their_fields_and_input_is_kept(site: ApiSite) -> None:
     fields = form(command="echo {lr} <b>", directory="here", memory="much", name='a"b')
     answer = send(site.client(), fields, ("sweep_name", "lr"), ("sweep_values", "1,2"))
     assert answer.status_code == 422
@@ -154,7 +154,7 @@ def test_mistakes_stand_beside_their_fields_and_nothing_typed_is_lost(site: ApiS
     assert site.store.jobs.find() == []
 
 
-def test_a_sweep_makes_a_job_for_each_combination(site: ApiSite) -> None:
+def test_form_with_a_sweep_creates_one_job_per_combination(site: ApiSite) -> None:
     rows = [("sweep_name", "lr"), ("sweep_values", "1e-3,1e-4"), ("sweep_name", "seed"), ("sweep_values", "1..3")]
     answer = send(site.client(), form(command="train {lr} {seed}"), *rows)
     assert answer.headers["location"] == "/jobs?made=6"
@@ -162,7 +162,7 @@ def test_a_sweep_makes_a_job_for_each_combination(site: ApiSite) -> None:
     assert "6 jobs were submitted" in site.client().get(answer.headers["location"], headers=PAGE).text
 
 
-def test_again_is_filled_in_like_the_job_and_what_is_left_as_it_was_stays_exactly_so(site: ApiSite) -> None:
+def test_clone_form_is_filled_from_the_job_and_keeps_unchanged_values(site: ApiSite) -> None:
     earlier = JobSpec(
         command=("python", "train.py", "a b"),
         directory="/tmp",
@@ -207,7 +207,7 @@ def sent_as_shown(html: str) -> dict[str, str]:
     return {name: unescape(value) for name, value in [*areas, *inputs]} | dict.fromkeys(boxes, "on")
 
 
-def test_waiting_job_is_edited_by_what_differs_and_keeps_its_secrets(site: ApiSite) -> None:
+def test_edit_form_changes_only_differences_and_keeps_secrets(site: ApiSite) -> None:
     variables = {"API_KEY": "s3cret", "SEED": "1", "TEXT": "two\nlines"}
     asked = JobSpec(
         command=("python", "train.py", "--lr", "1e-3"), name="vit", environment=variables, backoff=77.0,
@@ -270,7 +270,7 @@ def ended(site: ApiSite, name: str, rule: str = "") -> str:
     return job
 
 
-def test_failures_lead_to_the_list_of_exactly_these_until_somebody_dismisses_them(site: ApiSite) -> None:
+def test_failures_link_to_their_list_until_dismissed(site: ApiSite) -> None:
     client = site.client()
     for number in range(70):
         ended(site, f"broken-{number:02d}")
@@ -299,14 +299,14 @@ def test_failures_lead_to_the_list_of_exactly_these_until_somebody_dismisses_the
     assert "71 jobs failed" in client.get("/", headers=PAGE).text
 
 
-def test_a_job_that_is_not_there_is_told_on_a_page_that_leads_back(site: ApiSite) -> None:
+def test_missing_job_is_an_error_page_with_a_link_back(site: ApiSite) -> None:
     answer = site.client().get("/jobs/deadbeef", headers=PAGE)
     assert answer.status_code == 404
     assert 'href="/"' in answer.text
     assert "deadbeef" in answer.text
 
 
-def test_files_are_kept_for_good_under_the_address_of_their_content_only(site: ApiSite) -> None:
+def test_only_content_addressed_files_are_cached_for_ever(site: ApiSite) -> None:
     client = site.client()
     address = statics.static_url("app.css")
     assert "immutable" in client.get(address).headers["cache-control"]
@@ -318,5 +318,5 @@ def test_files_are_kept_for_good_under_the_address_of_their_content_only(site: A
 
 
 @pytest.mark.parametrize("path", ["/static/../app.py", "/static/%2e%2e/app.py", "/static//etc/passwd", "/static/"])
-def test_a_path_of_a_request_never_becomes_a_path_of_the_file_system(site: ApiSite, path: str) -> None:
+def test_request_path_never_escapes_the_static_files(site: ApiSite, path: str) -> None:
     assert site.client().get(path).status_code == 404

@@ -158,7 +158,7 @@ def operations(site: ApiSite) -> list[Any]:
     return [found.ok() for found in loaded if isinstance(found, Ok)]
 
 
-def test_every_operation_keeps_to_its_description(site: ApiSite) -> None:
+def test_every_operation_matches_its_description(site: ApiSite) -> None:
     found = operations(site)
     assert len(found) == 48
     statuses = {operation.definition.raw["operationId"]: conversations(site, operation) for operation in found}
@@ -176,7 +176,7 @@ def answer_500() -> Response:
 
 
 @pytest.mark.parametrize(("handler", "told"), [(crash, ZeroDivisionError), (answer_500, FailureGroup)])
-def test_a_crash_would_be_found(tmp_path: Path, handler: Callable[[], Any], told: type[BaseException]) -> None:
+def test_schema_test_detects_a_crash(tmp_path: Path, handler: Callable[[], Any], told: type[BaseException]) -> None:
     with contextlib.closing(ApiSite(tmp_path)) as broken:
         broken.app.add_api_route(
             "/api/v1/broken", handler, operation_id="broken", responses={500: {"description": "Even when described."}}

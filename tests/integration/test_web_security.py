@@ -40,7 +40,7 @@ def site(tmp_path: Path) -> Site:
 
 
 @pytest.mark.parametrize("path", ["/api/v1/jobs", "/metrics", "/live", "/anything", "/login/session"])
-def test_without_a_token_a_program_is_told_that_it_needs_one(site: Site, path: str) -> None:
+def test_program_without_token_gets_401(site: Site, path: str) -> None:
     answer = site.ask("GET", path)
     assert answer.status_code == 401
     assert answer.headers["content-type"] == "application/problem+json"
@@ -48,7 +48,7 @@ def test_without_a_token_a_program_is_told_that_it_needs_one(site: Site, path: s
     assert "Bearer TOKEN" in answer.json()["detail"]
 
 
-def test_without_a_token_a_person_sees_the_form_and_comes_back_to_where_they_wanted(site: Site) -> None:
+def test_browser_without_token_gets_the_login_form_and_returns_to_its_target(site: Site) -> None:
     answer = site.ask("GET", "/jobs?tag=%22%3E%3Cscript%3E", headers=HTML)
     assert answer.status_code == 401
     assert 'name="token"' in answer.text
@@ -57,7 +57,7 @@ def test_without_a_token_a_person_sees_the_form_and_comes_back_to_where_they_wan
     assert "<script>" not in answer.text
 
 
-def test_nothing_is_done_for_who_has_no_token(site: Site) -> None:
+def test_request_without_token_changes_nothing(site: Site) -> None:
     assert site.ask("POST", "/api/v1/jobs", content="rm -rf").status_code == 401
     assert site.ask("POST", "/api/v1/jobs", content="rm", headers={"Cookie": "stoker-7865=guess"}).status_code == 403
     answer = site.ask("POST", "/api/v1/jobs", content="rm", headers={"Cookie": "stoker-7865=guess"} | FROM_HERE)
@@ -65,7 +65,7 @@ def test_nothing_is_done_for_who_has_no_token(site: Site) -> None:
     assert site.done == []
 
 
-def test_a_wrong_token_is_refused_in_the_form_and_as_a_header(site: Site) -> None:
+def test_wrong_token_is_refused_in_form_and_header(site: Site) -> None:
     site.keys.first()
     assert site.ask("POST", "/login", data={"token": "stk_wrong"}).status_code == 401
     page = site.ask("POST", "/login", data={"token": "stk_wrong", "next": "/jobs"}, headers=HTML)
@@ -76,7 +76,7 @@ def test_a_wrong_token_is_refused_in_the_form_and_as_a_header(site: Site) -> Non
     assert site.ask("GET", "/api/v1/jobs", headers={"Authorization": "Bearer stk_wrong"}).status_code == 401
 
 
-def test_a_token_is_shown_once_and_a_cookie_that_scripts_cannot_read_stands_for_it(site: Site) -> None:
+def test_login_exchanges_the_token_for_an_http_only_cookie(site: Site) -> None:
     secret = site.keys.first().secret
     answer = site.ask("POST", "/login", data={"token": secret, "next": "/jobs"}, headers=HTML)
     assert (answer.status_code, answer.headers["location"]) == (303, "/jobs")
@@ -97,7 +97,7 @@ def test_a_token_is_shown_once_and_a_cookie_that_scripts_cannot_read_stands_for_
     ],
     ids=["TLS of its own", "a proxy's"],
 )
-def test_by_tls_the_cookie_is_for_tls_only(tmp_path: Path, config: dict[str, str], base: str) -> None:
+def test_cookie_is_secure_with_tls(tmp_path: Path, config: dict[str, str], base: str) -> None:
     site = site_of(Config(queue=None, home=tmp_path / "home", url=config.get("url", "")))
     answer = site.ask("POST", "/login", data={"token": site.keys.first().secret}, base=base)
     cookie = answer.headers["set-cookie"]
@@ -109,13 +109,13 @@ def test_by_tls_the_cookie_is_for_tls_only(tmp_path: Path, config: dict[str, str
     assert site.ask("GET", "/", headers=named | HTML, base="http://192.0.2.1:7865").status_code == 401
 
 
-def test_a_program_shows_its_token_with_every_request(site: Site) -> None:
+def test_program_authenticates_every_request_by_token(site: Site) -> None:
     assert site.ask("POST", "/api/v1/jobs", content="train", headers=site.bearer()).status_code == 200
     assert site.done == ["train"]
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "BREW"])
-def test_a_viewer_changes_nothing(site: Site, method: str) -> None:
+def test_viewer_cannot_make_changes(site: Site, method: str) -> None:
     cookie = site.login("viewer")
     for headers in (cookie | FROM_HERE, site.bearer("viewer")):
         answer = site.ask(method, "/api/v1/jobs", headers=headers)
@@ -125,13 +125,13 @@ def test_a_viewer_changes_nothing(site: Site, method: str) -> None:
     assert site.ask("GET", "/api/v1/jobs", headers=cookie).status_code == 200
 
 
-def test_a_viewer_who_tries_a_form_is_told_so_on_a_page(site: Site) -> None:
+def test_viewer_who_sends_a_form_gets_an_error_page(site: Site) -> None:
     answer = site.ask("POST", "/submit", headers=site.login("viewer") | FROM_HERE | HTML)
     assert answer.status_code == 403
     assert "<code>stoker tokens add</code>" in answer.text
 
 
-def test_logging_out_ends_this_device_and_takes_its_cookie(site: Site) -> None:
+def test_logout_ends_the_session_and_removes_the_cookie(site: Site) -> None:
     cookie, other = site.login(), site.login()
     answer = site.ask("POST", "/logout", headers=cookie | FROM_HERE)
     assert (answer.status_code, answer.headers["location"]) == (303, "/login")
@@ -140,13 +140,13 @@ def test_logging_out_ends_this_device_and_takes_its_cookie(site: Site) -> None:
     assert site.ask("GET", "/", headers=other).status_code == 200
 
 
-def test_coming_in_again_ends_the_devices_old_session(site: Site) -> None:
+def test_second_login_ends_the_old_session_of_the_device(site: Site) -> None:
     cookie = site.login()
     site.login(headers=cookie | FROM_HERE)
     assert len(site.keys.sessions()) == 1
 
 
-def test_who_is_logged_out_hears_no_more_of_what_is_live(site: Site) -> None:
+def test_logout_ends_live_streams(site: Site) -> None:
     cookie = site.login()
 
     async def listened() -> None:
@@ -173,7 +173,7 @@ def test_who_is_logged_out_hears_no_more_of_what_is_live(site: Site) -> None:
     asyncio.run(listened())
 
 
-def test_a_viewer_with_too_many_streams_ends_their_own_and_shuts_out_nobody(site: Site) -> None:
+def test_stream_limit_of_a_viewer_ends_only_own_streams(site: Site) -> None:
     operator, viewer = site.bearer(), site.bearer("viewer")
 
     async def crowded() -> None:
@@ -194,7 +194,7 @@ def test_a_viewer_with_too_many_streams_ends_their_own_and_shuts_out_nobody(site
     asyncio.run(crowded())
 
 
-def test_all_viewers_together_leave_room_for_operators() -> None:
+def test_stream_limit_of_viewers_leaves_room_for_operators() -> None:
     async def crowded() -> list[bool]:
         streams = StreamLimits(max_per_token=5, max_of_viewers=6)
         whose = ["op", *["a"] * 4, *["b"] * 3, "c"]
@@ -211,7 +211,7 @@ def test_all_viewers_together_leave_room_for_operators() -> None:
     assert asyncio.run(crowded()) == [False, True, True, False, False, False, False, False, False]
 
 
-def test_an_answer_that_is_several_in_one_counts_as_so_many() -> None:
+def test_merged_stream_counts_each_of_its_streams() -> None:
     async def crowded() -> list[bool]:
         streams, viewer = StreamLimits(max_per_token=5), User("viewer", "a", None, "a")
         tasks = [asyncio.create_task(asyncio.sleep(600)) for _ in range(3)]
@@ -226,7 +226,7 @@ def test_an_answer_that_is_several_in_one_counts_as_so_many() -> None:
     assert asyncio.run(crowded()) == [True, False, False]
 
 
-def test_answers_are_compressed_and_live_ones_come_at_once(site: Site) -> None:
+def test_responses_are_compressed_and_events_are_flushed_at_once(site: Site) -> None:
     headers = site.bearer()
     with served(site.app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers) as client:
         with client.stream("GET", "/live", timeout=60) as live:
@@ -240,7 +240,7 @@ def test_answers_are_compressed_and_live_ones_come_at_once(site: Site) -> None:
             assert next(live.iter_raw()).startswith(b"data: news")
 
 
-def test_tokens_that_cannot_be_read_let_nobody_in_and_say_so_without_a_path(site: Site) -> None:
+def test_unreadable_token_file_refuses_logins_without_showing_its_path(site: Site) -> None:
     headers = site.bearer()
     site.keys.path.chmod(0o644)
     answer = wait_for(
@@ -265,7 +265,7 @@ def test_tokens_that_cannot_be_read_let_nobody_in_and_say_so_without_a_path(site
         ("", "/"),
     ],
 )
-def test_nobody_is_led_to_another_site(wanted: str, led_to: str) -> None:
+def test_login_never_redirects_to_another_site(wanted: str, led_to: str) -> None:
     assert local_path(wanted) == led_to
 
 
@@ -285,7 +285,7 @@ def test_nobody_is_led_to_another_site(wanted: str, led_to: str) -> None:
     ],
     ids=str,
 )
-def test_a_form_on_another_site_does_nothing(site: Site, headers: dict[str, str]) -> None:
+def test_form_of_another_site_is_refused(site: Site, headers: dict[str, str]) -> None:
     cookie = site.login()
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     answer = site.ask("POST", "/api/v1/jobs", content="command=evil", headers=cookie | form | headers)
@@ -301,13 +301,13 @@ def test_a_form_on_another_site_does_nothing(site: Site, headers: dict[str, str]
     [{"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}, {"Origin": "http://localhost:7865"}],
     ids=str,
 )
-def test_a_form_of_the_page_itself_works(site: Site, headers: dict[str, str]) -> None:
+def test_form_of_the_page_is_accepted(site: Site, headers: dict[str, str]) -> None:
     answer = site.ask("POST", "/api/v1/jobs", content="train", headers=site.login() | headers)
     assert answer.status_code == 200
     assert site.done == ["train"]
 
 
-def test_behind_a_proxy_the_public_address_is_the_page_itself(tmp_path: Path) -> None:
+def test_public_address_behind_a_proxy_counts_as_same_origin(tmp_path: Path) -> None:
     site = site_of(Config(queue=None, home=tmp_path / "home", url="https://stoker.example.org"))
     cookie = site.login(base="http://stoker.example.org")
     for origin, status in (("https://stoker.example.org", 200), ("https://evil.example.org", 403)):
@@ -316,14 +316,14 @@ def test_behind_a_proxy_the_public_address_is_the_page_itself(tmp_path: Path) ->
         assert answer.status_code == status
 
 
-def test_another_site_cannot_log_a_browser_in(site: Site) -> None:
+def test_login_from_another_site_is_refused(site: Site) -> None:
     secret = site.keys.first().secret
     answer = site.ask("POST", "/login", data={"token": secret}, headers={"Origin": "https://evil.example"})
     assert answer.status_code == 403
     assert "set-cookie" not in answer.headers
 
 
-def test_a_password_in_an_address_does_not_pass_for_a_token(site: Site) -> None:
+def test_basic_authentication_does_not_replace_a_token(site: Site) -> None:
     headers = site.login() | {"Authorization": "Basic c3Rva2VyOng=", "Sec-Fetch-Site": "cross-site"}
     assert site.ask("POST", "/api/v1/jobs", headers=headers).status_code == 403
 
@@ -341,7 +341,7 @@ def test_preflights_and_websockets_are_refused(site: Site) -> None:
     "host",
     ["evil.example", "evil.example:7865", "localhost.evil.example", "127.0.0.1.evil.example", "2130706433", "<b>", ""],
 )
-def test_a_name_that_is_not_this_machines_gets_no_page(site: Site, host: str) -> None:
+def test_foreign_host_name_is_refused(site: Site, host: str) -> None:
     headers = site.login() | HTML | {"Host": host}
     answer = site.ask("GET", "/", headers=headers)
     assert answer.status_code == 421
@@ -350,7 +350,7 @@ def test_a_name_that_is_not_this_machines_gets_no_page(site: Site, host: str) ->
     assert site.ask("GET", "/healthz", headers={"Host": host}).status_code == 421
 
 
-def test_the_refusal_of_a_name_says_how_to_allow_it(site: Site) -> None:
+def test_refusal_of_a_host_name_explains_how_to_allow_it(site: Site) -> None:
     answer = site.ask("GET", "/", headers={"Host": "gpu.lab.example:7865"})
     assert "`--name gpu.lab.example`" in answer.json()["detail"]
 
@@ -360,7 +360,7 @@ def test_the_refusal_of_a_name_says_how_to_allow_it(site: Site) -> None:
     ["localhost", "LOCALHOST:80", "a.localhost", "127.0.0.1:7865", "192.168.1.20", "[::1]:7865", "[fe80::1]",
      socket.gethostname(), f"{socket.gethostname().partition('.')[0]}.local", "gpu.lab.example.", "stoker.example.org"],
 )  # fmt: skip
-def test_this_machines_names_and_all_addresses_are_answered(tmp_path: Path, host: str) -> None:
+def test_host_names_of_this_machine_and_ip_addresses_are_accepted(tmp_path: Path, host: str) -> None:
     config = Config(queue=None, home=tmp_path, names=("GPU.lab.example",), url="https://stoker.example.org/x")
     assert site_of(config).ask("GET", "/healthz", headers={"Host": host}).status_code == 200
 
@@ -378,7 +378,7 @@ def test_this_machines_names_and_all_addresses_are_answered(tmp_path: Path, host
         ("GET", "/live2", 404),
     ],
 )
-def test_every_answer_has_the_security_headers(site: Site, method: str, path: str, status: int) -> None:
+def test_every_response_has_security_headers(site: Site, method: str, path: str, status: int) -> None:
     answer = site.ask(method, path, headers=site.bearer())
     assert answer.status_code == status
     assert_guarded(answer)
@@ -399,7 +399,7 @@ def assert_guarded(answer: httpx.Response) -> None:
     assert "camera=()" in headers["permissions-policy"]
 
 
-def test_refusals_have_the_security_headers_too(site: Site) -> None:
+def test_refusals_have_security_headers(site: Site) -> None:
     for answer in (
         site.ask("GET", "/api/v1/jobs"),
         site.ask("GET", "/", headers=HTML),
@@ -410,12 +410,12 @@ def test_refusals_have_the_security_headers_too(site: Site) -> None:
         assert_guarded(answer)
 
 
-def test_only_what_everybody_may_have_is_kept_by_a_browser(site: Site) -> None:
+def test_browsers_may_cache_public_files_only(site: Site) -> None:
     assert site.ask("GET", "/static/thing.css").headers["cache-control"] == "public, max-age=60"
     assert site.ask("GET", "/login").headers["cache-control"] == "no-store"
 
 
-def test_by_tls_a_name_of_its_own_is_for_tls_only(site: Site) -> None:
+def test_hsts_is_sent_with_tls_on_the_default_port_only(site: Site) -> None:
     alone = site.ask("GET", "/healthz", base="https://localhost")
     assert "max-age=" in alone.headers["strict-transport-security"]
     # On one port of several, it would forbid the others.
@@ -425,7 +425,7 @@ def test_by_tls_a_name_of_its_own_is_for_tls_only(site: Site) -> None:
 # Too much, too slow, too often
 
 
-def test_a_body_of_ten_megabytes_is_refused_by_its_length_and_on_the_way(site: Site) -> None:
+def test_large_body_is_refused_by_declared_and_actual_length(site: Site) -> None:
     headers = site.bearer()
     answer = site.ask("POST", "/api/v1/jobs", content=b"x" * (10 * MIB), headers=headers)
     assert answer.status_code == 413
@@ -440,11 +440,11 @@ def test_a_body_of_ten_megabytes_is_refused_by_its_length_and_on_the_way(site: S
     assert [len(text) for text in site.done] == [MIB]
 
 
-def test_who_has_not_been_let_in_brings_no_more_than_a_token(site: Site) -> None:
+def test_body_limit_is_small_without_authentication(site: Site) -> None:
     assert site.ask("POST", "/login", data={"token": "x" * 20_000}).status_code == 413
 
 
-def test_guessing_tokens_is_stopped_and_the_right_one_is_never_locked_out(site: Site) -> None:
+def test_token_guessing_is_throttled_and_valid_tokens_pass(site: Site) -> None:
     secret = site.keys.first().secret
     device = site.login()
     statuses = [site.ask("POST", "/login", data={"token": f"stk_{n}"}).status_code for n in range(12)]
@@ -461,7 +461,7 @@ def test_guessing_tokens_is_stopped_and_the_right_one_is_never_locked_out(site: 
     assert site.ask("GET", "/", headers=device).status_code == 200
 
 
-def test_guessing_many_tokens_at_once_is_stopped_too(site: Site) -> None:
+def test_simultaneous_token_guessing_is_throttled(site: Site) -> None:
     site.keys.first()
 
     async def burst() -> list[int]:
@@ -473,7 +473,7 @@ def test_guessing_many_tokens_at_once_is_stopped_too(site: Site) -> None:
     assert asyncio.run(burst()) == [401] * 10 + [429] * 30
 
 
-def test_a_form_of_more_fields_than_it_has_is_refused(site: Site) -> None:
+def test_login_form_with_extra_fields_is_refused(site: Site) -> None:
     many = {f"field{number}": "x" for number in range(11)}
     answer = site.ask("POST", "/login", data=many)
     assert answer.status_code == 400
@@ -482,7 +482,7 @@ def test_a_form_of_more_fields_than_it_has_is_refused(site: Site) -> None:
 
 
 @pytest.mark.parametrize("path", ["/api/x", "/metrics", "/healthz", "/static/x.css", "/jobs"])
-def test_the_gate_and_the_page_agree_on_what_a_person_looks_at(site: Site, path: str) -> None:
+def test_authentication_and_pages_agree_on_requests_of_browsers(site: Site, path: str) -> None:
     app = FastAPI()
     install(app, lambda _request, status, *_: HTMLResponse("a page", status))
     answer = Site(app, site.config, site.keys, [], []).ask("GET", path, headers=HTML)
@@ -492,7 +492,7 @@ def test_the_gate_and_the_page_agree_on_what_a_person_looks_at(site: Site, path:
     assert ("html" in refused.headers["content-type"]) == (path == "/jobs")
 
 
-def test_guessing_tokens_as_a_program_is_stopped_too(site: Site) -> None:
+def test_token_guessing_by_header_is_throttled(site: Site) -> None:
     secret = site.keys.first().secret
     wrong = [{"Authorization": f"Bearer stk_{number}"} for number in range(11)]
     assert [site.ask("GET", "/", headers=headers).status_code for headers in wrong] == [401] * 10 + [429]
@@ -506,7 +506,7 @@ def test_guessing_tokens_as_a_program_is_stopped_too(site: Site) -> None:
 # What is written down
 
 
-def test_the_access_log_says_who_did_what_and_never_a_secret(site: Site) -> None:
+def test_access_log_names_users_and_contains_no_secret(site: Site) -> None:
     secret = site.keys.first().secret
     cookie = site.login()
     program = site.bearer()
@@ -530,12 +530,12 @@ def test_the_access_log_says_who_did_what_and_never_a_secret(site: Site) -> None
     assert all(re.fullmatch(r"\d+ms", line[6]) for line in words)
 
 
-def test_what_breaks_is_written_down_as_such(site: Site) -> None:
+def test_internal_error_is_logged_as_500(site: Site) -> None:
     site.ask("GET", "/broken", headers=site.bearer())
     assert " GET /broken 500 " in site.log[-1]
 
 
-def test_a_log_that_cannot_be_written_keeps_nobody_out(tmp_path: Path) -> None:
+def test_unwritable_access_log_blocks_nobody(tmp_path: Path) -> None:
     def full(_: str) -> None:
         raise OSError(28, "No space left on device")
 
@@ -586,7 +586,7 @@ SLOW = {
 }
 
 
-def test_clients_that_send_a_letter_at_a_time_are_let_go_and_block_nobody(site: Site) -> None:
+def test_slow_request_heads_are_disconnected_and_block_nobody(site: Site) -> None:
     with served(site.app, head_seconds=0.4, body_seconds=0.5) as port, contextlib.ExitStack() as crowd:
         slow = {how: crowd.enter_context(socket.create_connection(("127.0.0.1", port))) for how in SLOW}
         for how, client in slow.items():
@@ -597,7 +597,7 @@ def test_clients_that_send_a_letter_at_a_time_are_let_go_and_block_nobody(site: 
         assert let_go(slow) == set(SLOW), "some are kept for ever"
 
 
-def test_who_is_slow_with_a_body_is_told_so(site: Site) -> None:
+def test_slow_body_is_refused_with_a_message(site: Site) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise AssertionError("the body is not complete")
 
@@ -612,7 +612,7 @@ def test_who_is_slow_with_a_body_is_told_so(site: Site) -> None:
         assert b"did not arrive within 0.2 s" in told
 
 
-def test_a_client_that_does_not_read_is_let_go() -> None:
+def test_client_that_does_not_read_is_disconnected() -> None:
     gone = threading.Event()
 
     async def endless(scope: Scope, receive: Receive, send: Send) -> None:
@@ -629,7 +629,7 @@ def test_a_client_that_does_not_read_is_let_go() -> None:
         assert gone.wait(30), "a client that reads nothing is kept for ever"
 
 
-def test_a_crowd_of_silent_connections_keeps_nobody_out(site: Site) -> None:
+def test_idle_connections_block_nobody(site: Site) -> None:
     # They would be let go by and by for their silence too: here it is not for that.
     with served(site.app, head_seconds=600.0) as port, contextlib.ExitStack() as crowd:
         silent = [crowd.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(MAX_IDLE + 20)]
@@ -640,7 +640,7 @@ def test_a_crowd_of_silent_connections_keeps_nobody_out(site: Site) -> None:
         wait_for(lambda: len(ends.poll(0)) >= 20, named="the oldest leaving")
 
 
-def test_ten_megabytes_over_a_real_connection_are_refused_and_the_server_lives_on(site: Site) -> None:
+def test_large_body_over_a_real_connection_is_refused(site: Site) -> None:
     headers = site.bearer()
     with (
         served(site.app) as port,

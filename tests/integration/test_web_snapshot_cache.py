@@ -40,7 +40,7 @@ async def until(snapshot_cache: SnapshotCache, number: int) -> Snapshot:
     return snapshot_cache.latest
 
 
-def test_news_come_without_being_asked_for(tmp_path: Path) -> None:
+def test_snapshot_is_updated_without_requests(tmp_path: Path) -> None:
     async def story() -> None:
         async with started(tmp_path) as snapshot_cache:
             await until(snapshot_cache, 0)
@@ -51,7 +51,7 @@ def test_news_come_without_being_asked_for(tmp_path: Path) -> None:
         asyncio.run(story())
 
 
-def test_a_mistake_of_ours_is_told_and_does_not_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_is_reported_and_updates_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stale(SnapshotBuilder):
         def observe(self, store: Store) -> Snapshot:
             if (tmp_path / "stale").exists():
@@ -78,7 +78,7 @@ def test_a_mistake_of_ours_is_told_and_does_not_stop_it(tmp_path: Path, monkeypa
         asyncio.run(story())
 
 
-def test_a_queue_that_hangs_is_told_although_nothing_failed(tmp_path: Path) -> None:
+def test_hanging_queue_is_reported(tmp_path: Path) -> None:
     async def story() -> None:
         async with started(tmp_path) as snapshot_cache:
             await until(snapshot_cache, 0)
@@ -90,7 +90,7 @@ def test_a_queue_that_hangs_is_told_although_nothing_failed(tmp_path: Path) -> N
         asyncio.run(story())
 
 
-def test_a_database_that_hangs_counts_as_away(postgres_url: str) -> None:
+def test_hanging_database_counts_as_unreachable(postgres_url: str) -> None:
     init_queue(postgres_url).close()
 
     def answered(ask: Callable[[], T]) -> T:

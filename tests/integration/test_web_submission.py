@@ -23,14 +23,14 @@ def typed(**fields: str) -> dict[str, Any]:
     return {**UNTOUCHED, "command": "echo hi", "directory": "/tmp", **fields}
 
 
-def test_a_form_that_nobody_touched_asks_for_the_usual(queue: Store) -> None:
+def test_untouched_form_uses_the_defaults(queue: Store) -> None:
     (job,) = jobs_of(queue, typed(), "phone")
     (usual,) = jobs_of(queue, {"command": "echo hi", "directory": "/tmp"}, "phone")
     assert job == usual
     assert (job.gpus, job.backoff, job.environment, job.policy, job.submitter) == (1, 30.0, {}, {}, "phone")
 
 
-def test_text_is_understood_field_by_field(queue: Store, tmp_path: Path) -> None:
+def test_form_text_is_parsed_per_field(queue: Store, tmp_path: Path) -> None:
     needed, another = submit(queue, "a", "b", group="sweep")
     (job,) = jobs_of(
         queue,
@@ -57,7 +57,7 @@ def test_one_line_of_the_sweep_is_one_parameter(queue: Store) -> None:
     ]
 
 
-def test_again_takes_what_is_not_said_and_what_is_emptied_is_gone(queue: Store) -> None:
+def test_clone_copies_omitted_fields_and_clears_emptied_ones(queue: Store) -> None:
     (old,) = submit(
         queue, "old", directory="/tmp", memory=5, time_limit=9.0, policy={"idle": False}, environment={"A": "1"}
     )
@@ -91,7 +91,7 @@ def test_again_takes_what_is_not_said_and_what_is_emptied_is_gone(queue: Store) 
         ("name", "\ud800", "UTF-8"),
     ],
 )
-def test_a_slip_is_told_beside_its_field(queue: Store, field: str, text: str, sentence: str) -> None:
+def test_invalid_value_is_reported_at_its_field(queue: Store, field: str, text: str, sentence: str) -> None:
     with pytest.raises(InvalidFieldsError) as told:
         jobs_of(queue, typed(**{field: text}))
     assert list(told.value.mistakes) == [field]

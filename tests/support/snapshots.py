@@ -85,7 +85,7 @@ def snapshot(**changes: Any) -> Snapshot:
         "ended": tuple(ended(number) for number in range(2)),
         "health": Health(
             level="attention",
-            headline="1 thing needs you",
+            headline="1 thing needs attention",
             points=(HealthIssue(level="bad", message="job end-0 failed"),),
         ),
         "hours": GpuHours(since=NOW - 604800),

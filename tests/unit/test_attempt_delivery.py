@@ -112,7 +112,7 @@ def test_fit_of_a_running_job_is_written_once(record: LocalAttemptRecord, has_ou
     assert [(attempt, details.fit["size"]) for attempt, details in queue.kept] == [("attempt", 200)]
 
 
-def test_details_are_retried_while_the_queue_is_unreachable_and_dropped_when_it_refuses(
+def test_details_are_retried_during_an_outage_and_dropped_when_refused(
     record: LocalAttemptRecord,
 ) -> None:
     ended(record, "idle")

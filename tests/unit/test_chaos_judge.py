@@ -39,7 +39,7 @@ def findings(
     return list(judge(store, Evidence(jobs, {}, list(conditions), {}, [tmp_path], LEASE)))
 
 
-def test_attempt_that_was_lost_while_the_machine_was_held_up_for_most_of_a_lease_is_no_finding(tmp_path: Path) -> None:
+def test_loss_while_the_machine_was_suspended_for_most_of_a_lease_is_accepted(tmp_path: Path) -> None:
     (wrong,) = findings(tmp_path)
     assert "attempt 1 was lost without a reason" in wrong
     assert findings(tmp_path, Condition("held up", None, 97.0, 98.0)), "too short"

@@ -108,7 +108,7 @@ class TestFrame:
         assert len({line.index("█") for line in lines}) == 1
         assert {len(line) for line in lines} == {WIDTH}
 
-    def test_chart_without_readings_says_so(self) -> None:
+    def test_chart_without_readings_has_a_note(self) -> None:
         assert chart([], 1800) == "no readings"
         assert chart([("GPU 0", [])], 1800) == "no readings"
 

@@ -78,7 +78,7 @@ def test_gpu_missing_from_the_worker_report_is_named_by_uuid() -> None:
     assert why.reason.endswith("on worker w-gpu-box, GPU GPU-x")
 
 
-def test_running_job_without_gpus_says_so() -> None:
+def test_running_job_without_gpus_is_explained() -> None:
     why = explain(job("running", started=NOW, gpus=0), around(worker(), running={"0a0a0a0a": attempt(gpus=())}))
     assert why.reason.endswith("on gpu-box without a GPU")
 
@@ -383,7 +383,7 @@ def test_job_behind_older_jobs_has_its_place(ahead: int, words: str) -> None:
         ),
     ],
 )
-def test_estimated_start_is_told_with_the_place(
+def test_estimated_start_is_shown_with_the_place(
     waits: dict[str, str], known: Needs, estimate: Estimate, word: str, reason: str
 ) -> None:
     why = explain(job(), around(worker(waiting=waits)), known, 2, estimate)

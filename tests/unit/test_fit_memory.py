@@ -58,7 +58,7 @@ def test_foreign_process_is_not_use_by_the_probe() -> None:
     ],
     ids=["memory not reported", "pid of another namespace", "behind MPS", "no list"],
 )
-def test_memory_without_attribution_is_the_difference_and_says_so(seen_now: Look) -> None:
+def test_memory_without_attribution_is_the_difference_with_a_note(seen_now: Look) -> None:
     seen = watch(used_before=2 * GIB)
     seen.see(seen_now)
     assert seen.peak == 3 * GIB

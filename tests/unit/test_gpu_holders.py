@@ -76,7 +76,7 @@ def test_processes_are_asked_about_once_and_foreign_ones_again_ever_more_seldom(
     assert 3 <= job.asked.count(20) <= 7
 
 
-def test_foreign_process_that_is_left_out_of_looks_is_asked_about_again_when_it_is_back() -> None:
+def test_foreign_process_omitted_from_looks_is_queried_again_when_it_returns() -> None:
     job = _Job(10)
     holders = GpuHolders(job)
     holders.own_pids(_look(0.0, (1,), (1,)))

@@ -67,7 +67,7 @@ def test_unknown_processes_are_null_and_none_is_an_empty_list() -> None:
         ),
     ],
 )
-def test_faults_are_told_in_words(health: Maybe[DeviceHealth], faults: list[str]) -> None:
+def test_faults_are_described_in_words(health: Maybe[DeviceHealth], faults: list[str]) -> None:
     assert faults_of(msgspec.structs.replace(a_reading(), health=health)) == faults
 
 

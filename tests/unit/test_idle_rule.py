@@ -538,7 +538,7 @@ def test_rearmed_rule_must_be_armed_again() -> None:
     assert fired == [66, 175]
 
 
-def test_spent_rule_says_so_and_nothing_is_due() -> None:
+def test_spent_rule_reports_it_and_has_no_due_time() -> None:
     rule = IdleRule(IdlePolicy(unused_for=0.0, below=BELOW, window=5.0, after=0.0, every=1.0), 0.0)
     drive(rule, (6, 0.0))
     assert rule.spent

@@ -539,4 +539,4 @@ def test_following_continues_with_the_tail_after_the_stream_is_dropped(
     follow(harness, monkeypatch, take_back, wait_long, harness.idle, end)
     said = capfd.readouterr()
     assert said.out == "1\n2\n3\n"
-    assert said.err == "stoker: this is the end of the log, as the queue keeps it; the whole log is on gpu-box\n"
+    assert said.err == "stoker: this is the end of the log, from the queue; the whole log is on gpu-box\n"

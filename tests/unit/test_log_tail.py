@@ -69,7 +69,7 @@ def test_progress_bar_is_delivered_again_only_when_it_changes(tmp_path: Path) ->
     assert written == ["epoch 1\ntrain 101/600", "epoch 1\ntrain 249/600", ""]
 
 
-def test_log_that_has_not_changed_for_a_while_is_not_read_and_a_failed_delivery_is_repeated(
+def test_unchanged_log_is_not_read_and_a_failed_delivery_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record, queue = AttemptRecord(tmp_path), Queue()

@@ -76,7 +76,7 @@ def test_job_with_notify_is_reported_to_its_url_alone(notify: str, state: str, b
     assert kinds_and_urls(found) == ([] if sent is None else [(sent, "json://mine")])
 
 
-def test_event_goes_once_to_each_url_however_often_it_is_named() -> None:
+def test_event_is_sent_once_to_a_url_named_several_times() -> None:
     marked = job(notify=("end:json://mine", "failed:json://mine", "end", "failed:json://file"))
     look = a_look(ended=[marked], causes=BY_ITSELF, urls=[url_of_page("failed")])
     detector = EventDetector(("failed",), 600.0, ["json://file"])
@@ -465,7 +465,7 @@ def test_return_of_a_worker_is_reported_only_after_its_loss() -> None:
         st.tuples(st.floats(0.0, 40.0), st.sampled_from(EVENTS), st.integers(1, 5), st.integers(0, 1)), max_size=40
     )
 )
-def test_a_process_sends_at_most_one_message_a_minute_per_kind_and_no_event_is_lost_or_sent_twice(
+def test_messages_are_limited_to_one_a_minute_per_kind_without_losing_events(
     bursts: list[tuple[float, EventKind, int, int]],
 ) -> None:
     """Two processes that see the same, one sometimes first."""

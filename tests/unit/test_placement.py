@@ -777,7 +777,7 @@ def test_memory_of_sharing_jobs_never_exceeds_the_gpu(asked: list[float], runnin
 
 @settings(deadline=None, max_examples=examples(300))
 @given(worlds())
-def test_no_job_starts_on_a_machine_or_gpu_that_does_not_match_and_cpus_and_ram_are_never_exceeded(
+def test_placement_respects_machines_gpus_cpus_and_ram(
     world: World,
 ) -> None:
     decision = world.decide()

@@ -151,7 +151,7 @@ def test_every_gpu_out_of_rotation_had_a_fault(observed: list[Maybe[DeviceHealth
     assert bool(state.out_of_rotation) == (rose or any(map(standing_faults, known)))
 
 
-def test_repeated_xid_is_new_also_when_older_ones_were_dropped() -> None:
+def test_repeated_xid_is_new_after_older_ones_were_dropped() -> None:
     before = DeviceHealth((31, 79, 13))
     assert new_faults(before, DeviceHealth((79, 13, 79))) == (LOST,)
     assert new_faults(before, DeviceHealth((79, 13))) == ()

@@ -252,7 +252,7 @@ class TestRanksOfARun:
         """Slurm's number is inherited by everything that one task starts."""
         assert [rank.number for rank in ranks_of(distributed(101, 102, numbers=numbers))] == [None, None]
 
-    def test_steps_of_a_process_say_its_number_also_when_it_is_gone(self) -> None:
+    def test_rank_of_an_ended_process_is_read_from_its_step_file(self) -> None:
         steps = [RankSteps(number, pid, 70, 3.0) for number, pid in enumerate((101, 102, 103))]
         facts = distributed(101, 102, 103, gone=[101], numbers=[None, None, None], steps=steps)
         assert [(rank.number, rank.is_gone) for rank in ranks_of(facts)] == [(0, True), (1, False), (2, False)]

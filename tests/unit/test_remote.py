@@ -181,7 +181,7 @@ def test_answer_of_a_strange_machine_is_one_sentence(answer: str, message: str) 
 
 
 class TestWheels:
-    def test_wheel_of_this_installation_is_the_one_that_a_build_makes(self, tmp_path: Path) -> None:
+    def test_wheel_of_this_installation_equals_a_built_one(self, tmp_path: Path) -> None:
         build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
         subprocess.run(build, cwd=REPOSITORY, check=True, capture_output=True)
         [built] = tmp_path.glob("*.whl")

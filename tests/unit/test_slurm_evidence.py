@@ -42,7 +42,7 @@ def result(outcome: str, code: int | None = None) -> AttemptResult:
 # What ends an attempt
 
 
-def test_result_of_the_shim_counts_whatever_slurm_says() -> None:
+def test_result_of_the_shim_takes_precedence_over_slurm() -> None:
     ended = Status(state="ended", ending="exited", exit_code=3)
     for state in (None, "RUNNING", "FAILED", "NODE_FAIL", "PENDING"):
         assert conclude(seen(ended, result=result("failed", 3), state=state)) == result("failed", 3)

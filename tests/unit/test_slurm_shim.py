@@ -51,7 +51,7 @@ def test_second_start_has_the_attempt_though_slurm_forgot_that_there_was_a_first
     assert record.owner() == second != first, "by that the first one sees that it is to stop"
 
 
-def test_second_start_waits_for_the_first_whatever_slurm_counts(
+def test_second_start_waits_for_the_first_regardless_of_the_restart_count(
     record: SlurmAttemptRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own(record)
@@ -91,7 +91,7 @@ def execution(signals: SignalStream, ran_for: float = 0.0) -> SlurmExecution:
     return found
 
 
-def test_job_that_dies_of_the_signal_by_which_slurm_ends_all_its_processes_did_not_end_by_itself() -> None:
+def test_job_killed_by_the_signal_of_slurm_did_not_exit_by_itself() -> None:
     with SignalStream([signal.SIGTERM]) as signals:
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         request = execution(signals).on_exit(STOPPED)
@@ -101,7 +101,7 @@ def test_job_that_dies_of_the_signal_by_which_slurm_ends_all_its_processes_did_n
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_job_that_handles_the_signal_of_slurm_did_not_end_by_itself_whatever_its_code(code: int) -> None:
+def test_job_that_handles_the_signal_of_slurm_did_not_exit_by_itself(code: int) -> None:
     with SignalStream([signal.SIGTERM]) as signals:
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         request = execution(signals, ran_for=60.0).on_exit(code)
@@ -110,7 +110,7 @@ def test_job_that_handles_the_signal_of_slurm_did_not_end_by_itself_whatever_its
     assert request.ending == "machine"
 
 
-def test_signal_that_has_reached_the_reaper_is_waited_for_also_when_a_short_job_ends() -> None:
+def test_end_of_a_short_job_waits_for_the_signal_pending_at_the_reaper() -> None:
     blocked = ["env", "--block-signal=TERM", "sleep", "60"]
     with SignalStream([signal.SIGTERM]) as signals, subprocess.Popen(blocked) as reaper:
         wait_for(lambda: "sleep" in Path(f"/proc/{reaper.pid}/comm").read_text(), named="its start")

@@ -99,7 +99,7 @@ def test_job_is_read_with_all_its_gpus() -> None:
         ({"tres_per_node": "N/A", "tres_per_task": "gres:gpu:1"}, 4),
     ],
 )
-def test_gpus_are_counted_however_they_were_requested(fields: dict[str, str], gpus: int) -> None:
+def test_gpus_are_counted_for_every_form_of_request(fields: dict[str, str], gpus: int) -> None:
     assert parse_jobs(a_line(**fields))[0].gpus == gpus
 
 

@@ -192,7 +192,7 @@ def test_one_working_board_is_enough() -> None:
     assert job.until_stopped(SPIN, WORK) is None
 
 
-def test_job_that_makes_steps_is_left_alone_whatever_its_boards_show() -> None:
+def test_job_that_makes_steps_is_never_stalled() -> None:
     job = Job()
     job.work()
     for number in range(2000):

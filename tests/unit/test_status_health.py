@@ -152,7 +152,7 @@ def test_unreachable_queue_is_the_first_issue() -> None:
     facts = HealthInputs(now=NOW, machines=(BUSY,), failed=ended().job, failures=1)
     health = without_queue(assess(facts), "the queue at db does not answer")
     assert [point.message for point in health.points] == ["The queue at db does not answer", "train-17 failed"]
-    assert health.headline == "1 thing is wrong, 1 more needs you"
+    assert health.headline == "1 thing is wrong, 1 more needs attention"
 
 
 # Attention
@@ -236,8 +236,8 @@ def test_bad_issues_come_first() -> None:
     gone = machine(worker="o-1", host="other", there=False, seen=NOW - 720)
     health = judged(machines=(BUSY, gone), failed=ended().job, failures=1, waiting=(waiting("never"),))
     assert [point.level for point in health.points] == ["bad", "attention", "attention"]
-    assert health.headline == "1 thing is wrong, 2 more need you"
-    assert judged(failed=ended().job, failures=1, waiting=(waiting("never"),)).headline == "2 things need you"
+    assert health.headline == "1 thing is wrong, 2 more need attention"
+    assert judged(failed=ended().job, failures=1, waiting=(waiting("never"),)).headline == "2 things need attention"
 
 
 def test_name_with_spaces_is_quoted() -> None:

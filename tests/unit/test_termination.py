@@ -200,7 +200,7 @@ def test_process_that_somebody_else_has_signalled_gets_the_signal_only_once(worl
     assert (outcome.asked, outcome.killed) == (2, 2)
 
 
-def test_rest_gets_the_signal_at_once_when_the_first_has_died_of_that_of_somebody_else(world: World) -> None:
+def test_other_processes_are_signalled_at_once_if_the_first_was_killed_by_others(world: World) -> None:
     world.alive = [SECOND]
     world.termination(grace=10, first=FIRST, has_signal=True)
     assert (SECOND, signal.SIGTERM) in world.sent

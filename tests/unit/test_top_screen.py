@@ -21,10 +21,10 @@ def shown(seen: Snapshot, view: TopView | None = None, width: int = 80, height: 
     return "\n".join(line.plain for line in frame(seen, view or TopView(), width, height))
 
 
-def test_a_small_terminal_shows_something_of_everything() -> None:
+def test_small_terminal_shows_part_of_every_section() -> None:
     screen = shown(snapshot())
     for text in (
-        "1 thing needs you",
+        "1 thing needs attention",
         "job end-0 failed",
         "node7",
         "job for alice, 10 min",
@@ -41,7 +41,7 @@ def test_a_small_terminal_shows_something_of_everything() -> None:
         assert text in screen
 
 
-def test_a_narrow_terminal_keeps_ids_states_and_gpus_whole_and_a_pipe_everything() -> None:
+def test_narrow_terminal_keeps_ids_states_and_gpus_whole() -> None:
     long = "gpu-box-17.cluster.example.org"
     command = "python train.py " + "--option value " * 20
     runs = msgspec.structs.replace(running(1, name="", command=command), host=long, gpus=("0", "7"))
@@ -65,7 +65,7 @@ def test_a_narrow_terminal_keeps_ids_states_and_gpus_whole_and_a_pipe_everything
     assert "█" not in piped
 
 
-def test_many_gpus_become_one_line_for_each_machine() -> None:
+def test_many_gpus_are_shown_as_one_line_per_machine() -> None:
     many = snapshot(machines=tuple(machine(f"node{number}", gpus=8) for number in range(3)))
     lines = shown(many).splitlines()
     (line,) = [line for line in lines if line.startswith("node1")]
@@ -73,7 +73,7 @@ def test_many_gpus_become_one_line_for_each_machine() -> None:
     assert sum(line.startswith("  ") and "A100" in line for line in shown(many, height=120).splitlines()) == 24
 
 
-def test_a_gpu_that_cannot_be_read_looks_unlike_an_idle_one() -> None:
+def test_unreadable_gpu_looks_different_from_an_idle_one() -> None:
     unknown = card(0, utilization=None, memory_used=None, state="unknown", user="", note="the driver does not answer")
     idle = card(1, utilization=0.0, memory_used=0, state="free", user="")
     seen = snapshot(machines=(machine(cards=(unknown, idle)),))
@@ -84,7 +84,7 @@ def test_a_gpu_that_cannot_be_read_looks_unlike_an_idle_one() -> None:
     assert "0 ?  1 0%" in shown(short)
 
 
-def test_a_gpu_out_of_rotation_says_why_and_since_when() -> None:
+def test_quarantined_gpu_shows_reason_and_start() -> None:
     quarantine = {"quarantine": "XID 79: x", "quarantined_since": NOW - 60, "note": "is out of rotation (XID 79: x)"}
     cards = (card(0, state="unknown", user="", **quarantine), card(1, state="job", user="", **quarantine))
     lines = shown(snapshot(machines=(machine(cards=cards),)), width=160).splitlines()
@@ -106,11 +106,11 @@ def test_a_gpu_out_of_rotation_says_why_and_since_when() -> None:
         ({"running": (running(0, fraction=None),)}, "loss=0.25"),
     ],
 )
-def test_what_is_out_of_the_ordinary_is_said(changes: dict[str, object], text: str) -> None:
+def test_unusual_states_are_shown(changes: dict[str, object], text: str) -> None:
     assert text in shown(snapshot(**changes))
 
 
-def test_job_text_cannot_speak_to_the_terminal_or_break_lines() -> None:
+def test_job_text_contains_no_control_characters() -> None:
     nasty = "x\x1b[2J\x1b]0;title\x07\ny\u202e"
     seen = snapshot(
         running=(running(1, name=nasty),),
@@ -150,14 +150,14 @@ def test_every_frame_fits_its_terminal_and_shows_the_selected_job(
         assert any(view.selected in line or job_label(job)[:4] in line for line in shown)
 
 
-def test_lines_are_shared_evenly_and_none_is_wasted() -> None:
+def test_lines_are_distributed_evenly_between_sections() -> None:
     assert share(10, [20, 2, 20]) == [4, 2, 4]
     assert share(10, [3, 3, 3]) == [3, 3, 3]
     assert share(2, [5, 5, 5]) == [1, 1, 0]
     assert share(-1, [5]) == [0]
 
 
-def test_the_selection_follows_its_job_and_takes_the_next_when_it_vanishes() -> None:
+def test_selection_follows_its_job_and_moves_on_when_it_vanishes() -> None:
     seen = snapshot()
     view = selected(seen, TopView(), 3)
     assert view.selected == seen.waiting[1].job.id
@@ -168,7 +168,7 @@ def test_the_selection_follows_its_job_and_takes_the_next_when_it_vanishes() -> 
     assert selected(snapshot(running=(), waiting=(), ended=()), view).selected is None
 
 
-def test_only_the_jobs_of_one_person_are_shown_when_asked_for() -> None:
+def test_jobs_are_filtered_by_submitter() -> None:
     seen = snapshot(running=(running(1, submitter="alice"), running(2, submitter="bob")))
     view = TopView(mine="bob")
     assert [one.job.name for section in chosen(seen, view) for one in section] == ["run-2"]
@@ -189,7 +189,7 @@ def with_sweep() -> Snapshot:
     )
 
 
-def test_a_group_is_one_row_until_it_is_unfolded() -> None:
+def test_group_is_one_row_until_unfolded() -> None:
     seen = with_sweep()
     folded = shown(seen, width=120, height=40)
     assert "▸ sweep " in folded
@@ -207,7 +207,7 @@ def test_a_group_is_one_row_until_it_is_unfolded() -> None:
     assert " group    12 of 15 done, 1 failed, 1 running" in piped
 
 
-def test_the_selection_goes_over_groups_and_their_jobs() -> None:
+def test_selection_moves_through_groups_and_their_jobs() -> None:
     seen, unfolded = with_sweep(), TopView(unfolded=frozenset({"sweep"}))
     keys = [key_of(row) for section in sections(seen, TopView()) for row in section.rows]
     assert keys == ["group:sweep", "00000000", "00000101", "00000201"]

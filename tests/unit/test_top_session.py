@@ -44,7 +44,7 @@ def used(store: Store, home: Path, *keys: str) -> list[str]:
     return terminal.frames
 
 
-def test_a_queue_that_is_away_is_said_and_what_was_seen_stays(
+def test_unreachable_queue_is_reported_and_the_last_state_stays(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.jobs.submit([JobSpec(command="x", name="train")])
@@ -60,7 +60,7 @@ def test_a_queue_that_is_away_is_said_and_what_was_seen_stays(
     first, away, back = used(store, tmp_path, "x", "x")
     assert "train" in first
     assert "train" in away
-    assert "the database does not answer (waiting; what is shown is old)" in away
+    assert "the database does not answer (waiting; this state is outdated)" in away
     # What it came to when it was last asked is no answer now.
     assert "  The database does not answer" in away
     assert "1 job waits, and no worker is there" in first
@@ -69,7 +69,7 @@ def test_a_queue_that_is_away_is_said_and_what_was_seen_stays(
     assert "what is shown is old" not in back
 
 
-def test_an_act_on_a_queue_that_is_away_is_told_as_not_done(
+def test_action_on_an_unreachable_queue_is_reported_as_not_done(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.jobs.submit([JobSpec(command="x", name="train")])
@@ -81,11 +81,11 @@ def test_an_act_on_a_queue_that_is_away_is_told_as_not_done(
     assert "nothing was done: the database does not answer" in used(store, tmp_path, "h")[-1]
 
 
-def test_nothing_can_be_done_to_no_job(store: Store, tmp_path: Path) -> None:
+def test_action_without_a_selected_job_is_refused(store: Store, tmp_path: Path) -> None:
     assert "no job is selected" in used(store, tmp_path, "c")[-1]
 
 
-def test_an_open_job_stays_open_when_the_list_moves_on(store: Store, tmp_path: Path) -> None:
+def test_open_job_stays_open_when_the_list_changes(store: Store, tmp_path: Path) -> None:
     (job,) = store.jobs.submit([JobSpec(command="x", name="train")])
     store.jobs.cancel([job])
     frames = used(store, tmp_path, "enter", "r", "q")
@@ -94,7 +94,7 @@ def test_an_open_job_stays_open_when_the_list_moves_on(store: Store, tmp_path: P
     assert "waiting (1)" in frames[3]
 
 
-def test_all_jobs_or_only_ones_own_are_shown(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_jobs_filter_is_toggled(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.cli.top.session.login_name", lambda: "alice")
     store.jobs.submit(
         [JobSpec(command="x", name="hers", submitter="alice"), JobSpec(command="x", name="his", submitter="bob")]
@@ -106,7 +106,7 @@ def test_all_jobs_or_only_ones_own_are_shown(store: Store, tmp_path: Path, monke
     assert "his" in again
 
 
-def test_a_group_is_unfolded_folded_and_acted_on_as_a_whole(store: Store, tmp_path: Path) -> None:
+def test_group_is_unfolded_folded_and_changed_as_a_whole(store: Store, tmp_path: Path) -> None:
     one, two, three = store.jobs.submit([JobSpec(command="x", name=f"lr={n}", group="sweep") for n in range(3)])
     store.attempts.claim([one], "w", [], 600)
     store.jobs.submit([JobSpec(command="x", name="other")])
@@ -134,7 +134,7 @@ def test_a_group_is_unfolded_folded_and_acted_on_as_a_whole(store: Store, tmp_pa
     assert [store.jobs.get(job).state for job in (one, two, three)] == ["running", "queued", "queued"]
 
 
-def test_details_go_from_job_to_job_over_groups(store: Store, tmp_path: Path) -> None:
+def test_details_move_between_jobs_across_groups(store: Store, tmp_path: Path) -> None:
     store.jobs.submit([JobSpec(command="x", name=f"lr={n}", group="sweep") for n in range(2)])
     store.jobs.submit([JobSpec(command="x", name=name) for name in ("alone", "last")])
     frames = used(store, tmp_path, "down", "enter", "up", "down", "q")

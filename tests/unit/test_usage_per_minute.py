@@ -53,7 +53,7 @@ def test_minute_is_reported_when_it_is_over() -> None:
     assert seconds(site.written()[1]) == {"job": 2.0}
 
 
-def test_last_minute_of_what_is_not_looked_at_any_more_is_reported_and_nothing_is_kept() -> None:
+def test_last_minute_of_an_unwatched_gpu_is_reported_and_dropped() -> None:
     site = Site().see(0.0, 10.0)
     site.meter.forget("g")
     assert site.meter.finished() == []

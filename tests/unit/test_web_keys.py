@@ -27,7 +27,7 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_the_first_use_makes_an_operators_token_and_the_next_finds_it(keys: Keys, tmp_path: Path) -> None:
+def test_first_use_creates_an_operator_token_and_later_uses_find_it(keys: Keys, tmp_path: Path) -> None:
     token = keys.first()
     assert token.role == "operator"
     assert len(token.secret) >= 32
@@ -35,7 +35,7 @@ def test_the_first_use_makes_an_operators_token_and_the_next_finds_it(keys: Keys
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
-def test_the_file_is_its_owners_alone_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+def test_token_file_is_private_regardless_of_the_umask(tmp_path: Path, umask: int) -> None:
     home = tmp_path / "home"
     home.mkdir()
     keys = Keys(home)
@@ -47,7 +47,7 @@ def test_the_file_is_its_owners_alone_whatever_the_umask(tmp_path: Path, umask: 
     assert mode_of(keys.path) == 0o600
 
 
-def test_the_file_is_never_readable_for_others_while_it_is_written(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_file_is_private_while_it_is_written(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     replace = os.replace
 
@@ -66,7 +66,7 @@ def test_the_file_is_never_readable_for_others_while_it_is_written(keys: Keys, m
     assert seen == [0o600]
 
 
-def test_a_right_token_lets_a_device_in_and_a_wrong_one_does_not(keys: Keys) -> None:
+def test_valid_token_logs_a_device_in_and_an_invalid_one_does_not(keys: Keys) -> None:
     token = keys.add("phone", "viewer")
     assert keys.log_in("stk_nonsense") is None
     assert keys.log_in("") is None
@@ -81,13 +81,13 @@ def test_a_right_token_lets_a_device_in_and_a_wrong_one_does_not(keys: Keys) -> 
     assert len(session.agent) <= 120
 
 
-def test_the_file_does_not_hold_what_is_in_a_devices_cookie(keys: Keys) -> None:
+def test_token_file_does_not_contain_cookie_secrets(keys: Keys) -> None:
     entered = keys.log_in(keys.first().secret)
     assert entered is not None
     assert entered[1] not in keys.path.read_text()
 
 
-def test_logging_out_ends_that_device_and_no_other(keys: Keys, tmp_path: Path) -> None:
+def test_logout_ends_one_session_only(keys: Keys, tmp_path: Path) -> None:
     token = keys.first()
     one, other = keys.log_in(token.secret), keys.log_in(token.secret)
     assert one is not None
@@ -100,7 +100,7 @@ def test_logging_out_ends_that_device_and_no_other(keys: Keys, tmp_path: Path) -
     assert keys.by_token(token.secret) is not None
 
 
-def test_revoking_in_another_process_ends_token_and_devices_within_a_second(keys: Keys, tmp_path: Path) -> None:
+def test_revocation_by_another_process_takes_effect_within_a_second(keys: Keys, tmp_path: Path) -> None:
     token = keys.first()
     entered, program = keys.log_in(token.secret), keys.by_token(token.secret)
     assert entered is not None
@@ -118,13 +118,13 @@ def test_revoking_in_another_process_ends_token_and_devices_within_a_second(keys
     assert keys.log_in(token.secret) is None
 
 
-def test_a_token_made_in_another_process_is_good_at_once(keys: Keys, tmp_path: Path) -> None:
+def test_token_created_by_another_process_is_valid_at_once(keys: Keys, tmp_path: Path) -> None:
     keys.first()
     assert keys.by_token("stk_wrong") is None
     assert keys.by_token(Keys(tmp_path / "home").add("phone", "viewer").secret) is not None
 
 
-def test_a_file_that_others_can_read_is_refused_with_what_to_do(keys: Keys) -> None:
+def test_token_file_readable_by_others_is_refused_with_advice(keys: Keys) -> None:
     secret = keys.first().secret
     keys.path.chmod(0o640)
     with pytest.raises(StokerError, match=r"other users can read .* run `chmod 600 "):
@@ -136,7 +136,7 @@ def test_a_file_that_others_can_read_is_refused_with_what_to_do(keys: Keys) -> N
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"tokens": [{"id": 3}]}', b"\xff\xfe"])
-def test_a_broken_file_is_one_sentence_and_lets_nobody_in(keys: Keys, text: bytes) -> None:
+def test_invalid_token_file_is_reported_and_refuses_logins(keys: Keys, text: bytes) -> None:
     secret = keys.first().secret
     keys.path.write_bytes(text)
     with pytest.raises(StokerError, match=r"is not a valid token file") as caught:
@@ -148,7 +148,7 @@ def test_a_broken_file_is_one_sentence_and_lets_nobody_in(keys: Keys, text: byte
     assert keys.path.read_bytes() == text, "what a person may mend was overwritten"
 
 
-def test_a_disk_that_is_full_neither_keeps_devices_out_nor_lets_them_stay(
+def test_full_disk_prevents_neither_login_nor_logout(
     keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = keys.first()
@@ -175,9 +175,7 @@ def test_a_disk_that_is_full_neither_keeps_devices_out_nor_lets_them_stay(
     assert again.by_session(old[1]) is None
 
 
-def test_a_session_kept_in_mind_ends_with_its_token(
-    keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritten_session_ends_with_its_token(keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     token = keys.first()
     with monkeypatch.context() as without_lock:
         without_lock.setattr(KeyFile, "locked", _nobody_can_lock)
@@ -191,9 +189,7 @@ def _nobody_can_lock(*_: object) -> None:
     raise OSError(30, "Read-only file system")
 
 
-def test_visits_are_remembered_but_hardly_ever_written(
-    keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_last_use_is_rarely_written(keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entered = keys.log_in(keys.first().secret)
     assert entered is not None
     begun = keys.sessions()[0].seen
@@ -236,7 +232,7 @@ def disk_that_hangs() -> Iterator[threading.Event]:
             over.set()
 
 
-def test_who_visits_does_not_wait_until_visits_are_written(keys: Keys) -> None:
+def test_request_does_not_wait_for_writing_the_last_use(keys: Keys) -> None:
     entered = keys.log_in(keys.first().secret)
     assert entered is not None
     written = keys.path.stat().st_ino
@@ -246,7 +242,7 @@ def test_who_visits_does_not_wait_until_visits_are_written(keys: Keys) -> None:
     wait_for(lambda: keys.path.stat().st_ino != written, named="the visit being written")
 
 
-def test_while_somebody_logs_in_on_a_slow_disk_everybody_else_passes(keys: Keys) -> None:
+def test_slow_login_does_not_block_other_requests(keys: Keys) -> None:
     token = keys.first()
     entered = keys.log_in(token.secret)
     assert entered is not None
@@ -263,9 +259,7 @@ def test_while_somebody_logs_in_on_a_slow_disk_everybody_else_passes(keys: Keys)
     assert len(keys.sessions()) == 2
 
 
-def test_however_many_devices_one_token_lets_in_those_of_another_stay(
-    keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_limit_of_a_token_does_not_affect_other_tokens(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
     operator = keys.log_in(keys.first().secret)
     shared = keys.add("shared", "viewer").secret
     monkeypatch.setattr(os, "fsync", lambda _: None)  # 51 of them would take a while
@@ -277,7 +271,7 @@ def test_however_many_devices_one_token_lets_in_those_of_another_stay(
     ] * 50
 
 
-def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_simultaneous_writers_lose_nothing(tmp_path: Path) -> None:
     home = tmp_path / "home"
 
     def add(who: int) -> None:
@@ -295,7 +289,7 @@ def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     assert [path.name for path in sorted(home.iterdir())] == [".tokens.json.lock", "tokens.json"]
 
 
-def test_a_device_is_not_let_in_by_a_cookie_that_browsers_would_have_dropped(keys: Keys) -> None:
+def test_expired_cookie_is_refused(keys: Keys) -> None:
     entered = keys.log_in(keys.first().secret)
     assert entered is not None
     contents = msgspec.json.decode(keys.path.read_bytes())
@@ -305,12 +299,12 @@ def test_a_device_is_not_let_in_by_a_cookie_that_browsers_would_have_dropped(key
 
 
 @pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 61, "\x1b[31m"])
-def test_a_name_that_would_spoil_the_log_is_refused(keys: Keys, name: str) -> None:
+def test_token_name_with_control_characters_is_refused(keys: Keys, name: str) -> None:
     with pytest.raises(BadInputError, match="a token's name must have"):
         keys.add(name, "viewer")
 
 
-def test_two_tokens_of_one_name_are_refused(keys: Keys) -> None:
+def test_duplicate_token_name_is_refused(keys: Keys) -> None:
     keys.add("phone", "viewer")
     with pytest.raises(BadInputError, match="there is already a token named 'phone'"):
         keys.add("phone", "operator")
@@ -326,7 +320,7 @@ class Clock:
         return self.now
 
 
-def test_an_address_that_is_wrong_too_often_is_not_answered_for_a_while() -> None:
+def test_address_with_many_wrong_tokens_is_throttled() -> None:
     clock = Clock()
     patience = FailureThrottle(clock)
     for _ in range(10):
@@ -339,7 +333,7 @@ def test_an_address_that_is_wrong_too_often_is_not_answered_for_a_while() -> Non
     patience.failed("192.0.2.1")
 
 
-def test_wrong_tokens_from_everywhere_are_limited_too() -> None:
+def test_wrong_tokens_from_many_addresses_are_throttled() -> None:
     clock = Clock()
     patience = FailureThrottle(clock)
     for number in range(200):
@@ -350,7 +344,7 @@ def test_wrong_tokens_from_everywhere_are_limited_too() -> None:
     patience.failed("198.51.100.3")
 
 
-def test_a_million_addresses_do_not_fill_the_memory() -> None:
+def test_throttle_memory_is_bounded() -> None:
     patience = FailureThrottle(Clock())
     for number in range(5000):
         try:

@@ -39,7 +39,7 @@ def seen(picture: str) -> list[list[bool]]:
     return rows
 
 
-def test_a_camera_sees_the_modules_of_the_link_with_a_margin_around_them() -> None:
+def test_qr_code_contains_the_link_with_a_margin() -> None:
     picture = qr_code(LINK, Terminal())
     assert picture is not None
     expected = [[bool(one) for one in row] for row in segno.make(LINK, error="l", boost_error=False).matrix]
@@ -52,7 +52,7 @@ def test_a_camera_sees_the_modules_of_the_link_with_a_margin_around_them() -> No
     assert all(line.endswith("\x1b[0m") for line in picture.splitlines()), "its colours run on"
 
 
-def test_there_is_none_where_it_could_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_qr_code_is_omitted_if_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert qr_code(LINK, io.StringIO()) is None
     ascii_only = Terminal()
     ascii_only.encoding = "ascii"

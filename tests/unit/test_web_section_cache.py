@@ -3,6 +3,6 @@
 from stoker.web.sse.section_cache import event
 
 
-def test_no_line_end_of_any_kind_begins_another_field() -> None:
+def test_line_ends_do_not_start_another_event_field() -> None:
     told = event("running", "one\revent: forged\r\n\rdata: two\n")
     assert told == "event: running\ndata: one\ndata: event: forged\ndata: \ndata: data: two\ndata: \n\n"

@@ -246,7 +246,7 @@ def all_sections(text: str, role: Role) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("role", ["viewer", "operator"])
-def test_what_a_job_says_never_becomes_part_of_the_page(role: Role) -> None:
+def test_job_text_is_escaped_in_sections(role: Role) -> None:
     plain, hostile = all_sections("vit", role), all_sections(HOSTILE, role)
     for name, html in hostile.items():
         page = Elements(html)
@@ -260,13 +260,13 @@ def test_what_a_job_says_never_becomes_part_of_the_page(role: Role) -> None:
         assert "49" not in page.text, f"{name} computes what a job says"
 
 
-def test_a_text_without_a_space_is_cut_before_it_fills_the_page() -> None:
+def test_text_without_spaces_is_cut() -> None:
     for name, html in all_sections("A" * 10_000, "operator").items():
         if name not in {"spec", "report"}:
             assert max(map(len, re.findall("A+", Elements(html).text)), default=0) < 1000, name
 
 
-def test_ids_of_elements_are_safe_to_look_for() -> None:
+def test_element_ids_are_safe_selectors() -> None:
     worker = 'w"] *, [x="'
     snapshot = make_overview(machines=(make_machine(make_gpu(), worker=worker),))
     sections = for_page(snapshot, "operator", render(snapshot, "operator"))
@@ -275,7 +275,7 @@ def test_ids_of_elements_are_safe_to_look_for() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9_-]+", found or "") for found in ids)
 
 
-def test_a_viewer_sees_everything_and_no_button_that_changes_something() -> None:
+def test_viewer_sees_all_sections_without_buttons() -> None:
     watched, steered = all_sections("vit", "viewer"), all_sections("vit", "operator")
     for name in ("running", "waiting", "ended", "machine-w-1", "summary"):
         assert "hx-post" in steered[name], name
@@ -286,7 +286,7 @@ def test_a_viewer_sees_everything_and_no_button_that_changes_something() -> None
     assert "vit" in read(watched["running"])
 
 
-def test_nothing_changes_because_time_passes() -> None:
+def test_html_does_not_change_with_time() -> None:
     snapshot, later = full_overview(), NOW + 3600
     moved = msgspec.structs.replace(
         snapshot,
@@ -311,7 +311,7 @@ def test_nothing_changes_because_time_passes() -> None:
         ("after", "waits for job 0000000a (running); besides, no worker is there (the last was seen {} ago)"),
     ],
 )
-def test_a_reason_that_tells_a_length_of_time_is_told_without_it(kind: ReasonKind, sentence: str) -> None:
+def test_durations_are_removed_from_reasons(kind: ReasonKind, sentence: str) -> None:
     def shown(length: str) -> str:
         job = make_job("vit", "queued", not_before=NOW + 44)
         waiting = WaitingJob(job=job, why=Why(kind, "", sentence.format(length)))
@@ -320,21 +320,21 @@ def test_a_reason_that_tells_a_length_of_time_is_told_without_it(kind: ReasonKin
     assert shown("20 s") == shown("21 s")
 
 
-def test_a_retry_says_when_and_why() -> None:
+def test_waiting_retry_shows_time_and_reason() -> None:
     job = make_job("vit", "queued", not_before=NOW + 44, reason="exit code 1")
     html = render(make_overview(waiting=(WaitingJob(job=job, why=Why("retry", "", "")),)), "viewer")["waiting"]
     assert re.search(r'Next attempt <time datetime="2027-01-15T08:00:44[^"]*" data-tell="in">', html)
     assert "exit code 1" in read(html)
 
 
-def test_simulated_gpus_are_told_plainly() -> None:
+def test_simulated_gpus_are_marked() -> None:
     told = "These GPUs are simulated: nothing here is real hardware."
     real, simulated = (make_overview(machines=(make_machine(simulated=so),)) for so in (False, True))
     assert told in read(render(simulated, "viewer")["health"])
     assert told not in read(render(real, "viewer")["health"])
 
 
-def test_one_thing_to_know_is_told_once() -> None:
+def test_single_issue_is_shown_once() -> None:
     health = Health(
         level="attention", headline="vit failed", points=(HealthIssue(level="attention", message="vit failed"),)
     )
@@ -360,12 +360,12 @@ def test_one_thing_to_know_is_told_once() -> None:
         (make_gpu(state="job", jobs=("0badcafe",), quarantine="XID 79: x", quarantined_since=0.0), "quarantined vit"),
     ],
 )
-def test_a_gpu_says_in_words_what_it_does_and_for_whom(gpu: WorkerGpu, told: str) -> None:
+def test_gpu_shows_its_state_and_user_in_words(gpu: WorkerGpu, told: str) -> None:
     snapshot = make_overview(machines=(make_machine(gpu),), running=(make_running(make_job("vit")),))
     assert told in read(render(snapshot, "viewer")["machine-w-1"])
 
 
-def test_what_is_unknown_is_no_zero() -> None:
+def test_unknown_value_is_not_shown_as_zero() -> None:
     gpu = make_gpu(state="unknown", utilization=None, memory_used=None)
     html = render(make_overview(machines=(make_machine(gpu),)), "viewer")["machine-w-1"]
     assert "Use unknown" in read(html).replace("Use", "Use ").replace("  ", " ")
@@ -375,7 +375,7 @@ def test_what_is_unknown_is_no_zero() -> None:
     assert "0 of 80 GiB" in read(idle["machine-w-1"])
 
 
-def test_a_machine_that_is_away_does_not_pass_for_one_that_is_there() -> None:
+def test_lost_machine_looks_different_from_a_live_one() -> None:
     gone = make_machine(make_gpu(state="unknown", note="its worker was last seen 3 min ago"), there=False)
     told = read(render(make_overview(machines=(gone,)), "operator")["machine-w-1"])
     assert "not seen" in told
@@ -385,7 +385,7 @@ def test_a_machine_that_is_away_does_not_pass_for_one_that_is_there() -> None:
     assert "not seen" not in left
 
 
-def test_many_gpus_are_folded_and_a_machine_that_changes_is_sent_alone() -> None:
+def test_many_gpus_are_folded_and_machines_are_sent_separately() -> None:
     def fleet(utilization: float) -> Snapshot:
         machines = [
             make_machine(*(make_gpu(index) for index in range(8)), worker=f"w-{number}") for number in range(24)
@@ -401,14 +401,14 @@ def test_many_gpus_are_folded_and_a_machine_that_changes_is_sent_alone() -> None
     assert "open" in Elements(render(full_overview(), "viewer")["machine-w-1"]).started[0][1]
 
 
-def test_a_page_that_is_opened_has_every_machine_in_its_place() -> None:
+def test_first_page_contains_every_machine_in_order() -> None:
     snapshot = full_overview("vit")
     sections = for_page(snapshot, "viewer", render(snapshot, "viewer"))
     assert "GPU 0" in read(sections["machines"])
     assert "GPU 0" not in read(render(full_overview("vit"), "viewer")["machines"])
 
 
-def test_a_waiting_job_can_be_moved_beside_its_neighbours() -> None:
+def test_waiting_job_can_be_moved_beside_its_neighbours() -> None:
     jobs = [make_job(name, "queued", id=f"0000000{name}") for name in "123"]
     waiting = tuple(WaitingJob(job=job, why=Why("waits", "", "waits")) for job in jobs)
     html = render(make_overview(waiting=waiting), "operator")["waiting"]
@@ -423,7 +423,7 @@ def test_a_waiting_job_can_be_moved_beside_its_neighbours() -> None:
 
 
 @pytest.mark.parametrize(("state", "asks"), [("running", True), ("held", True), ("queued", False)])
-def test_cancelling_asks_once_where_it_cannot_be_taken_back(state: State, asks: bool) -> None:
+def test_cancel_asks_for_confirmation_if_it_cannot_be_undone(state: State, asks: bool) -> None:
     detail = msgspec.structs.replace(full_detail(), job=make_job("vit", state), why=Why("waits", "", "waits"))
     buttons = [
         attributes
@@ -433,7 +433,7 @@ def test_cancelling_asks_once_where_it_cannot_be_taken_back(state: State, asks: 
     assert [("hx-confirm" in attributes) for attributes in buttons] == [asks]
 
 
-def test_an_idle_stop_is_told_as_one() -> None:
+def test_idle_stop_is_shown_as_idle_stop() -> None:
     job = make_job("vit", "failed", ended=NOW - 60, reason="its GPUs stayed idle")
     ended = EndedJob(job=job, why=Why("ended", "", ""), stopped="idle")
     told = read(render(make_overview(ended=(ended,)), "viewer")["ended"])
@@ -442,7 +442,7 @@ def test_an_idle_stop_is_told_as_one() -> None:
 
 
 @pytest.mark.parametrize(("hours", "told"), [(0.0, "0 h"), (0.2, "12 min"), (3.5, "3.5 h"), (1204.2, "1,204 h")])
-def test_gpu_hours_are_told_as_exactly_as_anybody_wants(hours: float, told: str) -> None:
+def test_gpu_hours_are_rounded_sensibly(hours: float, told: str) -> None:
     html = render(make_overview(hours=GpuHours(since=NOW - 7 * 86400, jobs=hours)), "viewer")["hours"]
     assert f"Over the last 7 days Jobs{told}" in read(html).replace("Jobs ", "Jobs")
 
@@ -472,7 +472,7 @@ class Names(HTMLParser):
             self.shown[self.found[-1]] = text
 
 
-def test_every_button_and_link_says_which_job_or_machine_it_is_about() -> None:
+def test_labels_of_buttons_and_links_name_their_job_or_machine() -> None:
     jobs = [make_job(f"train-{number}", id=f"0000000{number}") for number in range(8)]
     points = (
         HealthIssue(level="attention", message="92 jobs failed", failure="failed", until=NOW),
@@ -489,7 +489,7 @@ def test_every_button_and_link_says_which_job_or_machine_it_is_about() -> None:
             EndedJob(job=msgspec.structs.replace(job, state="failed"), why=Why("ended", "", ""), stopped="")
             for job in jobs[6:]
         ],
-        health=Health(level="attention", headline="2 things need you", points=points),
+        health=Health(level="attention", headline="2 things need attention", points=points),
     )
     names = Names("".join(render(snapshot, "operator").values()))
     twice = {name for name in names.found if names.found.count(name) > 1}
@@ -511,7 +511,7 @@ def test_every_button_and_link_says_which_job_or_machine_it_is_about() -> None:
         assert name.startswith(shown), "who speaks to the page says what is written there"
 
 
-def test_links_into_the_page_of_a_job_lead_to_something_there() -> None:
+def test_fragment_links_to_a_job_page_have_targets() -> None:
     html = "".join(render(full_overview(), "operator").values())
     places = set(re.findall(r'href="/jobs/[^"#]+#([^"]+)"', html))
     log = (Path(stoker.web.__file__).parent / "templates" / "job_log.html").read_text()
@@ -519,7 +519,7 @@ def test_links_into_the_page_of_a_job_lead_to_something_there() -> None:
     assert all(f'id="{place}"' in log for place in places)
 
 
-def test_a_link_of_a_job_leads_only_to_the_web() -> None:
+def test_link_of_a_job_must_be_a_web_address() -> None:
     def links(link: str) -> list[str | None]:
         detail = msgspec.structs.replace(full_detail(), job=make_job("vit", link=link))
         return [
@@ -540,7 +540,7 @@ def test_values_of_variables_are_not_shown() -> None:
 
 
 @pytest.mark.parametrize("acts_at", [NOW + 600, None])
-def test_job_that_a_rule_warns_of_says_why_and_when_it_is_stopped(acts_at: float | None) -> None:
+def test_warned_job_shows_reason_and_time_of_the_stop(acts_at: float | None) -> None:
     hang = RuleWarning(rule="stalled", word="may hang", reason="GPU 0 spins", at=NOW - 60, acts_at=acts_at)
     why = Why("warned", "may hang", "running, and may hang")
     runs = make_running(make_job(), why=why, warning=hang)

@@ -6,13 +6,13 @@ import sys
 
 def main() -> None:
     """The `stoker` command."""
-    # Modules make no garbage; looking for it takes a tenth of the start. The verb turns it on again.
+    # Imports create no garbage; collecting it takes a tenth of the start. The verb enables it again.
     gc.disable()
     from stoker.streams import open_missing
 
     open_missing()
     if sys.argv[1:] == ["--version"]:
-        # Before any import: scripts and completion call it most.
+        # Before any import, because scripts and completion call it most often.
         from stoker.version import __version__
 
         sys.stdout.write(f"stoker {__version__}\n")

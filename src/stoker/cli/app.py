@@ -1,4 +1,4 @@
-"""The `stoker` command: its verbs, and how each ends: an exit code, and one sentence on an error."""
+"""The `stoker` command: its verbs, exit codes and error messages."""
 
 import contextlib
 import errno
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 
 class VerbModule(NamedTuple):
-    """The module of a verb, which has a `NAME_command`, and its line in `stoker --help`."""
+    """The module of a verb, which defines `NAME_command`, and its line in `stoker --help`."""
 
     module: str
     help: str
 
 
-# By purpose, in the order in which a newcomer meets them. The module behind a verb is imported only when it is typed.
+# By purpose, in the order in which a newcomer needs them. The module of a verb is imported only when the verb is typed.
 GROUPS: Final = {
     "Watch": {
         "gpus": VerbModule("verbs.gpus", "Show what this machine's GPUs are doing."),
         "run": VerbModule("verbs.run", "Launch a command and stop it when it idles or hangs."),
         "watch": VerbModule("verbs.watch", "Watch GPUs and act when they idle or hang."),
-        "snooze": VerbModule("verbs.pause", "Leave a run alone for a while."),
+        "snooze": VerbModule("verbs.pause", "Pause the rules of a run for a while."),
         "runs": VerbModule("verbs.show", "List runs and how they ended."),
         "record": VerbModule("verbs.gpus", "Write readings over time to a file."),
-        "replay": VerbModule("verbs.replay", "Try a rule on recorded readings."),
+        "replay": VerbModule("verbs.replay", "Apply rules to recorded readings."),
     },
     "Queue": {
         "submit": VerbModule("verbs.submit", "Put commands into the queue."),
@@ -47,21 +47,21 @@ GROUPS: Final = {
         "work": VerbModule("verbs.work", "Run the queue's jobs, on this machine or a cluster."),
         "list": VerbModule("verbs.show", "List the jobs of the queue."),
         "show": VerbModule("verbs.show", "Show one job or run in detail."),
-        "why": VerbModule("verbs.show", "Say why a job waits."),
+        "why": VerbModule("verbs.show", "Explain why a job waits."),
         "diff": VerbModule("verbs.show", "Show how a job's code differs."),
-        "logs": VerbModule("verbs.logs", "Show what a job printed."),
+        "logs": VerbModule("verbs.logs", "Print the output of a job."),
         "wait": VerbModule("verbs.wait", "Wait until jobs have ended."),
         "cancel": VerbModule("verbs.steer", "Cancel jobs; running ones are stopped."),
         "retry": VerbModule("verbs.steer", "Run jobs again that have ended."),
-        "edit": VerbModule("verbs.edit", "Change what a job asks for."),
+        "edit": VerbModule("verbs.edit", "Change the options of jobs."),
         "move": VerbModule("verbs.steer", "Move jobs within the queue."),
-        "hold": VerbModule("verbs.steer", "Keep jobs from starting."),
+        "hold": VerbModule("verbs.steer", "Prevent jobs from starting."),
         "release": VerbModule("verbs.steer", "Let held jobs start."),
-        "tag": VerbModule("verbs.steer", "Give jobs a tag, or remove it."),
-        "pause": VerbModule("verbs.pause", "Start nothing more, in the queue or on one worker."),
+        "tag": VerbModule("verbs.steer", "Add a tag to jobs, or remove it."),
+        "pause": VerbModule("verbs.pause", "Stop starting jobs, in the queue or on one worker."),
         "resume": VerbModule("verbs.pause", "Start jobs again after a pause."),
         "machines": VerbModule("machines", "List, add, drain and remove the machines of the queue."),
-        "feed": VerbModule("verbs.feed", "Take jobs from a text file or a Google Sheet."),
+        "feed": VerbModule("verbs.feed", "Submit jobs from a text file or a Google Sheet."),
         "queue": VerbModule("verbs.queue", "Create or check the queue."),
         "clean": VerbModule("verbs.queue", "Delete jobs that ended long ago."),
     },
@@ -120,7 +120,7 @@ class Verbs(click.Group):
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="stoker %(version)s")
 @click.option("--config", metavar="FILE", help="Read settings from FILE instead of stoker.toml.")
-@click.option("--debug", is_flag=True, help="Show tracebacks, and what the helper process prints.")
+@click.option("--debug", is_flag=True, help="Show tracebacks and the output of the helper process.")
 @click.pass_context
 def stoker(context: click.Context, config: str | None, debug: bool) -> None:
     """Keep GPUs busy, and notice when they are not."""
@@ -143,7 +143,7 @@ def stoker(context: click.Context, config: str | None, debug: bool) -> None:
 
 
 def run(arguments: list[str], early: Helper | None = None) -> int:
-    """Runs one command line; its exit code. Tracebacks are only for --debug."""
+    """Runs one command line and returns its exit code. Tracebacks are shown only with --debug."""
     try:
         result = stoker.main(arguments, prog_name="stoker", standalone_mode=False, obj=early)
         sys.stdout.flush()
@@ -152,7 +152,7 @@ def run(arguments: list[str], early: Helper | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of the output has gone (`| head`), which is not an error.
+        # The reader of the output is gone (`| head`), which is not an error.
         _discard_output()
         return 0
     except Exception as error:
@@ -173,12 +173,12 @@ def run(arguments: list[str], early: Helper | None = None) -> int:
 
 
 def _discard_output() -> None:
-    """Otherwise Python flushes again at exit, and changes the exit code when that fails."""
+    """Otherwise Python flushes again at exit, and a failure changes the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refused(error: click.ClickException | StokerError) -> int:
-    """Prints one sentence; the exit code."""
+    """Prints one sentence; returns the exit code."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
     elif isinstance(error, click.ClickException):

@@ -1,4 +1,4 @@
-"""What verbs print beside their tables: JSON, notes, and what was changed."""
+"""Output of verbs besides tables: JSON, notes, and changes."""
 
 import sys
 import time
@@ -12,14 +12,14 @@ from stoker.streams import ERROR, OUTPUT, emit
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-CHANGES_AS_JSON: Final = "Print what was changed and what was not as JSON."
+CHANGES_AS_JSON: Final = "Print changed and unchanged jobs as JSON."
 
 
 def json_option(text: str = "Print it as JSON.") -> Callable[[F], F]:
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 
-def dry_run_option(text: str = "Say what would happen, and change nothing.") -> Callable[[F], F]:
+def dry_run_option(text: str = "Print what would happen without changing anything.") -> Callable[[F], F]:
     return click.option("--dry-run", is_flag=True, help=text)
 
 
@@ -28,7 +28,7 @@ def print_json(value: object) -> None:
 
 
 def print_json_list(values: Iterable[object]) -> None:
-    """As `print_json` prints a list, one value at a time: a long one never is in memory as a whole."""
+    """Like `print_json` for a list, but one value at a time, so a long list is never in memory as a whole."""
     before = "["
     for value in values:
         text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
@@ -38,7 +38,7 @@ def print_json_list(values: Iterable[object]) -> None:
 
 
 def note(message: str) -> None:
-    """Prints a message for a person on standard error, after everything printed so far."""
+    """Prints a message on standard error, after flushing standard output."""
     sys.stdout.flush()
     emit(ERROR, f"stoker: {message}\n")
 
@@ -66,7 +66,7 @@ class Unchanged(msgspec.Struct, frozen=True):
 
 
 class ChangeReport(msgspec.Struct, frozen=True):
-    """What a verb changed and what it did not, as `--json` prints it."""
+    """Changed and unchanged jobs, as printed by `--json`."""
 
     verb: str
     queue: str
@@ -78,9 +78,8 @@ class ChangeReport(msgspec.Struct, frozen=True):
 def print_changes(
     report: ChangeReport, done: str, label: Callable[[str, str], str], *, as_json: bool, noun: str = ""
 ) -> None:
-    """What was changed on standard output, what was not on standard error; or both as JSON.
-
-    `label` makes a name for people of an id and a name; `noun` goes before it in a sentence.
+    """Prints changed jobs on standard output and unchanged ones on standard error, or both as JSON. `label` combines id
+    and name for people; `noun` precedes it in a sentence.
     """
     if as_json:
         print_json(report)

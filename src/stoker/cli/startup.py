@@ -1,4 +1,4 @@
-"""What happens before the command line is imported: passwords are hidden, and `stoker gpus` starts its helper.
+"""Runs before the command line is imported: hides passwords, and starts the helper of `stoker gpus`.
 
 The helper loads the driver's library while this process loads its own modules, which halves the wait. So this module
 imports next to nothing.
@@ -12,9 +12,8 @@ from stoker.settings_path import config_path
 
 
 def helper_for(arguments: list[str]) -> Helper | None:
-    """A helper for `stoker gpus` when its source is clear; None leaves it to the prober.
-
-    Not for `--watch` and `--follow`: they run long, and a forked helper shares their memory.
+    """A helper for `stoker gpus` if its source is known; None leaves it to the prober. Not for `--watch` and
+    `--follow`, which run long: a forked helper shares their memory.
     """
     others = ("--source", "-h", "--help", "--watch", "--follow")
     if arguments[:1] != ["gpus"] or any(word.startswith(others) for word in arguments):
@@ -30,9 +29,8 @@ def helper_for(arguments: list[str]) -> Helper | None:
 
 
 def hide_passwords(arguments: list[str]) -> bool:
-    """Removes passwords from the command line that `ps` shows of this process; False when it cannot.
-
-    What follows `--` is the user's own command, and stays.
+    """Removes passwords from this process's command line as shown by `ps`; returns False on failure. The user's command
+    after `--` stays unchanged.
     """
     from pathlib import Path
 
@@ -46,7 +44,7 @@ def hide_passwords(arguments: list[str]) -> bool:
         return True
     try:
         shown = Path("/proc/self/cmdline").read_bytes()
-        # Fields 48 and 49 of proc_pid_stat(5), after the program's name, which may contain anything.
+        # Fields 48 and 49 of proc_pid_stat(5), after the program's name, which may contain any character.
         fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
         start, end = int(fields[45]), int(fields[46])
         if start <= 0 or end - start != len(shown):

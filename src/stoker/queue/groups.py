@@ -170,7 +170,7 @@ def join_groups(driver: Driver, jobs: Iterable[JobSpec]) -> None:
         if _check_grouped(job):
             notify.setdefault(job.group, {}).update(dict.fromkeys(job.notify))
         if job.at_most is not None and not job.group:
-            raise InvalidFieldsError({"at_most": "a cap is that of a group: give the jobs one with --group"})
+            raise InvalidFieldsError({"at_most": "only groups have a cap: put the jobs into one with --group"})
         if job.group:
             caps[job.group] = job.at_most if job.at_most is not None else caps.get(job.group)
     # Sorted, so that two submissions do not deadlock.

@@ -1,7 +1,7 @@
-"""The program that runs on the other machine: its Python reads this file from standard input and executes it.
+"""The program on the other machine, whose Python reads this file from standard input and executes it.
 
-It needs nothing but Python 3.11. Requests and answers are lines of JSON; secrets and files come in requests, never in
-arguments, which every user of the machine can read. It ends with its input.
+It needs only Python 3.11. Requests and answers are lines of JSON. Secrets and files come in requests, never in
+arguments, which every user of the machine can read. It exits when its input closes.
 """
 
 import base64
@@ -22,28 +22,28 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-# In front of every answer: start-up files of a shell may print other lines.
+# Prefix of every answer, because start-up files of a shell may print other lines.
 MARK: Final = "@stoker "
-# Seconds. An index that is slow takes its time; one that hangs must not hang the caller for ever.
+# Seconds. Enough for a slow package index; a hung one must not block the caller for ever.
 _INSTALL_WITHIN: Final = 900.0
 _QUEUE_WITHIN: Final = 60.0
 _SERVICE_WITHIN: Final = 60.0
 # A worker stops within a second or two, unless its database hangs.
 _STOPS_WITHIN: Final = 30.0
-# So much of what a failed command printed is passed on.
+# Maximum output of a failed command that is passed on.
 _MOST_LINES: Final = 6
 _LONGEST: Final = 600
-# The mark of a complete environment.
+# Marks a complete environment.
 _READY: Final = "ready"
 _DRAWING: Final = re.compile(r"[×╰─▶│├]")
 
 
 class _StepError(Exception):
-    """A step failed; the message is what the machine said."""
+    """A step failed; the message comes from the machine."""
 
 
 def facts() -> dict[str, Any]:
-    """What is decided by: platform, Python, tools, directories and space."""
+    """Facts for decisions: platform, Python, tools, directories and disk space."""
     home = Path.home()
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share") / "stoker"
     config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
@@ -70,24 +70,20 @@ def _free(path: Path) -> int:
 
 
 def _uv() -> str:
-    """Logins over ssh often have a short PATH: also where uv's installer puts it."""
+    """Logins over ssh often have a short PATH, so this adds the directory of uv's installer."""
     usual = (str(Path.home() / place) for place in (".local/bin", ".cargo/bin"))
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *usual])
     return shutil.which("uv", path=path) or ""
 
 
 def is_installed(venv: str) -> bool:
-    """Whether this environment is complete, and its Python still there.
-
-    It is not tried: on a machine that is busy that may fail, and a running worker must not lose its files."""
+    """Whether this environment is complete and its Python exists. It is not run: on a busy machine that may fail, and a
+    running worker must not lose its files."""
     return (Path(venv) / _READY).exists() and os.access(f"{venv}/bin/python", os.X_OK)
 
 
 def install(venv: str, wheel: str, wheels: Mapping[str, str], extras: str, offline: bool, uv: str) -> None:
-    """Stoker in a virtual environment of its own, from wheels that came along.
-
-    It is marked when it is complete; what a failure leaves is deleted.
-    """
+    """Installs Stoker in a new virtual environment from the sent wheels; marks it when complete, else deletes it."""
     place = Path(venv)
     shutil.rmtree(place, ignore_errors=True)
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -119,7 +115,7 @@ def _install(place: Path, files: Path, wanted: str, offline: bool, uv: str) -> N
 
 
 def write(files: Mapping[str, tuple[str, int]]) -> None:
-    """Writes these files with their modes, from the first byte."""
+    """Writes these files with their modes from the first byte."""
     for name, (text, mode) in files.items():
         path = Path(name)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -134,13 +130,13 @@ def write(files: Mapping[str, tuple[str, int]]) -> None:
 
 
 def check_queue(venv: str, environment: Mapping[str, str]) -> bool:
-    """Whether the queue can be used from here, by the Stoker that was installed."""
+    """Whether the installed Stoker can use the queue from here."""
     _checked([f"{venv}/bin/stoker", "queue", "check"], _QUEUE_WITHIN, environment)
     return True
 
 
 def linger() -> bool:
-    """Whether services of this user go on without a login; turns that on where the machine lets its users do so."""
+    """Whether services of this user continue without a login; enables lingering if users may do so."""
     if not _lingers():
         _run(["loginctl", "--no-ask-password", "enable-linger"], _SERVICE_WITHIN)
     return _lingers()
@@ -152,9 +148,8 @@ def _lingers() -> bool:
 
 
 def start(unit: str, launcher: str, pid_file: str, log: str, files: Mapping[str, tuple[str, int]]) -> bool:
-    """Writes these files, and starts the worker by its unit or else by its launcher; False when it was running.
-
-    One that was started with other files is restarted; its jobs go on meanwhile.
+    """Writes these files, and starts the worker by its unit or launcher; returns False if it was running. A worker
+    started with other files is restarted; its jobs continue.
     """
     write(files)
     digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
@@ -181,7 +176,7 @@ def _start_detached(launcher: str, log: str) -> str:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # it goes on when this connection ends
+            start_new_session=True,  # it outlives this connection
         )
     finally:
         os.close(output)
@@ -190,7 +185,7 @@ def _start_detached(launcher: str, log: str) -> str:
 
 
 def status(unit: str, pid_file: str, log: str) -> dict[str, Any]:
-    """Whether the worker runs, and what it said last."""
+    """Whether the worker runs, and its last output."""
     for child in _children:
         child.poll()
     if unit:
@@ -206,7 +201,7 @@ def status(unit: str, pid_file: str, log: str) -> dict[str, Any]:
 
 
 def stop(unit: str, pid_file: str) -> bool:
-    """Ends the worker, not its jobs, so that it does not start again; whether there was one."""
+    """Ends the worker permanently, but not its jobs; returns whether there was one."""
     has_unit = Path(unit).exists()
     if has_unit:
         _service("disable", "--quiet", "--now", Path(unit).name)
@@ -214,7 +209,7 @@ def stop(unit: str, pid_file: str) -> bool:
 
 
 def remove(paths: Sequence[str]) -> list[str]:
-    """Deletes files; those that were there."""
+    """Deletes files; returns those that existed."""
     found = [name for name in paths if os.path.lexists(name)]
     for name in found:
         Path(name).unlink()
@@ -224,7 +219,8 @@ def remove(paths: Sequence[str]) -> list[str]:
 
 
 def purge(venvs: str, users: Sequence[str]) -> list[str]:
-    """Deletes the environments that no file of these patterns names: another machine with this home may use one."""
+    """Deletes the environments that no file of these patterns names, because another machine with this home may use
+    one."""
     texts = [path.read_text(encoding="utf-8") for pattern in users for path in Path("/").glob(pattern.lstrip("/"))]
     unused = [str(path) for path in sorted(Path(venvs).glob("*")) if not any(f"{path}/" in text for text in texts)]
     for name in unused:
@@ -243,7 +239,7 @@ def _run(
     variables = {**os.environ, **(environment or {})}
     runtime = f"/run/user/{os.getuid()}"
     if "XDG_RUNTIME_DIR" not in variables and Path(runtime).is_dir():
-        variables["XDG_RUNTIME_DIR"] = runtime  # where systemctl finds the user's systemd
+        variables["XDG_RUNTIME_DIR"] = runtime  # where systemctl finds the systemd user instance
     try:
         return subprocess.run(
             command,
@@ -280,14 +276,14 @@ def _service(*words: str) -> None:
 
 
 def _said(text: str, most: int = _MOST_LINES) -> str:
-    """The end of what a program printed on one line, from its first error on: causes may follow."""
+    """The end of a program's output on one line, from its first error on: causes may follow."""
     lines = [cleaned for line in text.splitlines() if (cleaned := " ".join(_DRAWING.sub(" ", line).split()))]
     first = next((number for number, line in enumerate(lines) if line.lower().startswith(("error:", "stoker:"))), 0)
     return " ".join(lines[first:][-most:])[-_LONGEST:]
 
 
 def _started(pid: int) -> str:
-    """Its start in clock ticks since boot: with the pid it names one process for ever. Empty when it has ended."""
+    """Its start in clock ticks since boot, which with the pid identifies a process for ever. Empty if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -305,7 +301,7 @@ def _started_with(pid_file: str) -> tuple[str, str, str]:
 
 
 def _worker_pid(pid_file: str) -> int | None:
-    """The pid of the worker that was started without systemd, while it lives."""
+    """The pid of the worker started without systemd, while it lives."""
     pid, started, _ = _started_with(pid_file)
     return int(pid) if pid.isdigit() and _started(int(pid)) == started else None
 

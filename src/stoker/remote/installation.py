@@ -1,4 +1,4 @@
-"""The steps that make a machine work for the queue over ssh, and those that end that. Each can be repeated."""
+"""Steps that add a machine to the queue over ssh, and that remove it. Each is idempotent."""
 
 import base64
 import hashlib
@@ -19,19 +19,19 @@ from stoker.remote.wheels import Wheel, dependency_wheels, stoker_wheel
 from stoker.units import format_memory
 from stoker.version import __version__
 
-# A queue that several machines share needs its driver; the report on a job that hangs needs stacks.
+# A shared queue needs its driver; reports on hung jobs need stacks.
 _DRIVER_EXTRA: Final = "postgres"
 _REPORT_EXTRA: Final = "report"
-# An environment takes 60 MiB, and what installs it as much again.
+# An environment takes 60 MiB, and its installation as much again.
 _SPACE: Final = 150 * 2**20
 _LOCAL_HOSTS: Final = re.compile(r"localhost|127\.[\d.]+|::1|/.*|")
 
 Report = Callable[[str], None]
-"""Prints the line of a step that is done."""
+"""Prints the line of a completed step."""
 
 
 class MachineFacts(msgspec.Struct, frozen=True):
-    """What a machine says of itself."""
+    """Facts about a machine."""
 
     host: str
     user: str
@@ -48,7 +48,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
 
 
 class WorkerFiles:
-    """Where a worker's files are on its machine. Their names hold the host: several machines may share a home."""
+    """Paths of a worker's files on its machine. Their names contain the host, because machines may share a home."""
 
     def __init__(self, facts: MachineFacts) -> None:
         name = re.sub(r"[^\w.-]", "_", facts.host)
@@ -69,7 +69,7 @@ class WorkerFiles:
 
 
 class WorkerRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What `stoker machines add` is asked for."""
+    """The options of `stoker machines add`."""
 
     queue: str
     """The whole address, with its password."""
@@ -79,16 +79,16 @@ class WorkerRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Installation(msgspec.Struct, frozen=True):
-    """A worker that was started, or was running as asked for."""
+    """A worker that was started, or already ran as requested."""
 
     facts: MachineFacts
     unit: str
-    """The path of its unit; empty when it runs without systemd."""
+    """The path of its unit; empty without systemd."""
     started: bool
 
 
 def planned(request: WorkerRequest) -> list[str]:
-    """The steps, for a dry run: the machine is not asked."""
+    """The steps of a dry run, which does not connect."""
     packages = "this installation's packages" if request.offline else "packages from its index"
     command = shlex.join(("stoker", "work", *request.worker_options))
     how = "as a systemd user unit where there is a user instance, otherwise detached"
@@ -111,7 +111,7 @@ def ask_facts(remote: RemoteMachine) -> MachineFacts:
 
 
 def install_worker(remote: RemoteMachine, request: WorkerRequest, report: Report) -> Installation:
-    """Installs and starts the worker. An error names the step, what the machine said and what to do."""
+    """Installs and starts the worker. Errors contain the step, the machine's message and advice."""
     facts = ask_facts(remote)
     check_facts(facts, remote.destination)
     tool = "uv" if facts.uv else "pip"
@@ -155,7 +155,7 @@ def install_worker(remote: RemoteMachine, request: WorkerRequest, report: Report
 def _install(
     remote: RemoteMachine, request: WorkerRequest, facts: MachineFacts, layout: WorkerFiles, report: Report
 ) -> str:
-    """The virtual environment with the Stoker that runs here. A new version gets a new one: the old stays as it is."""
+    """The virtual environment with the local Stoker. A new version gets a new one; the old one is not changed."""
     wheel = stoker_wheel()
     venv = f"{layout.venvs}/{environment_name(wheel, facts)}"
     if _ask(remote, "look at", "is_installed", venv=venv):
@@ -184,14 +184,14 @@ def _install(
 
 
 def worker_state(remote: RemoteMachine, installation: Installation) -> tuple[bool, str]:
-    """Whether the worker runs, and what it said last."""
+    """Whether the worker runs, and its last output."""
     layout = WorkerFiles(installation.facts)
     found = _ask(remote, "look at", "status", unit=installation.unit, pid_file=layout.pid_file, log=layout.log)
     return bool(found["running"]), str(found["said"])
 
 
 def stop_worker(remote: RemoteMachine, facts: MachineFacts, report: Report, *, purge: bool) -> None:
-    """Stops the worker, not its jobs, and removes its unit; with `purge` also what was installed."""
+    """Stops the worker, not its jobs, and removes its unit; with `purge` also the installation."""
     layout = WorkerFiles(facts)
     was_there = _ask(remote, "stop the worker on", "stop", unit=layout.unit, pid_file=layout.pid_file)
     report("stopped the worker" if was_there else "no worker was running")
@@ -202,7 +202,7 @@ def stop_worker(remote: RemoteMachine, facts: MachineFacts, report: Report, *, p
     report(f"removed {', '.join(map(layout.shown, removed))}" if removed else "nothing was installed")
 
 
-# What can be decided here
+# Local decisions
 
 
 def check_facts(facts: MachineFacts, destination: str) -> None:
@@ -227,13 +227,13 @@ def check_portable(wheels: Sequence[Wheel], facts: MachineFacts, destination: st
 
 
 def environment_name(wheel: Wheel, facts: MachineFacts) -> str:
-    """`0.2.0-1f3c9a2b44d0-py3.11-x86_64`: one environment for each content, Python and processor."""
+    """`0.2.0-1f3c9a2b44d0-py3.11-x86_64`: one environment per content, Python and processor type."""
     digest = hashlib.sha256(wheel.content).hexdigest()[:12]
     return f"{__version__}-{digest}-py{'.'.join(facts.python.split('.')[:2])}-{facts.machine}"
 
 
 def environment_text(variables: Mapping[str, str]) -> str:
-    """A file that systemd and a shell read alike. A quote in an address can be written as %27."""
+    """A file with the same meaning for systemd and shells. A quote in an address can be written as %27."""
     lines = []
     for name, value in variables.items():
         if re.search(r"[\n\r\0]", value):
@@ -243,7 +243,7 @@ def environment_text(variables: Mapping[str, str]) -> str:
 
 
 def worker_unit(host: str, command: Sequence[str], environment: str) -> str:
-    """The user unit of a worker. Jobs go on when it stops, and when one of them is out of memory."""
+    """The user unit of a worker. Jobs survive its stop, and an out-of-memory job ends no other."""
     return f"""# Written by `stoker machines add`.
 [Unit]
 Description=Stoker worker
@@ -267,7 +267,7 @@ WantedBy=default.target
 
 
 def launcher_text(command: Sequence[str], environment: str) -> str:
-    """A script that becomes the worker, where there is no systemd."""
+    """A script that becomes the worker, for machines without systemd."""
     return f"""#!/bin/sh
 # Written by `stoker machines add`.
 set -a
@@ -289,7 +289,7 @@ def queue_error(destination: str, queue: str, said: str) -> StokerError:
 
 
 def queue_host(queue: str) -> str:
-    """Of the first host, as libpq reads it."""
+    """The first host, as parsed by libpq."""
     from psycopg.conninfo import conninfo_to_dict
 
     return str(conninfo_to_dict(queue).get("host") or "").partition(",")[0]
@@ -307,7 +307,7 @@ _ADVICE: Final = (
 
 
 def advice(said: str) -> str:
-    """What to do about the message of a failed step."""
+    """Advice for the message of a failed step."""
     return next((what for pattern, what in _ADVICE if re.search(pattern, said)), "correct that, and repeat this")
 
 

@@ -16,10 +16,10 @@ from stoker.errors import BadInputError, StokerError
 from stoker.remote import far_side
 
 DEFAULT_SSH: Final = "ssh"
-# After the user's words: ssh takes the first value of an option, so these can be overridden.
+# After the user's options: ssh uses the first value of an option, so users can override these.
 _OPTIONS: Final = (
     *("-T", "-o", "BatchMode=yes", "-o", "RemoteCommand=none", "-o", "ConnectTimeout=20"),
-    # A machine that went away is noticed within a minute.
+    # Detects a lost machine within a minute.
     *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"),
 )
 _NO_PYTHON: Final = "@stoker-no-python"
@@ -41,14 +41,15 @@ _LAST_LINES: Final = 3
 
 
 class RemoteError(StokerError):
-    """A step failed on the other machine; the message is what it said."""
+    """A step failed on the other machine; the message comes from there."""
 
 
 class RemoteMachine:
-    """The far side of one connection. What it is asked is answered in order."""
+    """The far side of one connection. Requests are answered in order."""
 
     def __init__(self, destination: str, ssh: str = DEFAULT_SSH, python: str | None = None) -> None:
-        """`destination` as for ssh; `ssh` may have options. Raises StokerError, also for a missing connection later."""
+        """`destination` as for ssh; `ssh` may contain options. Raises StokerError, also when the connection is lost
+        later."""
         self.destination = destination
         self._command = [*ssh_words(ssh), *_OPTIONS, "--", checked_destination(destination)]
         wanted = shlex.join([python] if python else _PYTHONS)
@@ -60,7 +61,7 @@ class RemoteMachine:
         except OSError as error:
             raise BadInputError(f"{self._command[0]} cannot be run: {error.strerror}") from None
         self._errors: list[str] = []
-        # Otherwise a machine that prints much would block.
+        # Otherwise a machine with much output would block.
         self._reader = threading.Thread(target=self._read_errors, name="ssh errors", daemon=True)
         self._reader.start()
         self._other: list[str] = []
@@ -77,7 +78,7 @@ class RemoteMachine:
         self.close()
 
     def ask(self, do: str, **request: Any) -> Any:
-        """The answer of a function of the far side. Raises RemoteError with what the machine said."""
+        """Calls a function of the far side. Raises RemoteError with the machine's message."""
         self._send(json.dumps({"do": do, **request}).encode() + b"\n")
         answer = self._answer()
         if isinstance(answer, dict) and "failed" in answer:
@@ -108,7 +109,7 @@ class RemoteMachine:
             self._process.stdin.write(data)
             self._process.stdin.flush()
         except OSError:
-            # The reason is in what it printed.
+            # The reason is in its output.
             self._answer()
             raise self._lost() from None
 
@@ -139,7 +140,7 @@ class RemoteMachine:
 
 
 def printable(value: Any) -> Any:
-    """Without control characters: what another machine says must not move the cursor of this terminal."""
+    """Removes control characters: output of another machine must not move the cursor of this terminal."""
     if isinstance(value, str):
         return "".join(letter if letter.isprintable() else " " for letter in value)
     if isinstance(value, list):
@@ -166,7 +167,7 @@ def checked_destination(destination: str) -> str:
 
 
 def no_python(destination: str, found: str, wanted: str | None) -> StokerError:
-    """Why no Python of that machine can be used."""
+    """Why no Python on that machine is usable."""
     if found:
         return StokerError(
             f"{destination} has {found}, and Stoker needs Python {_OLDEST_PYTHON} or newer: install one there "
@@ -179,7 +180,7 @@ def no_python(destination: str, found: str, wanted: str | None) -> StokerError:
 
 
 def connection_error(destination: str, code: int, said: Sequence[str]) -> StokerError:
-    """One sentence of what ssh or the login shell printed."""
+    """One sentence from the output of ssh or the login shell."""
     text = "\n".join(said)
     login = f"ssh {destination}"
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in text:

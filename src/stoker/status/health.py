@@ -68,9 +68,9 @@ def _headline(points: Sequence[HealthIssue], bad: int) -> str:
     if len(points) == 1:
         return points[0].message
     if not bad:
-        return f"{others} things need you"
+        return f"{others} things need attention"
     wrong = "1 thing is wrong" if bad == 1 else f"{bad} things are wrong"
-    return f"{wrong}, {others} more {'needs' if others == 1 else 'need'} you" if others else wrong
+    return f"{wrong}, {others} more {'needs' if others == 1 else 'need'} attention" if others else wrong
 
 
 def _all_is_well(machines: Sequence[Machine], running: Sequence[RunningJob]) -> str:

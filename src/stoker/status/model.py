@@ -124,7 +124,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     level: Level
     headline: str
-    """A few words: `All is well: 7 of 8 GPUs are in use`, `2 things need you`."""
+    """A few words: `All is well: 7 of 8 GPUs are in use`, `2 things need attention`."""
     points: tuple[HealthIssue, ...] = ()
     """Worst first."""
 

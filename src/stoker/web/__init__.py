@@ -1,1 +1,1 @@
-"""The page and the HTTP API: everything that the verbs do, from a phone."""
+"""The page and the HTTP API, for phones and programs."""

@@ -1,4 +1,4 @@
-"""Responses in JSON, pages of jobs, and what a change returns."""
+"""Responses in JSON, pages of jobs, and results of changes."""
 
 import base64
 import binascii
@@ -25,7 +25,7 @@ from stoker.web.problems import NotFoundError, ParameterError
 # A name of 200 letters and an id are shorter.
 _MAX_CURSOR: Final = 2000
 _INVALID_CURSOR: Final = "invalid cursor: use the `next` of a page unchanged"
-# As many as a job may ask for.
+# The maximum that a job may request.
 MOST_NODES: Final = 1024
 
 
@@ -93,7 +93,7 @@ class Undo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """What a change did. `changed` is false if nothing had to be done, `undo` null if it cannot be undone."""
+    """The result of a change. `changed` is false if nothing had to change, `undo` null if it cannot be undone."""
 
     changed: bool
     message: str
@@ -115,7 +115,7 @@ def answer(value: object, status: int = 200, headers: Mapping[str, str] | None =
 def answer_with_jobs(
     request: Request, value: object, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """For values that contain jobs: masks what this user must not see."""
+    """For values that contain jobs: masks secrets for this user."""
     return answer(masked(to_builtins(value), for_viewer=not user_of(request).operates), status, headers)
 
 
@@ -132,7 +132,7 @@ def found(store: Store, name: str) -> Job:
 
 
 def found_attempt(store: Store, job: str, number: int, node: int = 0) -> Attempt:
-    """`node`: which one of a job over several."""
+    """`node`: rank in a job over several nodes."""
     asked = found(store, job)
     if node >= asked.nodes:
         raise NotFoundError(f"job {job} has no node {node}: " + _nodes_in_words(asked.nodes))

@@ -1,4 +1,4 @@
-"""What the request handlers share: configuration, keys, connections to the queue, and caches."""
+"""Shared by the request handlers: configuration, keys, connections to the queue, and caches."""
 
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
@@ -36,7 +36,7 @@ def app_state_of(request: HTTPConnection) -> AppState:
 
 
 def must_operate(request: HTTPConnection) -> None:
-    """Refuses viewers, where even reading is for operators."""
+    """Refuses viewers if even reading needs an operator."""
     user = user_of(request)
     if not user.operates:
         raise HTTPException(403, f"the token {user.name!r} is read-only: this is shown to operators")

@@ -17,14 +17,14 @@ QUEUE_TIMEOUT: Final = 20.0
 
 
 class Config(WebSettings, frozen=True, kw_only=True):
-    """The settings of the page, with the place of the queue and of the state directory."""
+    """The settings of the page, with the paths of the queue and the state directory."""
 
     queue: str | None
     """The queue's address; None for the file in the state directory."""
     home: Path
     """The state directory, with the tokens and the logs of this machine."""
     notify: Notifications | None = Notifications()
-    """Where messages are sent by the settings; None if none are sent at all."""
+    """The settings of notifications; None if none are sent."""
 
     @property
     def is_encrypted(self) -> bool:
@@ -49,7 +49,7 @@ class Config(WebSettings, frozen=True, kw_only=True):
         return f"{scheme}://{self._reachable_host()}:{self.port if port is None else port}"
 
     def _reachable_host(self) -> str:
-        """As in a URL; an address that other machines can reach if the page listens on all interfaces."""
+        """The host for a URL; an address that other machines can reach if the page listens on all interfaces."""
         host = self.host
         if host in {"0.0.0.0", "::"}:  # noqa: S104 - compared with, not bound to
             host = own_address()

@@ -1,7 +1,5 @@
-"""Live logs of attempts by server-sent events.
-
-A page gets the difference to what it was sent before when it can take more: a slow phone skips states of a progress
-bar. Files are located by ids that the queue knows, never by text from a request.
+"""Live logs of attempts by server-sent events. A page gets the changes since the last event when it can take more, so a
+slow phone skips states of a progress bar. Files are located by ids from the queue, never by text from a request.
 """
 
 import time
@@ -32,7 +30,7 @@ _CHECK_EVERY: Final = 1.0
 
 
 class Position(NamedTuple):
-    """How far a page has come; the id of an event."""
+    """The position of a page; the id of an event."""
 
     epoch: str
     number: int
@@ -57,10 +55,10 @@ class LogPage:
         self._epoch = ""
         self._next = 0
         self._sent: tuple[HtmlLine, ...] = ()
-        """The lines that it has and that may have changed since."""
+        """The lines that it has and that may have changed."""
 
     async def events(self) -> AsyncIterator[str]:
-        """What the page does not have yet."""
+        """The lines that the page does not have yet."""
         channel = self._channel
         if channel.epoch != self._epoch:
             for text in self._begin():
@@ -86,7 +84,7 @@ class LogPage:
         yield event("begin", {"from": self._next, "whole": channel.is_whole})
 
     def _difference(self) -> list[str]:
-        """Made once for all pages with the same lines: there may be hundreds."""
+        """Created once for all pages with the same lines: there may be hundreds."""
         shared, key = self._channel.shared, (id(self._sent), self._next)
         if key not in shared:
             shared[key] = list(self._compare())
@@ -138,7 +136,7 @@ async def lines(
     count: Annotated[int, Query(ge=1, le=_MAX_PART)] = _MAX_PART,
     node: Annotated[int, Query(ge=0, lt=MOST_NODES)] = 0,
 ) -> Response:
-    """Any lines of the log, for a page that scrolls back or jumps."""
+    """Lines of any part of the log, for scrolling back and jumping."""
     app_state = app_state_of(request)
     attempt = await app_state.pool.run(lambda store: found_attempt(store, job, number, node))
     with app_state.log_channels.joined(attempt, node) as channel:

@@ -1,7 +1,5 @@
-"""`/metrics`: the newest snapshot for Prometheus. A scrape costs no query.
-
-Unknown values are left out, never zero: an alert like `stoker_gpu_utilization_ratio < 0.05` must not fire for a GPU
-that cannot be read.
+"""`/metrics`: the newest snapshot for Prometheus. A scrape runs no query. Unknown values are omitted, never zero: an
+alert like `stoker_gpu_utilization_ratio < 0.05` must not fire for a GPU that cannot be read.
 """
 
 from collections import Counter
@@ -44,12 +42,12 @@ def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
     try:
         return choose_encoder(accept)
     except TypeError:
-        # The client asks for a version that is not a number.
+        # The client requests a version that is not a number.
         return choose_encoder("")
 
 
 Samples = Iterable[tuple[list[str], float | None]]
-"""Values with their labels; None is left out."""
+"""Values with their labels; None is omitted."""
 
 
 class Figures(Collector):
@@ -61,7 +59,9 @@ class Figures(Collector):
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily("stoker_build", "The version of Stoker.", {"version": __version__})
         is_there = self._snapshot is not None
-        yield _single("stoker_queue_up", "Whether the queue can be read; the rest is left out if not.", is_there)
+        yield _single(
+            "stoker_queue_up", "Whether the queue is readable; otherwise the other metrics are omitted.", is_there
+        )
         if self._snapshot is not None:
             yield from _of_queue(self._snapshot)
             yield from _of_jobs(self._snapshot)
@@ -98,7 +98,7 @@ def _of_jobs(snapshot: Snapshot) -> Iterator[Metric]:
     )
     yield gauge(
         "stoker_job_snoozed_until_timestamp_seconds",
-        "Until when no rule stops a job.",
+        "End of a job's snooze.",
         lambda one: one.snoozed_until,
     )
 
@@ -108,9 +108,11 @@ def _of_workers(machines: Iterable[Machine]) -> Iterator[Metric]:
         samples = (([machine.host, machine.worker], value(machine)) for machine in machines)
         return _gauge(name, documentation, ["host", "worker"], samples)
 
-    yield gauge("stoker_worker_up", "Whether a worker was seen lately.", lambda machine: machine.there)
+    yield gauge("stoker_worker_up", "Whether a worker sent a recent heartbeat.", lambda machine: machine.there)
     yield gauge(
-        "stoker_worker_last_seen_timestamp_seconds", "When a worker was last seen.", lambda machine: machine.seen
+        "stoker_worker_last_seen_timestamp_seconds",
+        "Time of the last heartbeat of a worker.",
+        lambda machine: machine.seen,
     )
     yield gauge("stoker_worker_paused", "Whether a worker is paused.", lambda machine: machine.paused)
 
@@ -127,7 +129,7 @@ def _of_gpus(machines: Iterable[Machine]) -> Iterator[Metric]:
     yield gauge("stoker_gpu_utilization_ratio", "The utilization of a GPU, from 0 to 1.", lambda gpu: gpu.utilization)
     yield gauge(
         "stoker_gpu_memory_activity_ratio",
-        "The time in which the memory of a GPU was read or written, from 0 to 1.",
+        "Share of time in which the memory of a GPU was read or written, from 0 to 1.",
         lambda gpu: gpu.memory_activity,
     )
     yield gauge(
@@ -141,7 +143,7 @@ def _of_gpus(machines: Iterable[Machine]) -> Iterator[Metric]:
     yield _gauge("stoker_gpu_xid_errors", "XID errors of a GPU since its worker started.", [*_GPU, "xid"], xids)
     yield gauge("stoker_gpu_memory_used_bytes", "The memory of a GPU that is in use.", lambda gpu: gpu.memory_used)
     yield gauge("stoker_gpu_memory_total_bytes", "The memory of a GPU.", lambda gpu: gpu.memory_total)
-    yield gauge("stoker_gpu_state_since_timestamp_seconds", "Since when a GPU is in its state.", lambda gpu: gpu.since)
+    yield gauge("stoker_gpu_state_since_timestamp_seconds", "Start of a GPU's state.", lambda gpu: gpu.since)
     yield gauge("stoker_gpu_quarantined", "Whether a GPU is out of rotation.", lambda gpu: bool(gpu.quarantine))
     states = (([*labels(host, gpu), use], float(gpu.state == use)) for host, gpu in gpus for use in get_args(GpuUse))
     yield _gauge("stoker_gpu_state", "The state of a GPU: 1 for the current one.", [*_GPU, "state"], states)
@@ -164,7 +166,7 @@ def _of_clusters(machines: Iterable[Machine]) -> Iterator[Metric]:
     )
     yield _gauge("stoker_cluster_gpus", "GPUs of a cluster by state.", [*labels, "state"], states)
     own = ((which, gpus.own) for which, gpus in clusters)
-    yield _gauge("stoker_cluster_own_gpus", "GPUs of a cluster that jobs of this queue have.", labels, own)
+    yield _gauge("stoker_cluster_own_gpus", "GPUs of a cluster that jobs of this queue hold.", labels, own)
 
 
 def _of_time(snapshot: Snapshot) -> Iterator[Metric]:
@@ -184,8 +186,8 @@ def _of_time(snapshot: Snapshot) -> Iterator[Metric]:
         (([use], amount * _HOUR) for use, amount in by_use.items()),
     )
     saved = hours.saved * _HOUR
-    yield _single("stoker_gpu_recent_saved_seconds", "GPU time saved by stops of rules, estimated.", saved)
-    yield _single("stoker_gpu_recent_start_timestamp_seconds", "When the recent period begins.", hours.since)
+    yield _single("stoker_gpu_recent_saved_seconds", "Estimated GPU time saved by rules.", saved)
+    yield _single("stoker_gpu_recent_start_timestamp_seconds", "Start of the recent period.", hours.since)
 
 
 def _gauge(name: str, documentation: str, labels: Sequence[str], samples: Samples) -> Metric:

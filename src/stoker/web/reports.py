@@ -23,7 +23,7 @@ _LOWER_BY: Final = 2
 _CUT: Final = Markup('<p class="note">The report continues in the download.</p>')
 
 
-# The page is rendered whenever the job changes; its report does not change.
+# The page is rendered at every change of the job; its report does not change.
 @lru_cache(maxsize=32)
 def report_html(report: str) -> Markup:
     """Safe HTML: tags, links and images in the report become text."""

@@ -72,7 +72,7 @@ def machines_command(context: click.Context, as_json: bool, queue_url: str | Non
         elif rows:
             _print(rows)
         else:
-            note("no machine works for this queue: `stoker machines add user@host` adds one")
+            note("this queue has no machines: `stoker machines add user@host` adds one")
     return 0
 
 
@@ -135,7 +135,7 @@ def _print(rows: Sequence[MachineRow]) -> None:
     print_table([columns[number] for number in shown], [[row[number] for number in shown] for row in cells])
 
 
-@machines_command.command("drain", short_help="Start nothing more on a machine; its jobs go on.")
+@machines_command.command("drain", short_help="Start no more jobs on a machine; running jobs continue.")
 @click.argument("host", metavar="HOST")
 @click.option("--wait", is_flag=True, help="Wait until no job runs there.")
 @click.option(
@@ -145,9 +145,9 @@ def _print(rows: Sequence[MachineRow]) -> None:
 @json_option(CHANGES_AS_JSON)
 @queue_option
 def drain(host: str, wait: bool, timeout: float | None, dry_run: bool, as_json: bool, queue_url: str | None) -> int:
-    """Start nothing more on a machine. Its jobs go on, and `stoker machines resume` ends it.
+    """Start no more jobs on a machine until `stoker machines resume`. Running jobs continue.
 
-    It is the same as `stoker pause --worker`. A worker that restarts is no longer drained.
+    This is the same as `stoker pause --worker`. Restarting the worker ends the drain.
     """
     if timeout is not None and not wait:
         raise BadInputError("--timeout needs --wait")

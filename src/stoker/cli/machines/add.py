@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stoker.remote.installation import Installation, WorkerRequest
     from stoker.remote.ssh import RemoteMachine
 
-# A worker registers within seconds of its start; a machine that is busy or reads many GPUs takes its time.
+# A worker registers within seconds of its start; a busy machine, or one with many GPUs, takes longer.
 _REGISTERS_WITHIN: Final = 90.0
 _LOOKS: Final = 10.0
 _BETWEEN_LOOKS: Final = 0.25
@@ -29,9 +29,9 @@ _BETWEEN_LOOKS: Final = 0.25
 @click.argument("worker_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- OPTION...]")
 @ssh_option
 @click.option("--python", metavar="PROGRAM", help="The Python to use there [the first that is 3.11 or newer].")
-@click.option("--offline", is_flag=True, help="Send the packages of this installation too: no package index is asked.")
-@click.option("--no-systemd", is_flag=True, help="Start the worker detached, also where there is systemd.")
-@dry_run_option("Print the steps, and do not connect.")
+@click.option("--offline", is_flag=True, help="Also send the packages of this installation, and use no package index.")
+@click.option("--no-systemd", is_flag=True, help="Start the worker detached, even if systemd is available.")
+@dry_run_option("Print the steps without connecting.")
 @queue_option
 def add(
     destination: str,
@@ -45,9 +45,9 @@ def add(
 ) -> int:
     """Install a worker on a machine over ssh, start it, and wait until it is at work.
 
-    It uses the system's ssh with your configuration, agent and known hosts. The machine gets the same Stoker as here,
-    in a virtual environment of its own, and runs it as a systemd user unit. What follows `--` are options of
-    `stoker work`. It can be repeated: to upgrade, to change options, or after a failure.
+    It uses the system's ssh with your configuration, agent and known hosts. It installs your version of Stoker in a new
+    virtual environment on the machine and runs the worker as a systemd user unit. Options of `stoker work` follow `--`.
+    Repeat the command to upgrade, to change options, or after a failure.
     """
     from stoker.remote.installation import WorkerRequest, planned
     from stoker.remote.ssh import DEFAULT_SSH, RemoteMachine, checked_destination, ssh_words
@@ -76,7 +76,7 @@ def add(
 
 
 def _install(store: "Store", remote: "RemoteMachine", request: "WorkerRequest") -> str:
-    """Installs the worker, and waits until the queue has it; its host."""
+    """Installs the worker, waits until it is registered in the queue, and returns its host."""
     from stoker.remote.installation import install_worker
 
     before = {worker.id for worker in store.workers.all()}
@@ -87,7 +87,7 @@ def _install(store: "Store", remote: "RemoteMachine", request: "WorkerRequest") 
 
 
 def _check_worker_options(words: Sequence[str]) -> None:
-    """A mistake is known before anything is installed."""
+    """Validates the options before anything is installed."""
     refused = {
         "--queue": "the machine gets the address of this queue: name another by --queue before --",
         "--until-empty": "the worker is to stay: start `stoker work --until-empty` there by hand",
@@ -101,7 +101,7 @@ def _check_worker_options(words: Sequence[str]) -> None:
 
 
 def _registered(store: "Store", remote: "RemoteMachine", done: "Installation", before: set[str]) -> "Worker":
-    """The worker of that machine, once it has said what it sees. Raises StokerError with what it said otherwise."""
+    """The machine's worker after its first report. Raises StokerError with its output if it fails."""
     from stoker.remote.installation import worker_state
 
     ends = time.monotonic() + _REGISTERS_WITHIN

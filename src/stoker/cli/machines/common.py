@@ -1,4 +1,4 @@
-"""What the verbs of `stoker machines` share: how to connect, the machines added from here, and their jobs."""
+"""Shared by the verbs of `stoker machines`: connections, the machines added from here, and their jobs."""
 
 import sys
 import time
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# As GNU timeout has it.
+# As in GNU timeout.
 _TIMED_OUT: Final = 124
 
 
@@ -56,7 +56,7 @@ def wait_until_empty(store: "Store", workers: "Sequence[Worker]", timeout: float
             if left <= 0:
                 raise StokerError(
                     f"{count_of(len(jobs), 'job')} on {workers[0].host} had not ended after "
-                    f"{format_duration(timeout or 0.0)}: {some_of(jobs)}; nothing new starts there",
+                    f"{format_duration(timeout or 0.0)}: {some_of(jobs)}; no more jobs start there",
                     exit_code=_TIMED_OUT,
                 )
             listener.wait(min(SLOW_POLL, left))
@@ -66,11 +66,11 @@ def some_of(jobs: Sequence[str]) -> str:
     return ", ".join(jobs[:4]) + (f" and {len(jobs) - 4} more" if len(jobs) > 4 else "")
 
 
-# How the machines that were added from here are reached
+# Connections to machines added from here
 
 
 class KnownMachine(msgspec.Struct, frozen=True, kw_only=True):
-    """How a machine is reached."""
+    """The connection to a machine."""
 
     destination: str
     ssh: str
@@ -82,7 +82,7 @@ def _file() -> Path:
 
 
 def known_machines() -> dict[str, KnownMachine]:
-    """By host. A file that cannot be read is as good as none: the machine can be named as for ssh."""
+    """By host. An unreadable file counts as missing: the machine can be named as for ssh."""
     try:
         return msgspec.json.decode(_file().read_bytes(), type=dict[str, KnownMachine])
     except (OSError, msgspec.DecodeError):
@@ -90,7 +90,7 @@ def known_machines() -> dict[str, KnownMachine]:
 
 
 def host_of(name: str) -> str:
-    """The host of a machine that is named as for ssh, if it was added from here."""
+    """The host of a machine given as for ssh, if it was added from here."""
     found = [host for host, machine in known_machines().items() if machine.destination == name]
     return found[0] if found else name
 

@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 @click.argument("host", metavar="HOST")
 @ssh_option
 @click.option("--wait", is_flag=True, help="Wait until no job runs there.")
-@click.option("--now", is_flag=True, help="Also while jobs run there: they go on, and their outcomes are delivered.")
-@click.option("--purge", is_flag=True, help="Delete what was installed, too.")
+@click.option(
+    "--now", is_flag=True, help="Do not wait for running jobs: they continue, and their outcomes are delivered."
+)
+@click.option("--purge", is_flag=True, help="Also delete the installation.")
 @click.option("--gone", is_flag=True, help="Do not connect: the machine is gone for good.")
-@dry_run_option("Print the steps, and do not connect.")
+@dry_run_option("Print the steps without connecting.")
 @queue_option
 def remove(
     host: str,
@@ -47,10 +49,8 @@ def remove(
     dry_run: bool,
     queue_url: str | None,
 ) -> int:
-    """Stop the worker of a machine over ssh, and remove its unit and the queue's address from there.
-
-    HOST is the machine as `stoker machines` names it, or as for ssh. Without --wait or --now nothing is done while
-    jobs run there.
+    """Stop the worker of a machine over ssh, and remove its unit and the file with the queue's address. HOST is a name
+    from `stoker machines`, or an ssh destination. If jobs run there, --wait or --now is required.
     """
     if now and (wait or purge):
         other = "--wait" if wait else "--purge"
@@ -67,7 +67,7 @@ def remove(
             name = _stop(store, host, way, wait=wait, now=now, purge=purge)
         moment = store.clock()
         for worker in workers_of(store, name):
-            # One that somebody started by hand goes on.
+            # A worker started by hand continues.
             if gone or not worker.is_there(moment):
                 store.workers.farewell(worker.id, removed=True)
             elif worker.paused:
@@ -88,7 +88,7 @@ def _print_removal(destination: str, workers: "Sequence[Worker]", purge: bool, g
 
 
 def _way_to(store: "Store", name: str, ssh: str | None) -> KnownMachine:
-    """How to reach a machine that was added from here, works for this queue, or is named as for ssh."""
+    """The connection to a machine that was added from here, works for this queue, or is given as for ssh."""
     from stoker.remote.ssh import DEFAULT_SSH
 
     known = known_machines().get(host_of(name))
@@ -100,7 +100,7 @@ def _way_to(store: "Store", name: str, ssh: str | None) -> KnownMachine:
 
 
 def _stop(store: "Store", name: str, way: KnownMachine, *, wait: bool, now: bool, purge: bool) -> str:
-    """Drains the machine and stops its worker; what the machine calls itself."""
+    """Drains the machine and stops its worker; returns the machine's own host name."""
     from stoker.remote.installation import ask_facts, stop_worker
     from stoker.remote.ssh import RemoteMachine
 
@@ -116,7 +116,7 @@ def _stop(store: "Store", name: str, way: KnownMachine, *, wait: bool, now: bool
 
 
 def _drain_for_removal(store: "Store", host: str, *, wait: bool, now: bool) -> None:
-    """Nothing starts there any more, and nothing runs there unless that is wanted. A refusal changes nothing."""
+    """Ensures that no job starts there, and that none runs there unless requested. A refusal changes nothing."""
     workers = workers_of(store, host)
     drained, _ = pause_workers(store, workers, True)
     jobs = jobs_of(store, workers)

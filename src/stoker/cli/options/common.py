@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Typed(click.ParamType[Any]):
-    """A value read by `parse`; its error is one sentence, without click's usage lines."""
+    """A value parsed by `parse`; errors are one sentence, without click's usage lines."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -44,7 +44,7 @@ class SectionedCommand(click.Command):
     """A command whose help shows many options under headings."""
 
     headings: Mapping[str, str] = {}
-    """By the option with which each begins; one may begin several times. `GENERAL` comes first."""
+    """Headings by their first option; a heading may occur several times. `GENERAL` comes first."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         heading = GENERAL
@@ -70,18 +70,16 @@ def source_options(command: F) -> F:
         metavar="SOURCE",
         help=f"{', '.join(source_names())} (default: STOKER_GPUS, then auto).",
     )(command)
-    return click.option(
-        "--deadline", type=DURATION, metavar="DURATION", help="How long one look may take (default: 5s)."
-    )(command)
+    return click.option("--deadline", type=DURATION, metavar="DURATION", help="Deadline of one look (default: 5s).")(
+        command
+    )
 
 
 def open_prober(
     source: str | None, deadline: float | None, start: Start = spawned, sharing: Sharing = "join"
 ) -> "Prober":
-    """A prober as set by the options, the environment or the configuration file, in that order.
-
-    A verb that starts no threads may pass `start=forked`: the helper then shares its memory. One that runs long may
-    pass `sharing="start"`.
+    """A prober as set by options, environment or configuration file, in this order. A verb without threads may pass
+    `start=forked`: the helper then shares its memory. A long-running verb may pass `sharing="start"`.
     """
     settings = load_settings()
     early = click.get_current_context().find_object(Helper)
@@ -120,7 +118,7 @@ def option_defaults(
 
 
 def _as_typed(option: click.Option, value: Any, place: str) -> Any:
-    """The value as the command line would have it. Raises BadInputError for one that the option refuses."""
+    """The value in the form of the command line. Raises BadInputError if the option refuses it."""
     is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
     if option.is_flag:
         if not isinstance(value, bool):

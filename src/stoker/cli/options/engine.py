@@ -1,4 +1,4 @@
-"""The options of a worker: `--engine`, those that every engine has, and those of the engine that is chosen."""
+"""The options of a worker: `--engine`, the common options, and those of the chosen engine."""
 
 import os
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _OF_EVERY_ENGINE: Final = (
     EngineOption(
         "--lease",
         "DURATION",
-        "Other machines take over the jobs of one that is silent for this long [10m].",
+        "Other machines take over the jobs of a machine after this long without a renewal [10m].",
         "10m",
         parse_positive_duration,
     ),
@@ -44,7 +44,7 @@ engine_option = click.option(
 
 
 class WorkerCommand(click.Command):
-    """Takes the options of a worker; the engine is chosen by `--engine`, `STOKER_ENGINE` or `stoker.toml`."""
+    """Adds the options of a worker; `--engine`, `STOKER_ENGINE` or `stoker.toml` selects the engine."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         engine = self.choose_engine(ctx, args)
@@ -52,7 +52,7 @@ class WorkerCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def choose_engine(self, ctx: click.Context, args: Sequence[str]) -> str:
-        """The engine of a command line: its options are taken from now on."""
+        """The engine of a command line, whose options apply from now on."""
         engine = _chosen(args)
         ctx.meta[_PARAMETERS] = _parameters(engine)
         return engine
@@ -65,7 +65,7 @@ class WorkerCommand(click.Command):
 
 
 def typed_worker_options(context: click.Context) -> list[str]:
-    """The options of a worker that were typed, for the command line of `stoker work`."""
+    """The given options of a worker, for the command line of `stoker work`."""
     return [
         f"{option.opts[0]}={option.type.typed}"
         for option in context.meta[_PARAMETERS]
@@ -84,7 +84,7 @@ def _defaults(engine: str, parameters: Sequence[click.Option]) -> dict[str, Any]
 
 
 def _chosen(args: Sequence[str]) -> str:
-    """The engine, read before the rest of the command line: the other options depend on it."""
+    """The engine, parsed before the rest of the command line, which depends on it."""
     for position, word in enumerate(args):
         if word == "--engine" and position + 1 < len(args):
             return args[position + 1]
@@ -94,7 +94,7 @@ def _chosen(args: Sequence[str]) -> str:
 
 
 class _WorkerValue(Typed):
-    """Remembers what was typed."""
+    """Remembers the given options."""
 
     typed = ""
 

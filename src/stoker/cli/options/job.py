@@ -1,4 +1,4 @@
-"""Options of `submit`, `edit` and `feed`, made from the table of job fields; and `--fit-with`."""
+"""Options of `submit`, `edit` and `feed`, derived from the table of job fields; and `--fit-with`."""
 
 import functools
 import shlex
@@ -24,7 +24,7 @@ JobVerb = Literal["submit", "edit", "feed"]
 NONE: Final = "none"
 """The word that removes a value in `edit`."""
 _PREFIX: Final = "field_"
-# Between a field that is a mapping and the key of the option.
+# Separates a mapping field from the key of the option.
 _PART: Final = "__"
 
 
@@ -52,7 +52,7 @@ class JobCommand(SectionedCommand):
 
 
 class OrNone(click.ParamType[Any]):
-    """A value of another type, or the word that removes it."""
+    """A value of the wrapped type, or the word that removes it."""
 
     def __init__(self, wanted: click.ParamType[Any]) -> None:
         self.name = wanted.name
@@ -78,7 +78,7 @@ def job_options(verb: JobVerb) -> Callable[[F], F]:
 
 
 def job_values(options: dict[str, Any]) -> dict[str, Any]:
-    """Removes the values of job fields from a verb's options and returns them; of mappings, what was given."""
+    """Removes the values of job fields from a verb's options and returns them; for mappings, the given keys."""
     values: dict[str, Any] = {}
     for option in [name for name in options if name.startswith(_PREFIX)]:
         name, is_part, key = option.removeprefix(_PREFIX).partition(_PART)
@@ -217,7 +217,7 @@ def fit_options(what: str) -> Callable[[F], F]:
 def fit_of(
     text: str, retries_oom: int, commands: "Sequence[Command]", batch_size: int | None, gpus: int
 ) -> dict[str, Any]:
-    """The field `fit` of a job. Refuses now what could not be fitted later."""
+    """The field `fit` of a job. Refuses invalid options at submission."""
     from stoker.fit.model import fit_fields
 
     return fit_fields(fit_spec_of(text, retries_oom), commands, batch_size, gpus)

@@ -19,7 +19,7 @@ from stoker.units import parse_length
 F = TypeVar("F", bound=Callable[..., Any])
 
 OF_JOBS: Final = {"--after": "--idle-after", "--every": "--idle-every"}
-"""Other flags where `--after` and `--every` are about the job itself."""
+"""Alternative flags for verbs whose `--after` and `--every` are about the job."""
 LENGTH = Typed("duration", parse_length)
 
 
@@ -87,7 +87,7 @@ def then_option(text: str) -> Callable[[F], F]:
 
 
 def with_joined_actions(words: list[str]) -> list[str]:
-    """`--then stop 4242` as `--then 'stop 4242'`, up to the command that follows `--`."""
+    """Turns `--then stop 4242` into `--then 'stop 4242'`, up to the command after `--`."""
     joined: list[str] = []
     waiting = deque(words)
     while waiting:

@@ -43,7 +43,7 @@ def opened(option: str | None) -> "Store":
 
 
 def opened_or_created(option: str | None) -> "Store":
-    """For verbs that add jobs: creates a missing file; a database needs `stoker queue init`."""
+    """For verbs that submit jobs: creates a missing file; a database needs `stoker queue init`."""
     from stoker.queue import open_or_create
 
     url = queue_url_of(option)
@@ -51,7 +51,7 @@ def opened_or_created(option: str | None) -> "Store":
 
 
 def _tightened(store: "Store", url: str | None) -> "Store":
-    """Restricts the permissions, now that the file is known to be a queue."""
+    """Restricts the permissions of a file that is known to be a queue."""
     from stoker.queue import queue_address
 
     path = queue_address(url).path
@@ -60,7 +60,7 @@ def _tightened(store: "Store", url: str | None) -> "Store":
     return store
 
 
-# How often to look without a notification of a change.
+# Polling interval without a change notification.
 SLOW_POLL: Final = 2.0
 # A database needs a few seconds to restart.
 _BETWEEN_TRIES: Final = 1.0
@@ -83,7 +83,7 @@ class Listener:
         self._changes.close()
 
     def wait(self, seconds: float) -> bool:
-        """Waits for a change, for at most `seconds`; whether there may be one."""
+        """Waits for a change for at most `seconds`; returns whether there may be one."""
         number = self._changes.fileno()
         if number < 0:
             time.sleep(max(0.0, seconds))
@@ -95,7 +95,7 @@ class Listener:
 
 
 def patiently(question: Callable[[], T], deadline: float | None = None) -> T:
-    """The answer, once the database gives one: jobs go on without it, so this waits too."""
+    """The answer, when the database gives one: jobs survive an outage, so this waits too."""
     noted = False
     while True:
         try:

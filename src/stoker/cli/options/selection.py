@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from stoker.queue import Job, State, Store
 
-# One statement sees one moment: a job that a worker takes between two pages would shift the next page past another.
+# One statement for a consistent view: a job claimed between two pages would shift the next page.
 PAGE: Final = 100_000
 # Completion offers recent jobs.
 MOST_COMPLETED: Final = 500
@@ -28,7 +28,7 @@ COMPLETION_SECONDS: Final = 2.0
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Jobs by name, or a condition on all jobs."""
+    """Jobs by name, or criteria for all jobs."""
 
     words: tuple[str, ...] = ()
     tag: str | None = None
@@ -43,9 +43,8 @@ class Selection(msgspec.Struct, frozen=True):
         return self.everything or self.tag is not None or bool(self.states) or self.match is not None
 
     def jobs(self, store: "Store", among: tuple["State", ...]) -> list["Job"]:
-        """The selected jobs, each once; a condition without a state selects the states `among`.
-
-        One name that fits no job fails the whole selection.
+        """The selected jobs, each once; criteria without a state select the states `among`. A name without a job fails
+        the whole selection.
         """
         self._check()
         if not self.by_rule:
@@ -75,15 +74,13 @@ class Selection(msgspec.Struct, frozen=True):
                 f"name the jobs, or choose them by {self.tag_option}, --state, --match or --all, not both"
             )
         if self.everything and (self.tag is not None or self.states or self.match is not None):
-            raise BadInputError(
-                f"--all means every job: leave it out to choose by {self.tag_option}, --state or --match"
-            )
+            raise BadInputError(f"--all means every job: omit it to select by {self.tag_option}, --state or --match")
         if self.match is not None and not self.match.strip():
-            raise BadInputError("--match has no search in it: --all means every job")
+            raise BadInputError("--match is empty: use --all for every job")
 
 
 def _named(store: "Store", word: str, among: tuple["State", ...]) -> list["Job"]:
-    """One job, or those of a group in the states `among`: retrying a group leaves out what succeeded."""
+    """One job, or a group's jobs in the states `among`: retrying a group skips succeeded jobs."""
     jobs = store.jobs.named(word)
     if len(jobs) == 1:
         return jobs
@@ -105,7 +102,7 @@ def _pages(store: "Store", states: tuple["State", ...], tag: str | None) -> Iter
 
 
 def words_of_query(words: Iterable[str]) -> str:
-    """Words of a command line as one search: what the shell took as one word stays one."""
+    """Words of a command line as one search; each word of the shell stays one word."""
     return " ".join(f'"{word}"' if " " in word and '"' not in word and ":" not in word else word for word in words)
 
 
@@ -131,7 +128,7 @@ class _Completed(click.ParamType[str]):
         ]
 
     def offered(self, jobs: list["Job"]) -> dict[str, str | None]:
-        """The words, and what is said about each."""
+        """The candidates with their descriptions."""
         raise NotImplementedError
 
 
@@ -155,16 +152,16 @@ class TagName(_Completed):
 
 
 def _recent(context: click.Context, states: tuple["State", ...]) -> list["Job"]:
-    """The newest jobs of the queue that the command line names; none when it cannot be read in time."""
+    """The newest jobs of the queue on the command line; none if it cannot be read in time."""
     from stoker.cli.options.queue import opened
     from stoker.errors import StokerError
 
     # `stoker --config FILE …`: click does not call the group during completion.
     if config := context.find_root().params.get("config"):
         os.environ["STOKER_CONFIG"] = config
-    # The time limit is for the queue: imports come before it.
+    # The time limit applies to the queue, so imports come before it.
     importlib.import_module("stoker.queue.sqlite")
-    # Not by an exception: database drivers swallow those while importing.
+    # Not an exception: database drivers swallow exceptions during their import.
     signal.signal(signal.SIGALRM, lambda _number, _frame: os._exit(0))
     signal.setitimer(signal.ITIMER_REAL, COMPLETION_SECONDS)
     with contextlib.suppress(StokerError, OSError), opened(context.params.get("queue_url")) as store:

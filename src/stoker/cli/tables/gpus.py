@@ -24,7 +24,7 @@ _COLUMNS: Final = (
     Column("power", "right", left_out=2),
     Column("who", gives="wrap", least=24),
 )
-# Only where a GPU has one.
+# Shown only if a GPU has one.
 _FAULT: Final = Column("fault", gives="wrap", least=24)
 
 
@@ -34,7 +34,7 @@ def print_look(look: Look) -> None:
 
 
 def print_topology(look: Look) -> None:
-    """How each two GPUs are connected, as `nvidia-smi topo -m` shows it."""
+    """The links between GPUs, like `nvidia-smi topo -m`."""
     screen = terminal()
     columns = [Column("GPU", "right"), *(Column(str(gpu.index)) for gpu in look.gpus)]
     rows = [[str(gpu.index), *(_link(gpu, other) for other in look.gpus)] for gpu in look.gpus]
@@ -49,7 +49,7 @@ def _link(gpu: Gpu, other: Gpu) -> str:
 
 
 def show_live(looks: Iterator[Look], every: float) -> None:
-    """The table, redrawn at every look; without a terminal, one table after the other."""
+    """The table, redrawn at every look; without a terminal, one table after another."""
     screen = terminal()
     if screen is None:
         for look in looks:
@@ -78,7 +78,7 @@ def live_view(look: Look, width: int | None, hint: str = "") -> list[str]:
 
 
 def table_of(look: Look, width: int | None) -> list[str]:
-    """With bars where the terminal has room."""
+    """With bars if the terminal is wide enough."""
     from stoker.engines.local.reserved_gpus import reserved_gpus
 
     reserved = reserved_gpus(state_home(), gethostname())

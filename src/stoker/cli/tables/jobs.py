@@ -1,4 +1,4 @@
-"""Jobs and runs for people: a table of many, all about one, and the summary of the queue."""
+"""Jobs and runs for people: a table, the details of one, and the summary of the queue."""
 
 import shlex
 import time
@@ -54,7 +54,7 @@ def _figures(store: "Store", jobs: Sequence[Job]) -> dict[str, dict[str, float |
 
 
 def print_jobs(rows: Sequence[JobRow], groups: Mapping[str, Group] = {}) -> None:
-    """`groups`: those whose jobs are one row, where the first of them is."""
+    """`groups`: groups shown as one row, at the place of their first job."""
     from stoker.cli.tables.table import Column, Styled, print_table
 
     shown = columns_of("table", rows)
@@ -72,7 +72,7 @@ def print_jobs(rows: Sequence[JobRow], groups: Mapping[str, Group] = {}) -> None
 
 
 def _folded(rows: Sequence[JobRow], groups: Mapping[str, Group]) -> list[tuple[JobRow | None, Group]]:
-    """The rows; for the first job of a group the group, and nothing for the others."""
+    """The rows; a group replaces its first job, and its other jobs are omitted."""
     found: list[tuple[JobRow | None, Group]] = []
     seen: set[str] = set()
     for row in rows:
@@ -94,9 +94,8 @@ def _group_cells(shown: Sequence[JobColumn], group: Group) -> list[Any]:
 
 
 def summed_up(counts: Mapping[State, int], around: Surroundings) -> str:
-    """`2 running, 14 queued, 120 succeeded; 1 worker, on gpu-box`, and what keeps jobs from starting.
-
-    Jobs that wait in the queue of a cluster are counted as pending.
+    """`2 running, 14 queued, 120 succeeded; 1 worker, on gpu-box`, and why jobs do not start. Jobs that wait in a
+    cluster count as pending.
     """
     pending = sum(attempt.pending for attempt in around.running.values())
     shown: dict[str, int] = {"running": max(0, counts.get("running", 0) - pending), "pending": pending}
@@ -118,7 +117,7 @@ def _workers(around: Surroundings) -> str:
 
 
 def show_json(detail: "JobDetail", hosts: Mapping[str, str], home: Path) -> dict[str, Any]:
-    """`hosts`: those of the workers that the queue knows, by id."""
+    """`hosts`: host names by worker id."""
     return {
         "job": job_json(detail.job),
         "attempts": [
@@ -169,7 +168,7 @@ def _state(detail: "JobDetail") -> dict[str, str]:
 
 
 def _metrics(detail: "JobDetail") -> str:
-    """The newest values, or before there are any what is looked for."""
+    """The newest values, or before the first ones the names of the metrics."""
     missing = [name for name in detail.job.metrics if name not in detail.figures]
     return ", ".join([*filter(None, [figures_text(detail.figures)]), *(f"{name} not printed" for name in missing)])
 
@@ -277,7 +276,7 @@ def _clock(wall: float) -> str:
 
 
 def fit_words(fit: Mapping[str, Any]) -> str:
-    """A few lines about the batch size; empty without one, or when a newer Stoker wrote it."""
+    """A few lines about the batch size; empty without one, or if a newer Stoker wrote it."""
     from stoker.fit.model import Fitted
 
     try:

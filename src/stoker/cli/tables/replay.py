@@ -41,7 +41,7 @@ def rule(policies: Sequence[Policy]) -> str:
 
 
 def what_came_after(firing: Firing) -> str:
-    """What the GPUs did after a firing."""
+    """GPU activity after a firing."""
     after = format_duration(firing.idle_after)
     if firing.hung:
         return _after_a_hang(firing, after)
@@ -90,7 +90,7 @@ def _rules(replay: Replay) -> str:
 
 
 def cost(replay: Replay) -> str | None:
-    """Which stops would have hit work; None when the rule did not fire."""
+    """The stops that would have hit work; None if the rule did not fire."""
     if not replay.firings:
         return None
     soon = format_duration(SOON)
@@ -119,12 +119,12 @@ def warnings(replay: Replay) -> str | None:
 
 
 def warnings_in_vain(replay: Replay) -> list[Warned]:
-    """Those after which the rule did not fire."""
+    """Warnings without a firing."""
     return [warned for warned in replay.warnings if not warned.fired]
 
 
 def warned_before(replay: Replay, firing: Firing) -> str | None:
-    """When people would have been warned of a firing."""
+    """When people would have been warned about a firing."""
     since = [
         warned.moment.at
         for warned in replay.warnings
@@ -134,7 +134,7 @@ def warned_before(replay: Replay, firing: Firing) -> str | None:
 
 
 def blind_spots(replay: Replay) -> list[str]:
-    """What the recording does not show, one sentence each."""
+    """Gaps and unknown time of the recording, one sentence each."""
     sentences = []
     if replay.unknown:
         sentences.append(f"Unknown for {_in_all(replay.unknown)}: {_longest(replay.unknown).reason}.")

@@ -1,7 +1,5 @@
-"""A replay as one page in one file: what each GPU did, the rule's window, and when it would have fired.
-
-The page loads nothing from anywhere. Its script gets numbers only; everything that comes from outside (names of GPUs,
-processes, users and files, reasons) is text, escaped where it is put into the page.
+"""A replay as a self-contained page: GPU activity, the rule's window, and firings. The page loads nothing. Its script
+gets only numbers; external text (names of GPUs, processes, users and files, reasons) is escaped where it is inserted.
 """
 
 import importlib.resources
@@ -34,20 +32,19 @@ _UPLOT: Final = "static/vendor/uplot-1.6.32.min"
 
 
 class Curve(msgspec.Struct):
-    """A chart from left to right: lowest, highest and mean utilization of each point, None where nothing is known.
-
-    Lowest and highest are both kept, so that no burst or pause vanishes.
+    """A chart from left to right: minimum, maximum and mean utilization of each point, None if unknown. Minimum and
+    maximum preserve every burst and pause.
     """
 
     low: list[float | None]
     high: list[float | None]
     mean: list[float | None]
     unknown: list[bool]
-    """Whether something could not be read there. Other points without a value were not recorded."""
+    """Whether readings failed there. Other points without a value were not recorded."""
 
 
 class Timeline:
-    """Collects looks. Two that are further apart than `longest_gap` have a gap between them."""
+    """Collects looks. Looks further apart than `longest_gap` have a gap between them."""
 
     def __init__(self, longest_gap: float) -> None:
         self._longest_gap = longest_gap
@@ -56,7 +53,7 @@ class Timeline:
         self._means: dict[str, array[float]] = {}
 
     def following(self, looks: Iterable[Look]) -> Iterator[Look]:
-        """The same looks, each collected as it passes."""
+        """Passes looks through and collects them."""
         for look in looks:
             self._add(look)
             yield look
@@ -74,14 +71,14 @@ class Timeline:
         self._times.append(look.at)
 
     def drawn(self, uuids: Sequence[str], begun: float, ended: float, points: int) -> Curve:
-        """The chart of this stretch of time: for several GPUs, the highest at each moment."""
+        """The chart of this time range: for several GPUs, the maximum at each moment."""
         own = [uuid for uuid in uuids if uuid in self._peaks]
         high: list[float | None] = [None] * points
         low, unknown = [*high], [False] * points
         sums, counts = [0.0] * points, [0] * points
         scale = points / (ended - begun)
         first = bisect_left(self._times, begun)
-        # One more at the end: the look after it speaks for the time up to it.
+        # One more at the end: the look after the range covers the time before it.
         for place in range(first, min(bisect_left(self._times, ended) + 1, len(self._times))):
             at = self._times[place]
             since = self._times[place - 1] if place else at
@@ -143,7 +140,7 @@ def _notes(replay: Replay) -> str:
 
 
 def _shares(replay: Replay) -> str:
-    """The recorded time as one bar, and what its parts are."""
+    """The recorded time as one bar, with a legend."""
     totals = replay.totals
     recorded = totals.recorded or 1.0
     parts = [
@@ -185,7 +182,7 @@ def _gpus(replay: Replay, timeline: Timeline, charts: list[dict[str, Any]]) -> s
 def _chart(
     replay: Replay, curve: Curve, begun: float, ended: float, firings: Sequence[tuple[int, Firing]]
 ) -> dict[str, Any]:
-    """What the script draws; times are of the wall clock."""
+    """Data for the script; times are wall-clock times."""
     wall = replay.begun.wall - replay.begun.at
     return {
         "begun": begun + wall,
@@ -235,10 +232,10 @@ def _card(number: int, firing: Firing, detail: str) -> str:
 
 
 def _detail(number: int, firing: Firing, replay: Replay, timeline: Timeline, charts: list[dict[str, Any]]) -> str:
-    """A closer view of the window, with some time before and after; the highest of its GPUs."""
+    """A detailed view of the window, with some time before and after; the maximum of its GPUs."""
     window = firing.moment.at - firing.window_from.at
     begun = max(firing.window_from.at - window / 2, replay.begun.at)
-    # Up to the return of the work, unless the window would become too small to see.
+    # Up to the return of the work, unless this makes the window invisibly small.
     ended = firing.until.at + window / 4 if firing.idle_after <= 4 * window else firing.moment.at + window
     ended = max(min(ended, replay.ended.at), begun + 1.0)
     curve = timeline.drawn(firing.gpus, begun, ended, _DETAIL_POINTS)

@@ -1,7 +1,6 @@
-"""Tables: fitted to the width of a terminal, or plain text of any width.
-
-Nothing here imports rich before something is printed on a terminal, or has wide letters: it is half of what a short
-command loads. Columns are laid out as a whole, since there may be a hundred thousand rows.
+"""Tables: fitted to the width of a terminal, or plain text of any width. rich is imported only for output on a terminal
+or with wide letters, because it is half of what a short command loads. Columns are laid out as a whole, because there
+may be a hundred thousand rows.
 """
 
 import itertools
@@ -16,14 +15,14 @@ if TYPE_CHECKING:
 
 _GAP: Final = "  "
 _BAR: Final = 10
-# Characters of Stoker's own that are not ASCII and as wide as those.
+# Stoker's own non-ASCII characters with a width of one column.
 _NARROW: Final = str.maketrans("", "", "█·…×°–÷")
-# A terminal gets each write at once: as many lines together.
+# Every write reaches the terminal at once, so this many lines are written together.
 _AT_ONCE: Final = 500
 
 
 class Styled(str):
-    """Text with colours. As a string it is without them."""
+    """Text with colours; as a string, without them."""
 
     pieces: tuple[tuple[str, str], ...]
     """Text and style of each part, for `rich.text.Text.assemble`."""
@@ -51,17 +50,16 @@ class Column(NamedTuple):
     name: str
     justify: Literal["left", "right"] = "left"
     gives: Literal["never", "cut", "middle", "wrap"] = "never"
-    """Whether it may be narrower than its content: an id stays whole, a command is cut at its end, a place in its
-    middle, a sentence is wrapped."""
+    """How it shrinks: an id stays whole, a command is cut at its end, a place in its middle, a sentence is wrapped."""
     least: int = 16
-    """The narrowest it may become before other columns are left out."""
+    """The minimum width before other columns are omitted."""
     left_out: int = 0
-    """Without room, the column with the highest number is left out first; 0 never is."""
+    """Without room, the column with the highest number is omitted first; 0 is never omitted."""
 
 
 def terminal() -> "Console | None":
     """The terminal that standard output goes to; None for a file or a pipe."""
-    # By these variables rich takes a pipe for a terminal.
+    # With these variables rich treats a pipe as a terminal.
     if not sys.stdout.isatty() and not any(os.environ.get(name) for name in ("FORCE_COLOR", "TTY_COMPATIBLE")):
         return None
     from rich.console import Console
@@ -76,7 +74,7 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
 
 
 def print_lines(screen: "Console | None", lines: Iterable[str]) -> None:
-    """Prints lines as they are; a terminal that is too narrow wraps them."""
+    """Prints lines unchanged; a narrow terminal wraps them."""
     if screen is None:
         _write(sys.stdout, lines)
     else:
@@ -91,7 +89,7 @@ def _write(file: IO[str], lines: Iterable[str]) -> None:
 
 
 class _EscapeCodes:
-    """Lines with the escape codes that rich has for their styles. Rich itself takes fifty times as long for a line."""
+    """Lines with rich's escape codes for their styles. Rich itself takes fifty times as long per line."""
 
     def __init__(self, screen: "Console") -> None:
         self._screen = screen
@@ -134,12 +132,12 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width:
 
 
 def fits(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> bool:
-    """Whether all columns fit, the flexible ones at their narrowest."""
+    """Whether all columns fit, with the flexible ones at their minimum."""
     return _needed(columns, _measured(columns, rows)[1], range(len(columns))) <= width
 
 
 def _measured(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> tuple[list[Sequence[str]], list[int]]:
-    """The cells of each column, and its width without a limit."""
+    """The cells of each column, and its natural width."""
     cells: list[Sequence[str]] = [*zip(*rows, strict=True)] if rows else [() for _ in columns]
     natural = [_width(column.name) for column in columns]
     for place, one in enumerate(cells):
@@ -171,14 +169,14 @@ def _padded(column: Column, cells: Sequence[str], width: int) -> Sequence[str]:
 
 
 def _cut(column: Column, cells: Sequence[str], width: int, natural: int) -> Sequence[str]:
-    """The cells of a column, none wider than that if it may be cut."""
+    """The cells of a column, limited to this width if it may be cut."""
     if natural <= width:
         return cells
     return [cell if _width(cell) <= width else _fitted(column, cell, width)[0] for cell in cells]
 
 
 def _whole_lines(columns: Sequence[tuple[Column, Sequence[str], int]]) -> Iterator[Styled]:
-    """Each row is one line: what has no colour is joined by columns, the rest stands between."""
+    """Each row is one line: uncoloured columns are joined first, coloured cells are inserted between them."""
     parts: list[Iterable[str]] = []
     plain: list[Iterable[str]] = []
     for column, cells, width in columns:
@@ -238,7 +236,7 @@ def _narrowed(columns: Sequence[Column], natural: Sequence[int], shown: Sequence
     excess = sum(widths[place] for place in shown) + len(_GAP) * (len(shown) - 1) - width
     while excess > 0:
         above = [place for place in shown if widths[place] > _least(columns, natural, place)]
-        # Nothing is cut further than that: the terminal wraps the line.
+        # Columns are cut no further: the terminal wraps the line.
         if not above:
             break
         *others, widest = sorted(above, key=lambda place: widths[place])
@@ -250,7 +248,7 @@ def _narrowed(columns: Sequence[Column], natural: Sequence[int], shown: Sequence
 
 
 def _lines(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int], shown: Sequence[int]) -> list[str]:
-    """A row, of several lines if a cell is wrapped."""
+    """A row, with several lines if a cell is wrapped."""
     parts = [_fitted(columns[place], row[place], widths[place]) for place in shown]
     lines: list[str] = []
     for number in range(max(map(len, parts), default=0)):
@@ -265,7 +263,7 @@ def _lines(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int],
 
 
 def _stripped(pieces: list[tuple[str, str]]) -> Styled:
-    """Without blanks at the end."""
+    """Without trailing blanks."""
     while pieces and not pieces[-1][0].strip():
         pieces.pop()
     if pieces:
@@ -285,7 +283,7 @@ def _fitted(column: Column, cell: str, width: int) -> list[str]:
 
 
 def _first_cells(text: str, width: int) -> str:
-    """As many letters as fit, and blanks for half of one."""
+    """As many letters as fit, padded with blanks for half a wide letter."""
     if text.isascii():
         return text[:width].ljust(width)
     from rich.cells import set_cell_size
@@ -302,7 +300,7 @@ def _wrapped(cell: str, width: int) -> list[str]:
 
 def bar(fraction: float, caption: str) -> Styled:
     """`████······  40%`."""
-    # Any activity is visible.
+    # Make any activity visible.
     full = max(min(round(fraction * _BAR), _BAR), 1 if fraction > 0 else 0)
     return Styled(("█" * full, "cyan"), ("·" * (_BAR - full), "dim"), (f" {caption}", ""))
 

@@ -23,7 +23,7 @@ AnyJob = RunningJob | WaitingJob | EndedJob
 
 
 class GroupRow(msgspec.Struct, frozen=True):
-    """A group in the place of its jobs, or above them."""
+    """A group instead of its jobs, or above them."""
 
     group: Group
     unfolded: bool = False
@@ -43,7 +43,7 @@ class Section(NamedTuple):
 
     name: str
     total: int
-    """How many there are, shown or not."""
+    """Their number, shown or not."""
     rows: Sequence[AnyRow]
 
 
@@ -57,29 +57,29 @@ _GPU_STATES: Final[dict[GpuUse, tuple[str, str]]] = {
 }
 _STATES: Final[dict[State, str]] = {"failed": "red", "succeeded": "green", "cancelled": "dim", "held": "yellow"}
 _HINT: Final = "q quit  ? help  Enter details  l log  c cancel  r retry  h hold  u/d move  s snooze  p pause"
-# From this width on there is room for bars.
+# From this width on, bars fit.
 _ROOM_FOR_BARS: Final = 72
 UNCUT: Final = 1_000_000
-"""As a width: nothing is cut, for output without a terminal."""
+"""As a width: cut nothing, for output without a terminal."""
 # The share of the lines between the health and the last line.
 _GPU_SHARE: Final = 0.4
 
 
 class TopView(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user chose to see."""
+    """The user's choices."""
 
     selected: str | None = None
     """The id of a job, or `group:NAME`."""
     place: int = 0
-    """Its place among the shown jobs, in case it vanishes."""
+    """Its position among the shown jobs, in case it vanishes."""
     mine: str = ""
-    """Only the jobs of this submitter."""
+    """Show only jobs of this submitter."""
     unfolded: frozenset[str] = frozenset()
-    """The groups whose jobs are shown."""
+    """Unfolded groups."""
     note: str = ""
     """The result of the last action, or a question."""
     away: str = ""
-    """Why the shown state is old."""
+    """Why the shown state is outdated."""
 
 
 def chosen(snapshot: Snapshot, view: TopView) -> tuple[Sequence[RunningJob], Sequence[WaitingJob], Sequence[EndedJob]]:
@@ -96,7 +96,7 @@ def chosen(snapshot: Snapshot, view: TopView) -> tuple[Sequence[RunningJob], Seq
 
 
 def sections(snapshot: Snapshot, view: TopView) -> list[Section]:
-    """The rows of the screen: first the groups, of which each is one row until it is unfolded, then all other jobs."""
+    """The rows of the screen: groups first, each one row until unfolded, then all other jobs."""
     parts = chosen(snapshot, view)
     names = {one.job.group for part in parts for one in part}
     groups = {group.name: group for group in snapshot.groups if group.name in names}
@@ -111,7 +111,7 @@ def sections(snapshot: Snapshot, view: TopView) -> list[Section]:
     all_pending = snapshot.pending - sum(one.job.is_pending for one in parts[0]) + len(pending)
 
     def alone(*states: State) -> int:
-        """How many jobs in these states belong to none of the groups."""
+        """Number of jobs in these states outside the groups."""
         inside = sum(group.counts.get(state, 0) for group in groups.values() for state in states)
         return sum(snapshot.counts.get(state, 0) for state in states) - inside
 
@@ -128,7 +128,7 @@ def sections(snapshot: Snapshot, view: TopView) -> list[Section]:
 
 
 def key_of(row: AnyRow) -> str:
-    """What the selection keeps of a row."""
+    """The identity of a row for the selection."""
     return f"{GROUP_PREFIX}{row.group.name}" if isinstance(row, GroupRow) else job_of(row).id
 
 
@@ -155,7 +155,7 @@ def frame(snapshot: Snapshot, view: TopView, width: int, height: int) -> list[Te
 
 
 def filled(lines: Sequence[Text], view: TopView, width: int, height: int, hint: str = _HINT) -> list[Text]:
-    """Exactly `height` lines; the last has the keys, the result of the last action, or what is wrong."""
+    """Exactly `height` lines; the last has the keys, the result of the last action, or the problem."""
     shown = [cut(line, width) for line in lines[: height - 1]]
     blank = [Text("")] * (height - 1 - len(shown))
     return [*shown, *blank, _last_line(view, width, hint)][-height:]
@@ -184,7 +184,7 @@ def cut(text: Text, width: int) -> Text:
 
 
 def share(room: int, wants: Sequence[int]) -> list[int]:
-    """The lines of each section: as many as it wants, or an equal share."""
+    """The lines of each section: as many as needed, or an equal share."""
     given = [0] * len(wants)
     while room > 0 and (hungry := [number for number, want in enumerate(wants) if given[number] < want]):
         for number in hungry[:room]:
@@ -223,7 +223,7 @@ def _health(snapshot: Snapshot, width: int, most: int) -> list[Text]:
 
 
 def _machines(snapshot: Snapshot, width: int, room: int) -> list[Text]:
-    """A line per GPU where there is room, otherwise a line per machine."""
+    """A line per GPU if there is room, otherwise a line per machine."""
     full = [line for machine in snapshot.machines for line in _machine(machine, snapshot.now, width)]
     if len(full) <= room:
         return full
@@ -367,7 +367,7 @@ def _row(row: AnyRow, now: float, view: TopView, width: int) -> Text:
 
 
 def _group_progress(group: Group, width: int) -> Text:
-    """`12 of 15 done, 1 failed, 2 running`, with a bar where there is room."""
+    """`12 of 15 done, 1 failed, 2 running`, with a bar if there is room."""
     share_done = group.ended / group.total if group.total else 0.0
     text = Text("")
     if _ROOM_FOR_BARS <= width < UNCUT:
@@ -380,7 +380,7 @@ def _group_progress(group: Group, width: int) -> Text:
 
 
 def _of_job(one: AnyJob, now: float, width: int) -> Text:
-    """Its state, behind its name and id."""
+    """Its state, after its name and id."""
     text = Text("")
     match one:
         case RunningJob() if one.job.is_pending:
@@ -410,7 +410,7 @@ def _of_job(one: AnyJob, now: float, width: int) -> Text:
 
 def _activity(one: RunningJob, now: float, width: int) -> Text:
     """Its progress, or its last line."""
-    snoozed = f"left alone for {spoken(one.snoozed_until - now)}  " if one.snoozed_until is not None else ""
+    snoozed = f"snoozed for {spoken(one.snoozed_until - now)}  " if one.snoozed_until is not None else ""
     text = Text(snoozed, style="")
     if one.why.word:
         text.append(f"{one.why.word}  ", "yellow")
@@ -439,7 +439,7 @@ def _lasted(since: float | None, now: float) -> str:
 
 
 def _where(one: RunningJob, width: int, of: int) -> str:
-    """The machine and its GPUs: a long host name is cut, the numbers are not."""
+    """The machine and its GPUs; a long host name is cut, the numbers are not."""
     if one.where:
         # Its end names the nodes.
         shown = one_line(one.where)
@@ -450,7 +450,7 @@ def _where(one: RunningJob, width: int, of: int) -> str:
 
 
 def _column(text: str, width: int, of: int) -> str:
-    """Padded or cut to `width`, in a line of the width `of`; not cut without a terminal."""
+    """Padded or cut to `width` in a line of width `of`; not cut without a terminal."""
     shown = one_line(text)
     if cell_len(shown) <= width:
         return set_cell_size(shown, width)

@@ -46,9 +46,9 @@ from stoker.units import clock_time, format_duration
 if TYPE_CHECKING:
     from stoker.queue import Store
 
-# Utilization, progress and times change without a change of the queue.
+# Utilization, progress and times change even if the queue does not.
 _LOOK_EVERY: Final = 1.0
-# However often the queue changes.
+# Minimum interval, regardless of changes of the queue.
 _SECONDS_BETWEEN_LOOKS: Final = 0.2
 _LINES_OF_LOG: Final = 200
 _STEPS: Final = {"up": -1, "down": 1, "page up": -10, "page down": 10, "home": -(10**6), "end": 10**6}
@@ -71,11 +71,11 @@ class TopSession:
         self._view: TopView = TopView()
         self._mode: Mode = "jobs"
         self._question: Callable[[], str] | None = None
-        """What a `y` does."""
+        """The action of `y`."""
         self._due = 0.0
 
     def run(self) -> int:
-        """Until q or a signal; the exit code."""
+        """Runs until q or a signal; returns the exit code."""
         changes = self._store.listen()
         looked = -_SECONDS_BETWEEN_LOOKS
         try:
@@ -94,7 +94,7 @@ class TopSession:
             changes.close()
         return code
 
-    # What is shown
+    # Display
 
     def _look(self) -> None:
         before = self._snapshot
@@ -109,10 +109,10 @@ class TopSession:
         except StokerError as error:
             if self._snapshot is before:
                 self._lose(str(error))
-            self._change(away=f"{error} (waiting; what is shown is old)")
+            self._change(away=f"{error} (waiting; this state is outdated)")
 
     def _lose(self, why: str) -> None:
-        """Shows the lost queue as the health: the last good state must not look current."""
+        """Shows the outage of the queue as the health: the last good state must not look current."""
         if self._snapshot is not None and self._health is not None:
             self._snapshot = msgspec.structs.replace(self._snapshot, health=without_queue(self._health, why))
 
@@ -132,7 +132,7 @@ class TopSession:
             return filled([], self._view, width, height)
         return frame(self._snapshot, self._view, width, height)
 
-    # What keys do
+    # Keys
 
     def _press(self, key: str) -> bool:
         """False for quit."""
@@ -192,12 +192,12 @@ class TopSession:
             self._perform(lambda: self._ask_group(key, group.name))
 
     def _fold(self, name: str) -> None:
-        """Folds a group, and selects it."""
+        """Folds a group and selects it."""
         unfolded = self._view.unfolded - {name}
         self._view = msgspec.structs.replace(self._view, unfolded=unfolded, selected=f"{GROUP_PREFIX}{name}")
 
     def _ask_group(self, key: str, name: str) -> str:
-        """The question before something is done to all jobs of a group that it is for; or why there is none."""
+        """The question before an action on all suitable jobs of a group, or why there is none."""
         verb, jobs = verb_for_group(self._store, key, name)
         if not jobs:
             return f"no job of {name} can be {verb.done}: none is {' or '.join(verb.among)}"
@@ -214,7 +214,7 @@ class TopSession:
             return
         view = selected(self._snapshot, self._view, step)
         if self._mode == "job":
-            # A group has no details: the next job does.
+            # A group has no details; use the next job.
             onward = 1 if step > 0 else -1
             while (view.selected or "").startswith(GROUP_PREFIX):
                 before, view = view, selected(self._snapshot, view, onward)
@@ -245,7 +245,7 @@ class TopSession:
     def _follow(self, job: Job) -> None:
         """Gives the screen to `stoker logs -f` until q."""
         program = [sys.executable, "-P", "-m", "stoker.cli", "logs", "-f", "-n", str(_LINES_OF_LOG), job.id]
-        # Not as an argument: the address may hold a password, and every user can see arguments.
+        # Not as an argument: the address may contain a password, and every user can see arguments.
         environment = {**os.environ, **({"STOKER_QUEUE": self._queue} if self._queue else {})}
         with self._terminal.released():
             _say(f"the log of job {job.id}: q returns")
@@ -264,7 +264,7 @@ class TopSession:
         self._due = 0.0
 
     def _perform(self, action: Callable[[], str]) -> None:
-        """Performs an action, shows its result, and looks again."""
+        """Performs an action, shows its result, and refreshes."""
         try:
             self._change(note=action())
         except StokerError as error:
@@ -287,7 +287,7 @@ VERBS: Final[dict[str, Verb]] = {"c": CANCEL, "r": RETRY, "u": moving("up"), "d"
 
 
 def act(store: "Store", key: str, job: str) -> str:
-    """Applies the action of a key to a job; the result."""
+    """Applies the action of a key to a job; returns the result."""
     if key == "s":
         return _snooze(store, job)
     if key == "h":
@@ -296,7 +296,7 @@ def act(store: "Store", key: str, job: str) -> str:
 
 
 def verb_for_group(store: "Store", key: str, name: str) -> tuple[Verb, list[Job]]:
-    """What a key means for a group, and the jobs that it is for."""
+    """The action of a key for a group, and the jobs to which it applies."""
     members = store.jobs.members(f"{GROUP_PREFIX}{name}")
     verb = VERBS[key] if key != "h" else HOLD if any(job.state == "queued" for job in members) else RELEASE
     now = store.clock()
@@ -304,7 +304,7 @@ def verb_for_group(store: "Store", key: str, name: str) -> tuple[Verb, list[Job]
 
 
 def steer_group(store: "Store", verb: Verb, name: str, jobs: Sequence[Job]) -> str:
-    """Does it to these jobs of a group; the result."""
+    """Applies the action to these jobs of a group; returns the result."""
     became = verb.apply(store, [job.id for job in jobs])
     done = [f"{count_of(number, 'job')} {what}" for what, number in Counter(became.values()).items()]
     return f"{name}: {', '.join(done) or 'nothing was done, its jobs have just changed'}"
@@ -316,7 +316,7 @@ def turn_queue(store: "Store") -> str:
         store.pause(False)
         return "the queue is resumed"
     store.pause()
-    return "the queue is paused: no more jobs start, running ones go on; p resumes it"
+    return "the queue is paused: no more jobs start, running jobs continue; p resumes it"
 
 
 def _steer(store: "Store", verb: Verb, name: str) -> str:
@@ -338,10 +338,10 @@ def _snooze(store: "Store", name: str) -> str:
     if not store.attempts.snooze(job.attempt, SNOOZE_SECONDS, login_name()):
         return f"{named} has just ended"
     now = store.clock()
-    return f"{named} is left alone for {format_duration(SNOOZE_SECONDS)}, until {clock_time(now + SNOOZE_SECONDS, now)}"
+    return f"{named} is snoozed for {format_duration(SNOOZE_SECONDS)}, until {clock_time(now + SNOOZE_SECONDS, now)}"
 
 
-# More than the largest terminal shows.
+# More than the largest terminal can show.
 _TAIL: Final = 32 * 1024
 _MOST_ATTEMPTS: Final = 5
 
@@ -382,7 +382,7 @@ def _about(detail: JobDetail) -> list[Text]:
     if job.link:
         lines.append(Text.assemble(("page      ", "dim"), one_line(job.link)))
     if detail.snoozed_until is not None:
-        lines.append(Text(f"left alone for {spoken(detail.snoozed_until - detail.now)} more", style="yellow"))
+        lines.append(Text(f"snoozed for {spoken(detail.snoozed_until - detail.now)} more", style="yellow"))
     if detail.progress is not None:
         lines.append(progress_bar(detail.progress))
     lines += [_attempt(one, detail.now) for one in detail.attempts[-_MOST_ATTEMPTS:]]

@@ -1,4 +1,4 @@
-"""The terminal of `stoker top`: taken over while it runs, and always restored."""
+"""The terminal of `stoker top`: taken over while it runs, always restored."""
 
 import contextlib
 import os
@@ -15,9 +15,9 @@ from rich.console import Console, ConsoleDimensions, Group
 from rich.live import Live
 from rich.text import Text
 
-# Escape is also the first byte of other keys; a terminal sends the rest of those at once.
+# Escape is also the first byte of other keys; a terminal sends their other bytes at once.
 _ESCAPE_SECONDS: Final = 0.05
-# The index in what tcgetattr returns.
+# The index in the result of tcgetattr.
 _LOCAL_MODES: Final = 3
 _LEAVING: Final = (signal.SIGTERM, signal.SIGHUP)
 # A job's output may have changed colours, cursor, margins and modes.
@@ -25,7 +25,7 @@ _SOFT_RESET: Final = b"\x1b[!p\x1b[0m"
 
 
 class TopTerminal:
-    """Signals only wake it; they are handled between two frames."""
+    """Signals only wake the loop; they are handled between frames."""
 
     def __init__(self) -> None:
         self._input = sys.stdin.fileno()
@@ -65,7 +65,7 @@ class TopTerminal:
     @property
     def size(self) -> tuple[int, int]:
         """Columns and lines, from the terminal: an exported COLUMNS does not follow the window."""
-        with contextlib.suppress(OSError):  # it is gone; the next read reports it
+        with contextlib.suppress(OSError):  # the terminal is gone; the next read reports it
             self._console.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))
         return self._console.size.width, self._console.size.height
 
@@ -81,7 +81,7 @@ class TopTerminal:
             self._live.update(Group(*lines), refresh=True)
 
     def wait(self, others: Sequence[int], seconds: float) -> list[str]:
-        """The pressed keys; returns as soon as there are some, or one of the others can be read."""
+        """The pressed keys; returns when there are some, or one of the other descriptors is readable."""
         if signal.SIGTSTP in self._asked:
             self._suspend()
             return []
@@ -100,7 +100,7 @@ class TopTerminal:
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
-        """The ordinary screen, for another program's output; keys are still read here."""
+        """The ordinary screen, for output of another program; keys are still read here."""
         self._leave_screen()
         try:
             yield
@@ -203,14 +203,14 @@ _BEGUN: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|O)?\Z")
 
 
 class KeyReader:
-    """Assembles keys from bytes that arrive in pieces."""
+    """Assembles keys from partial input."""
 
     def __init__(self) -> None:
         self._rest = ""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a key has begun, which may be Escape."""
+        """Whether a key is incomplete; it may be Escape."""
         return bool(self._rest)
 
     def feed(self, data: bytes) -> list[str]:
@@ -220,7 +220,7 @@ class KeyReader:
         return _names(text[: len(text) - len(self._rest)])
 
     def settle(self) -> list[str]:
-        """Nothing followed, so it was Escape."""
+        """No more bytes: it was Escape."""
         rest, self._rest = self._rest, ""
         return ["escape"] if rest else []
 

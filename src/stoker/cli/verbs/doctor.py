@@ -1,4 +1,4 @@
-"""`stoker doctor`: what this machine lets Stoker see, what that weakens, and a harmless hang to calibrate by."""
+"""`stoker doctor`: what Stoker can read on this machine, missing signals, and a harmless hang for calibration."""
 
 import contextlib
 import importlib.resources
@@ -32,20 +32,20 @@ from stoker.runs.processes.cgroup import Cgroup, NoCgroupError
 from stoker.units import format_duration
 from stoker.version import __version__
 
-# Counters need a look before, and the driver takes about six samples a second.
+# Counters need an earlier look, and the driver takes about six samples a second.
 _BETWEEN_LOOKS: Final = 1.0
 _TORCH_PATIENCE: Final = 60.0
 _HAS_TORCH: Final = (
     "import torch, torch.distributed as d; assert torch.cuda.device_count() > 1 and d.is_nccl_available()"
 )
 _QUEUE_PATIENCE: Final = 5.0
-# Enough looks; and less than the ranks wait for each other.
+# Enough looks, and shorter than the ranks wait for each other.
 _SHORTEST_HANG: Final = 5.0
 _LONGEST_HANG: Final = 3600.0
 
 
 class _Check(NamedTuple):
-    """One line of the answer."""
+    """One line of the result."""
 
     name: str
     words: str
@@ -58,7 +58,7 @@ class _Check(NamedTuple):
     is_flag=True,
     help="Let two ranks hang in a collective on two free GPUs, and print what the counters show, as Markdown.",
 )
-@click.option("--for", "lasts", type=DURATION, default="2m", metavar="DURATION", help="How long they hang [2m].")
+@click.option("--for", "lasts", type=DURATION, default="2m", metavar="DURATION", help="Duration of the hang [2m].")
 @click.option("--yes", is_flag=True, help="With --hang-test: do not ask.")
 @json_option()
 @queue_option
@@ -72,7 +72,7 @@ def doctor_command(
     source: str | None,
     deadline: float | None,
 ) -> int:
-    """Check what Stoker can see on this machine, and say what weakens its judgement."""
+    """Check what Stoker can read on this machine, and report what weakens its judgement."""
     with contextlib.ExitStack() as goodbye:
         prober = open_prober(source, deadline, start=forked, sharing="no")
         goodbye.callback(prober.leave)
@@ -232,7 +232,7 @@ def _torch_ranks(times: Times) -> list[str]:
 
 
 def _python_with_torch(environment: Mapping[str, str]) -> str:
-    """This Python, or the one that a person gets by typing its name."""
+    """This Python, or the one on PATH."""
     for python in (sys.executable, "python", "python3"):
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             checked = subprocess.run(

@@ -1,4 +1,4 @@
-"""`stoker edit` and `clone`: change what jobs ask for, by options or in an editor; submit them again with changes."""
+"""`stoker edit` and `clone`: change jobs by options or in an editor; submit them again with changes."""
 
 import functools
 import os
@@ -65,7 +65,7 @@ class _EditCommand(JobCommand):
 
 
 def _change_options(command: F) -> F:
-    """What can be changed, in `edit` and `clone`."""
+    """The options of `edit` and `clone`."""
     decorators = (
         click.option("--command", metavar="TEXT", help="The command, as text for the shell."),
         job_options("edit"),
@@ -83,11 +83,11 @@ def _change_options(command: F) -> F:
 @click.option("--from", "file", metavar="FILE", help="Read the changes from a text like the editor's.")
 @click.pass_context
 def edit_command(context: click.Context, /, request: Request, file: str | None, **options: Any) -> int:
-    """Change what jobs ask for, unless they are running. Without options, on a terminal, $EDITOR opens on the job.
+    """Change the options of jobs that are not running. Without options, on a terminal, opens the job in $EDITOR.
 
     JOB is an id, the beginning of an id, or the name of a job or group. Fields without an option keep their value.
-    --at-most alone also takes the name of a group whose jobs run: what runs goes on; and --notify a running job.
-    COMMAND replaces the command, as in `stoker submit`: one word is text for the shell.
+    --at-most also applies to a group with running jobs, which continue; --notify also applies to running jobs. COMMAND
+    replaces the command, as in `stoker submit`: one word is text for the shell.
     """
     given = _given(context, options)
     if file is not None and given:
@@ -109,7 +109,7 @@ def edit_command(context: click.Context, /, request: Request, file: str | None, 
 @click.command("clone", cls=_EditCommand)
 @click.argument("job", type=JobName())
 @_change_options
-@click.option("--hold", is_flag=True, help="Do not start it before `stoker release`.")
+@click.option("--hold", is_flag=True, help="Hold the new job until `stoker release`.")
 @dry_run_option("Print what would be submitted, and submit nothing.")
 @json_option("Print the jobs as a JSON list instead of their ids.")
 @queue_option
@@ -119,8 +119,8 @@ def clone_command(
 ) -> int:
     """Submit JOB again as a new job, with its environment and these changes, and print the new id.
 
-    JOB is an id, the beginning of an id, or the name of a job or group; it may be in any state and stays as it is.
-    COMMAND replaces the command, as in `stoker submit`. A snapshot or pinned commit is used again.
+    JOB is an id, the beginning of an id, or the name of a job or group; it may be in any state and is not changed.
+    COMMAND replaces the command, as in `stoker submit`. The new job uses the same snapshot or pinned commit.
     """
     from stoker.engines.admission import check_jobs
     from stoker.queue.jobs import cloned
@@ -142,7 +142,7 @@ def clone_command(
 
 
 def _given(context: click.Context, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What was typed: fields of the job, variables, settings of rules and the command."""
+    """The given options: job fields, variables, rule settings and the command."""
     typed = {
         name: value
         for name, value in options.items()
@@ -158,10 +158,10 @@ def _given(context: click.Context, options: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _capped(store: "Store", request: Request, at_most: int | None) -> ChangeReport:
-    """The cap of the groups that the words name, directly or by one of their jobs; whatever runs."""
+    """Sets the cap of the groups selected directly or by one of their jobs, even while jobs run."""
     groups = dict.fromkeys(job.group for word in request.selection.words for job in store.jobs.named(word))
     if not groups or "" in groups:
-        raise BadInputError("a cap is that of a group: name one, or give the jobs one with --group")
+        raise BadInputError("only groups have a cap: name a group, or put the jobs into one with --group")
     known = store.groups.several(groups)
     same = [Unchanged(name, "", SAME_ALREADY) for name, group in known.items() if group.at_most == at_most]
     wanted = [name for name, group in known.items() if group.at_most != at_most]
@@ -174,7 +174,7 @@ def _capped(store: "Store", request: Request, at_most: int | None) -> ChangeRepo
 def _edited(
     store: "Store", jobs: list["Job"], changes: Mapping[str, Mapping[str, object]], request: Request
 ) -> ChangeReport:
-    """All at once: an error in one leaves all as they are."""
+    """All or nothing: an error in one changes none."""
     from stoker.engines.admission import check_edits
     from stoker.queue.jobs import check_changes
 
@@ -192,7 +192,7 @@ def _edited(
 
 
 def _changes(store: "Store", job: "Job", given: Mapping[str, Any]) -> dict[str, object]:
-    """What the options change in this job, by field."""
+    """The changes of the options to this job, by field."""
     wanted: dict[str, object] = {name: given[name] for name in FIELDS if name in given}
     for name in wanted.keys() & {"after", "after_any"}:
         wanted[name] = store.jobs.ids_of(given[name])
@@ -225,7 +225,7 @@ def _environment(job: "Job", given: Mapping[str, Any]) -> dict[str, str]:
 def _as_text(store: "Store", jobs: list["Job"], request: Request, file: str | None) -> int:
     """Reads the changes from a file or from the editor."""
     if file is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise BadInputError("what is to be changed? Use an option such as --priority 5 (there is no terminal)")
+        raise BadInputError("nothing to change: use an option such as --priority 5 (there is no terminal)")
     if len(jobs) != 1:
         raise BadInputError(f"a text describes one job, not {len(jobs)}: change several with options")
     (job,) = jobs
@@ -239,7 +239,7 @@ def _as_text(store: "Store", jobs: list["Job"], request: Request, file: str | No
 
 
 def _edited_in_editor(store: "Store", job: "Job", request: Request) -> ChangeReport:
-    """A text that cannot be used is kept for the next try."""
+    """Invalid text is saved for the next try."""
     number, name = tempfile.mkstemp(prefix=f"stoker-{job.id}-", suffix=".toml")
     path = Path(name)
     with os.fdopen(number, "w", encoding="utf-8") as stream:
@@ -264,7 +264,7 @@ def _edited_in_editor(store: "Store", job: "Job", request: Request) -> ChangeRep
 # `fit` is nested: `submit --fit-with` sets it, and `batch_size` replaces it.
 _NOT_AS_TEXT: Final = ("fit",)
 OFF: Final = "off"
-"""No value in a policy: TOML has no null."""
+"""Stands for no value in a policy: TOML has no null."""
 
 
 def written(job: "Job") -> str:
@@ -300,14 +300,14 @@ def _as_text_fields() -> list[JobField]:
 
 
 def _plain(field: JobField, value: object) -> object:
-    """The value of a field, read with its unit."""
+    """The value of a field, parsed with its unit."""
     if field.name == "policy" and isinstance(value, dict):
         return {key: None if each == OFF else each for key, each in value.items()}
     return field.read(value) if field.kind.has_unit and isinstance(value, str) else value
 
 
 def _in_toml(field: JobField, value: Any) -> str:
-    """With its unit where that is exact; a command of several lines as such, where TOML allows it."""
+    """With its unit if exact; a multi-line command as multi-line text if TOML allows it."""
     if field.kind.has_unit and field.kind.read(text := field.kind.write(value)) == value:
         return _toml(text)
     if field.name == "command" and isinstance(value, str) and "\n" in value:

@@ -1,4 +1,4 @@
-"""`stoker feed`: take jobs from a text file or a Google Sheet."""
+"""`stoker feed`: submit jobs from a text file or a Google Sheet."""
 
 import functools
 import os
@@ -39,7 +39,7 @@ def feed_options(command: F) -> F:
             "--append", default="", metavar="TEXT", help="Append this to each command, such as --version={id}."
         ),
         click.option("--directory", metavar="DIR", help="Working directory [here]."),
-        click.option("--once", is_flag=True, help="Take the present lines or rows and exit, for cron."),
+        click.option("--once", is_flag=True, help="Submit the present lines or rows and exit, for cron."),
         queue_option,
     )
     return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
@@ -47,20 +47,20 @@ def feed_options(command: F) -> F:
 
 @click.group("feed")
 def feed_command() -> None:
-    """Take jobs from a text file or a Google Sheet; each line or row becomes a job once."""
+    """Submit jobs from a text file or a Google Sheet; each line or row becomes a job once."""
 
 
-@feed_command.command("file", cls=JobCommand, short_help="Take jobs from a text file.")
+@feed_command.command("file", cls=JobCommand, short_help="Submit jobs from a text file.")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
     "--finished", type=click.Path(path_type=Path), metavar="FILE", help="Append commands that succeeded to this file."
 )
-@click.option("--as", "name", metavar="NAME", help="Remember lines under this name instead of the file's path.")
+@click.option("--as", "name", metavar="NAME", help="Identify the file by this name instead of its path.")
 @feed_options
 def file_command(
     path: Path, finished: Path | None, name: str | None, once: bool, queue_url: str | None, **asked: Any
 ) -> int:
-    """Submit each line of PATH once, also lines added later; blank lines and # comments are skipped."""
+    """Submit each line of PATH once, including lines added later; blank lines and # comments are skipped."""
     from stoker.feeds.intake import FeedLog
     from stoker.feeds.text_file import FileFeed, FinishedFile
 
@@ -93,7 +93,7 @@ def _check_finished(path: Path, finished: Path) -> None:
         raise BadInputError(f"{finished} cannot be written: it is a directory, or its directory does not exist")
 
 
-@feed_command.command("sheet", cls=JobCommand, short_help="Take jobs from a Google Sheet.")
+@feed_command.command("sheet", cls=JobCommand, short_help="Submit jobs from a Google Sheet.")
 @click.argument("key")
 @click.option(
     "--credentials",
@@ -102,7 +102,7 @@ def _check_finished(path: Path, finished: Path) -> None:
     metavar="FILE",
     help="The key of the service account (JSON).",
 )
-@click.option("--worksheet", metavar="TITLE", help="Which worksheet [the first].")
+@click.option("--worksheet", metavar="TITLE", help="The worksheet [the first].")
 @click.option("--counter", default="B1", metavar="CELL", help="The cell with the number of the next row [B1].")
 @click.option("--commands", default="C", metavar="COLUMN", help="The column of commands [C].")
 @click.option("--first-row", type=click.IntRange(1), default=3, metavar="N", help="The first row with a command [3].")
@@ -112,7 +112,7 @@ def _check_finished(path: Path, finished: Path) -> None:
     type=Typed("columns", _columns),
     default="state=D,gpu=E,id=F,link=G",
     metavar="COLUMNS",
-    help="What to write into each row [state=D,gpu=E,id=F,link=G].",
+    help="Columns to write [state=D,gpu=E,id=F,link=G].",
 )
 @click.option("--every", type=DURATION, default="15s", metavar="DURATION", help="How often to read the sheet [15s].")
 @feed_options

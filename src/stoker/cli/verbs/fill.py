@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @click.group("fill", invoke_without_command=True)
 @click.option("--config", "file", metavar="FILE", help="A TOML file, or an INI file of gpu_mon [stoker.toml].")
-@click.option("--check", is_flag=True, help="Check the configuration, and start nothing.")
+@click.option("--check", is_flag=True, help="Check the configuration and start nothing.")
 @source_options
 @click.pass_context
 def fill_command(
     context: click.Context, file: str | None, check: bool, source: str | None, deadline: float | None
 ) -> int | None:
-    """Run background programs on idle GPUs, and stop each as soon as someone else needs its GPU."""
+    """Run background programs on idle GPUs, and stop each as soon as somebody else needs its GPU."""
     if context.invoked_subcommand is not None:
         return None
     from stoker.fill.config_files import hints
@@ -36,7 +36,7 @@ def fill_command(
         for hint in hints(config):
             note(hint)
         if check:
-            sys.stdout.write(f"{config.source}: {count_of(len(config.programs), 'program')}, no mistakes\n")
+            sys.stdout.write(f"{config.source}: {count_of(len(config.programs), 'program')}, no errors\n")
             return 0
         return _fill(config, prober)
 
@@ -44,7 +44,7 @@ def fill_command(
 @fill_command.command("status", short_help="Show what runs in the background on each GPU.")
 @json_option()
 def status(as_json: bool) -> int:
-    """Show what runs in the background on each GPU, why or why not, and the GPU-hours so far."""
+    """Show what runs in the background on each GPU, the reason, and the GPU-hours so far."""
     import socket
 
     from stoker.fill.status import StatusFile

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from stoker.runs.processes.signals import SignalStream
 
 _ANY_AGE: Final = "36500d"
-# Options of one call, not of the training that a preset describes.
+# Options of a single call, which a preset cannot contain.
 _NOT_IN_PRESETS: Final = ("preset", "json", "gpu", "source", "deadline", "refit")
 
 
 def _use_preset(context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
-    """Makes the preset's values the defaults; options on the command line win."""
+    """Makes the preset's values the defaults; options on the command line override them."""
     from stoker.fit.model import find_preset
 
     if name is None:
@@ -62,8 +62,8 @@ def _use_preset(context: click.Context, _parameter: click.Parameter, name: str |
     help="… or when its memory is constant for this long or 5 printed steps [20s].",
 )  # fmt: skip
 @click.option("--base", type=int, default=8, metavar="N", help="Try this size first [8].")
-@click.option("--multiple", type=int, default=8, metavar="N", help="Answer with a multiple of this [8].")
-@click.option("--max", "most", type=int, default=4096, metavar="N", help="Answer with no more than this [4096].")
+@click.option("--multiple", type=int, default=8, metavar="N", help="Return a multiple of this [8].")
+@click.option("--max", "most", type=int, default=4096, metavar="N", help="Return at most this [4096].")
 @click.option(
     "--margin", type=FRACTION, default="10%", metavar="PERCENT", help="Leave this share of the memory free [10%]."
 )
@@ -81,7 +81,7 @@ def _use_preset(context: click.Context, _parameter: click.Parameter, name: str |
 )  # fmt: skip
 @click.option(
     "--reuse", type=DURATION, is_flag=False, flag_value=_ANY_AGE, metavar="[DURATION]",
-    help="Use an earlier result, if it is not older.",
+    help="Use an earlier result if it is not older.",
 )  # fmt: skip
 @click.option("--refit", is_flag=True, help="Ignore earlier results.")
 @click.option("--gpu", metavar="GPU", help="The GPU, by number or uuid [the first visible one].")
@@ -130,7 +130,7 @@ def fit_command(
 
 
 def search_fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the search, as fields of a `FitRequest` or a `FitSpec`."""
+    """The options of the search as fields of a `FitRequest` or `FitSpec`."""
     from stoker.fit.model import Overrides, ProbeOptions, SearchOptions
 
     return {
@@ -180,7 +180,7 @@ def _learned(request: "FitRequest", key: "Key") -> "FitRequest":
 
 
 def _recall(key: "Key", oldest: float, fitter: "Fitter") -> "CachedFit | None":
-    """An earlier result, unless it is too old or does not fit the memory that is free now."""
+    """An earlier result, unless it is too old or does not fit the currently free memory."""
     from stoker.fit.cache import FitCache
     from stoker.paths import state_home
     from stoker.units import format_duration, format_memory

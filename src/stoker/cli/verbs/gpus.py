@@ -31,13 +31,11 @@ if TYPE_CHECKING:
 @click.option("--follow", is_flag=True, help="Print one JSON line per look until Ctrl-C.")
 @click.option("--every", type=DURATION, metavar="DURATION", help="Time between looks with --watch or --follow [1s].")
 @click.option("--gpus", "chosen", metavar="GPUS", default="all", help="Only these: 0,2 or 0-3 or uuids [all].")
-@click.option(
-    "--topology", is_flag=True, help="Show how the GPUs are connected: by NVLink, a switch, a NUMA node or not."
-)
-@click.option("--explain", is_flag=True, help="Say why each source of readings was used or not.")
+@click.option("--topology", is_flag=True, help="Show the links between GPUs: NVLink, switch, NUMA node or system.")
+@click.option("--explain", is_flag=True, help="Explain why each source of readings was used or not.")
 @click.option("--release", metavar="GPU", help="Put a GPU back into rotation: its index or uuid, or all.")
 @click.option("--quarantine", metavar="GPU", help="Take a GPU out of rotation until it is released.")
-@click.option("--reason", metavar="TEXT", help="With --quarantine: why, for other people.")
+@click.option("--reason", metavar="TEXT", help="With --quarantine: the reason.")
 @source_options
 def gpus_command(
     as_json: bool,
@@ -57,13 +55,13 @@ def gpus_command(
     if as_json + watch + follow + topology > 1:
         raise BadInputError("--json, --watch, --follow and --topology exclude each other: choose one")
     if every is not None and not (watch or follow):
-        raise BadInputError("--every goes with --watch or --follow")
+        raise BadInputError("--every needs --watch or --follow")
     if reason is not None and quarantine is None:
-        raise BadInputError("--reason goes with --quarantine")
+        raise BadInputError("--reason needs --quarantine")
     if release is not None and quarantine is not None:
         raise BadInputError("--release and --quarantine exclude each other: choose one")
     if (release is not None or quarantine is not None) and (as_json or watch or follow or topology or explain):
-        raise BadInputError("--release and --quarantine go with no option that shows GPUs")
+        raise BadInputError("--release and --quarantine cannot be combined with options that show GPUs")
     if release is not None:
         return _release(release)
     prober = open_prober(source, deadline, start=forked)
@@ -181,7 +179,7 @@ def _quarantine(look: Look, chosen: str, reason: str | None) -> int:
 
 
 def _code(look: Look) -> int:
-    """GPUs that cannot be read are a failure too: scripts must not take them for idle."""
+    """Unreadable GPUs are a failure too: scripts must not mistake them for idle."""
     if look.problem:
         raise StokerError(f"the GPUs cannot be read: {look.problem.reason}")
     if look.note:

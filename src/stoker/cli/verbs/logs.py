@@ -1,4 +1,4 @@
-"""`stoker logs`: what a job printed, so far or as it comes."""
+"""`stoker logs`: the output of a job, so far or live."""
 
 import shutil
 import signal
@@ -49,11 +49,13 @@ _POLL_JOB: Final = 0.3
 @click.option(
     "--node",
     metavar="NODE",
-    help="Of a job over several nodes: the log of this one, by its rank or name, or all of them [0].",
+    help="For a job over several nodes: the log of this node, by rank or name, or all [0].",
 )
-@click.option("--from", "first", type=click.IntRange(min=1), metavar="LINE", help="From this line on; -n of them.")
-@click.option("--grep", "text", metavar="TEXT", help="Only lines with TEXT, in any case, and their numbers.")
-@click.option("--errors", is_flag=True, help="Only lines that report an error, and their numbers.")
+@click.option(
+    "--from", "first", type=click.IntRange(min=1), metavar="LINE", help="Start at this line; -n limits the number."
+)
+@click.option("--grep", "text", metavar="TEXT", help="Only lines with TEXT, ignoring case, numbered.")
+@click.option("--errors", is_flag=True, help="Only lines that report an error, numbered.")
 @json_option("Print one JSON object; with -f, one per line.")
 @queue_option
 def logs_command(
@@ -66,10 +68,11 @@ def logs_command(
     queue_url: str | None,
     **chosen: "Unpack[_Chosen]",
 ) -> int:
-    """Show what JOB printed. JOB is an id, the beginning of an id, or a name.
+    """Print the output of JOB. JOB is an id, the beginning of an id, or a name.
 
-    The whole log, also from another machine while its worker is alive; otherwise its end, which the queue keeps. Of a
-    job over several nodes, that of the first; with `--node all`, each line begins with the name of its node.
+    Prints the whole log, also from another machine if its worker is alive; otherwise the end, which is stored in the
+    queue. For a job over several nodes, prints the log of the first; with `--node all`, each line begins with the name
+    of its node.
 
     \b
     stoker logs JOB --errors          tracebacks, memory that ran out, NCCL, …
@@ -102,7 +105,7 @@ def logs_command(
 
 
 class _Chosen(TypedDict):
-    """Which lines are shown."""
+    """Selects lines."""
 
     first: int | None
     text: str | None
@@ -113,19 +116,19 @@ def _finder(follow: bool, first: int | None, text: str | None, errors: bool) -> 
     if sum((first is not None, text is not None, errors)) > 1:
         raise BadInputError("choose one of --from, --grep and --errors")
     if follow and (first is not None or text is not None or errors):
-        raise BadInputError("--from, --grep and --errors show what there is now: leave out -f")
+        raise BadInputError("--from, --grep and --errors do not follow: leave out -f")
     return LineFinder(text, LONGEST_LINE) if errors or text is not None else None
 
 
 def _remove_copies_on_signals() -> None:
-    """A copy of another machine's log is also removed when the terminal is closed: as after Ctrl-C."""
+    """Removes the copy of another machine's log when the terminal is closed, as after Ctrl-C."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
 
 
 def _attempt(store: "Store", job: "Job", number: int | None) -> "Attempt | None":
-    """The attempt with this number, or the last one; None when there is none yet."""
+    """The attempt with this number, or the last one; None if there is none yet."""
     attempts = store.attempts.of(job.id)
     if number is None:
         return attempts[-1] if attempts else None
@@ -137,7 +140,7 @@ def _attempt(store: "Store", job: "Job", number: int | None) -> "Attempt | None"
 
 
 class _Nodes(NamedTuple):
-    """Whose logs are shown."""
+    """The nodes to show."""
 
     ranks: tuple[int, ...] = (0,)
     named: bool = False
@@ -177,14 +180,14 @@ def _nodes(job: "Job", attempt: "Attempt | None", asked: str | None) -> _Nodes:
     return _Nodes(ranks, asked == "all" and job.nodes > 1, chosen=True)
 
 
-# Screens
+# Output
 
 
 class PipeScreen:
-    """Shows a log in whole lines, as they were printed."""
+    """Prints whole lines unchanged."""
 
     def begin(self, attempt: int, node: int | None = None) -> None:
-        """What follows is of this attempt, and of this node if somebody asked for it."""
+        """The next output is of this attempt, and of this node if requested."""
 
     def show(self, update: LogUpdate) -> None:
         if update.finished:
@@ -196,7 +199,7 @@ class PipeScreen:
 
 
 class TerminalScreen(PipeScreen):
-    """Rewrites the unfinished line in place, cut to the width: a line that wraps cannot be rewritten."""
+    """Rewrites the unfinished line in place, cut to the width, because a wrapped line cannot be rewritten."""
 
     def __init__(self) -> None:
         self._shown = ""
@@ -258,12 +261,12 @@ def _screen() -> PipeScreen:
     return TerminalScreen() if sys.stdout.isatty() else PipeScreen()
 
 
-# What there is now
+# Present output
 
 
 class _Match(NamedTuple):
     node: str
-    """What a line begins with; empty for one node."""
+    """The prefix of a line; empty for one node."""
     line: int
     text: str
 
@@ -274,7 +277,7 @@ class _Matches(NamedTuple):
 
 
 def _matches(store: "Store", attempt: "Attempt", nodes: _Nodes, finder: LineFinder, count: int | None) -> _Matches:
-    """The lines that are found, or the last `count` of them."""
+    """The matching lines, or the last `count` of them."""
     found: deque[_Match] = deque(maxlen=count)
     is_whole = True
     for rank in nodes.ranks:
@@ -291,7 +294,7 @@ def _matches(store: "Store", attempt: "Attempt", nodes: _Nodes, finder: LineFind
 
 
 def _print_matches(matches: _Matches, attempt: "Attempt", as_json: bool) -> int:
-    """The exit code of grep: 1 if nothing was found."""
+    """The exit code, like grep's: 1 without a match."""
     from stoker.logs.terminal import plain_line
 
     if as_json:
@@ -338,7 +341,7 @@ def _print(
 def _part(
     updates: "Iterator[tuple[LogUpdate, bool]]", first: int, count: int | None
 ) -> "Iterator[tuple[LogUpdate, bool]]":
-    """The lines from this one on, from 1: `count` of them, or all."""
+    """The lines from this one (from 1) on: `count` of them, or all."""
     before, left = first - 1, count
     for update, is_tail in updates:
         lines = [line + b"\n" for line in update.finished.split(b"\n")[:-1]]
@@ -357,7 +360,7 @@ def _prefixed(lines: bytes, prefix: bytes) -> bytes:
 
 
 def _updates(store: "Store", attempt: "Attempt", node: int, lines: int | None) -> "Iterator[tuple[LogUpdate, bool]]":
-    """What there is now of a node's log, in steps, and whether it is only the tail."""
+    """The present log of a node in steps, and whether it is only the tail."""
     from stoker.queue.logs import LAST_WITHIN
 
     if lines is None:
@@ -366,7 +369,7 @@ def _updates(store: "Store", attempt: "Attempt", node: int, lines: int | None) -
     if has_log(attempt_directory(state_home(), attempt)) or node:
         store.logs.wait(attempt.id)
     elif attempt.ended is not None and store.clock() - attempt.ended >= LAST_WITHIN:
-        # The tail may have enough lines: then nothing need be streamed.
+        # If the tail has enough lines, nothing need be streamed.
         stored = stored_lines(store.logs.read(attempt.id), lines)
         if stored is not None:
             yield stored, False
@@ -387,7 +390,7 @@ def _updates(store: "Store", attempt: "Attempt", node: int, lines: int | None) -
 
 
 def _last_of(follower: LogFollower, run: RunQuery, count: int, first: LogUpdate) -> LogUpdate:
-    """The last lines of what there is now; `first` was read already."""
+    """The last lines of the present log; `first` is already read."""
     last = LastLines(count)
     last.add(first)
     while follower.is_behind:
@@ -396,7 +399,7 @@ def _last_of(follower: LogFollower, run: RunQuery, count: int, first: LogUpdate)
 
 
 def _ended(update: LogUpdate) -> LogUpdate:
-    """The last update of a log: its unfinished line is finished."""
+    """The last update of a log, with its unfinished line finished."""
     return LogUpdate(update.finished + (update.unfinished + b"\n" if update.unfinished else b""), b"")
 
 
@@ -404,19 +407,19 @@ def _note_tail(store: "Store", attempt: "Attempt") -> None:
     host = next(
         (worker.host for worker in store.workers.all() if worker.id == attempt.worker), "the machine that ran it"
     )
-    note(f"this is the end of the log, as the queue keeps it; the whole log is on {host}")
+    note(f"this is the end of the log, from the queue; the whole log is on {host}")
 
 
-# What comes
+# Following
 
 
 class JobFollower:
-    """Shows the log of a job as it comes, through its retries."""
+    """Follows the log of a job through its retries."""
 
     def __init__(
         self, store: "Store", listener: Listener, screen: PipeScreen, lines: int | None, nodes: _Nodes = _FIRST_NODE
     ) -> None:
-        """`lines`: how many of the first attempt's lines to begin with; None for all."""
+        """`lines`: how many last lines of the first attempt to begin with; None for all."""
         self._store = store
         self._run_query = queries_on(store)
         self._listener = listener
@@ -426,7 +429,7 @@ class JobFollower:
         self._noted = ""
 
     def follow_job(self, job: "Job") -> None:
-        """From its current attempt until the job has ended."""
+        """Follows from the current attempt until the job has ended."""
         number = max(1, job.attempts)
         while (attempt := self._next_attempt(job.id, number)) is not None:
             self.follow_attempt(attempt)
@@ -467,17 +470,17 @@ class JobFollower:
         prefix = self._nodes.prefix(attempt, rank)
         self._screen.begin(attempt.number, rank if self._nodes.chosen else None)
         if prefix:
-            # Of several unfinished lines none is the last.
+            # With several unfinished lines, none is the last.
             update = LogUpdate(_prefixed(update.finished, prefix), b"")
         self._screen.show(update)
 
     def _next_attempt(self, name: str, number: int) -> "Attempt | None":
-        """The attempt with this number or a later one, once there is one; None when the job ended without."""
+        """The attempt with this number or a later one, when it exists; None if the job ended without it."""
         from stoker.queue.model import ENDED
 
         noted = -SLOW_POLL
         while True:
-            # In this order: a job that has ended after its attempts were read has no other.
+            # The order matters: a job that had ended before its attempts were read has no others.
             attempts = patiently(lambda: self._store.attempts.of(name))
             job = patiently(lambda: self._store.jobs.get(name))
             if found := [attempt for attempt in attempts if attempt.number >= number]:
@@ -493,7 +496,7 @@ class JobFollower:
                 noted = -SLOW_POLL
 
     def _note_why(self, job: "Job") -> None:
-        """Once for each kind of reason: the seconds in it change all the time."""
+        """Once per kind of reason, because its seconds change constantly."""
         kind, reason = patiently(lambda: _why(self._store, job))
         if kind != self._noted:
             self._noted = kind

@@ -42,9 +42,8 @@ def _pause_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("pause")
 @_pause_options
 def pause_command(worker: str | None, dry_run: bool, as_json: bool, queue_url: str | None) -> int:
-    """Start nothing more, until `stoker resume`. Running jobs go on.
-
-    Without --worker, no job of the queue starts anywhere. A worker that restarts is no longer paused.
+    """Start no more jobs until `stoker resume`. Running jobs continue. Without --worker, no job of the queue starts
+    anywhere. Restarting a worker ends its pause.
     """
     return _turn(True, worker, dry_run, as_json, queue_url)
 
@@ -60,7 +59,7 @@ def resume_command(worker: str | None, dry_run: bool, as_json: bool, queue_url: 
 
 
 def _turn(paused: bool, name: str | None, dry_run: bool, as_json: bool, queue_url: str | None) -> int:
-    """Pauses or resumes. Nothing to do is not a failure: the code is 0."""
+    """Pauses or resumes. Returns 0 even if nothing changes."""
     verb, done = ("pause", "paused") if paused else ("resume", "resumed")
     changed: list[Changed] = []
     unchanged: list[Unchanged] = []
@@ -81,7 +80,7 @@ def _turn(paused: bool, name: str | None, dry_run: bool, as_json: bool, queue_ur
 def pause_workers(
     store: "Store", workers: "list[Worker]", paused: bool, dry_run: bool = False
 ) -> tuple[list[Changed], list[Unchanged]]:
-    """Pauses or resumes these workers; what was done, and what was not."""
+    """Pauses or resumes these workers; returns changed and unchanged ones."""
     changed: list[Changed] = []
     unchanged: list[Unchanged] = []
     for worker in workers:
@@ -124,10 +123,10 @@ def workers_named(store: "Store", text: str) -> list["Worker"]:
 @click.option("--end", is_flag=True, help="End the snooze now: `stoker snooze --end [RUN|JOB]`.")
 @queue_option
 def snooze_command(words: tuple[str, ...], end: bool, queue_url: str | None) -> int:
-    """Leave RUN alone for DURATION: no rule stops it until then, and its window starts again after that.
+    """Pause the rules of RUN for DURATION; its windows start over afterwards.
 
-    RUN is the id of a run on this machine, or a running job of the queue: its id, the beginning of its id, or its
-    name. Inside a run or job it may be left out: Stoker sets STOKER_RUN.
+    RUN is the id of a run on this machine, or a running job of the queue: its id, the beginning of its id, or its name.
+    It is optional inside a run or job, because Stoker sets STOKER_RUN.
     """
     if not words and not end:
         raise BadInputError("for how long? Write it like `stoker snooze 30m`")
@@ -138,12 +137,12 @@ def snooze_command(words: tuple[str, ...], end: bool, queue_url: str | None) -> 
     if not name:
         after = "--end" if end else "the duration"
         raise BadInputError(f"which run? Write its id after {after}: `stoker runs` and `stoker list` show them")
-    # With --queue a job of that queue is meant, unless it is this very run.
+    # --queue selects a job of that queue, unless it is this run itself.
     record = _here(name) if queue_url is None or name == os.environ.get("STOKER_RUN") else None
     what = _snooze_here(record, seconds) if record is not None else _snooze_named(name, seconds, queue_url)
     if seconds > 0:
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
-        sys.stdout.write(f"{what} is left alone for {format_duration(seconds)}, until {until}\n")
+        sys.stdout.write(f"{what} is snoozed for {format_duration(seconds)}, until {until}\n")
     else:
         sys.stdout.write(f"{what} is watched again\n")
     return 0
@@ -160,7 +159,7 @@ def _snooze_here(record: "Record", seconds: float) -> str:
 
 
 def _snooze_named(name: str, seconds: float, queue_url: str | None) -> str:
-    """Snoozes a job of the queue; only without one, the run of this machine whose id begins with the name."""
+    """Snoozes a job of the queue; if there is none, the run on this machine whose id begins with the name."""
     from stoker.queue.model import NoSuchJobError
 
     with contextlib.ExitStack() as stack:
@@ -176,7 +175,7 @@ def _snooze_named(name: str, seconds: float, queue_url: str | None) -> str:
 
 
 def _snooze_job(store: "Store", job: "Job", seconds: float) -> str:
-    """In its record if it runs here, otherwise through the queue, which its worker reads."""
+    """Through its record if it runs here, otherwise through the queue, which its worker reads."""
     from stoker.queue.provenance import login_name
 
     if job.attempt is not None and (here := _here(f"{job.id}-{job.attempts}")) is not None:
@@ -187,12 +186,12 @@ def _snooze_job(store: "Store", job: "Job", seconds: float) -> str:
 
 
 def _here(name: str) -> "Record | None":
-    """What runs on this machine and has exactly this id: an attempt, a job or a run."""
+    """The attempt, job or run on this machine with exactly this id."""
     return next(_running_here(lambda own: name in (own, own.rpartition("-")[0])), None)
 
 
 def _begins_here(name: str, no_job: StokerError) -> "Record":
-    """The only run of this machine whose id begins with the name."""
+    """The only run on this machine whose id begins with the name."""
     found = list(_running_here(lambda own: own.partition("-")[0].startswith(name)))
     if not found:
         raise BadInputError(f"there is no run {name!r} here that has not ended; {no_job}")
@@ -203,7 +202,7 @@ def _begins_here(name: str, no_job: StokerError) -> "Record":
 
 
 def _running_here(fits: Callable[[str], bool]) -> "Iterator[Record]":
-    """Attempts and runs whose ids fit, the newest of each first."""
+    """Attempts and runs with matching ids, the newest of each first."""
     from stoker.runs.record import Records
 
     for records in (Records(state_home(), "attempts"), Records(state_home())):

@@ -25,9 +25,8 @@ def queue_command() -> None:
 @json_option()
 @queue_option
 def init(as_json: bool, queue_url: str | None) -> int:
-    """Create the queue: a file of your own, or the tables in the PostgreSQL database that STOKER_QUEUE names.
-
-    A queue that is there already is left as it is.
+    """Create the queue: a file of your own, or the tables in the PostgreSQL database in STOKER_QUEUE. An existing queue
+    is not changed.
     """
     from stoker.queue import init_queue
 
@@ -44,7 +43,7 @@ def init(as_json: bool, queue_url: str | None) -> int:
 @json_option()
 @queue_option
 def check(as_json: bool, queue_url: str | None) -> int:
-    """Show the queue's jobs and workers, and look for damage; the exit code is 1 when something is wrong."""
+    """Show the queue's jobs and workers, and check for damage; the exit code is 1 if there is a problem."""
     with opened(queue_url) as store:
         counts, now = store.jobs.counts(), store.clock()
         health = {
@@ -104,18 +103,18 @@ def _worker_line(worker: dict[str, Any]) -> str:
     type=Typed("duration", parse_duration),
     default="30d",
     metavar="DURATION",
-    help="Jobs that ended longer ago than this [30d].",
+    help="Minimum time since the end of a job [30d].",
 )
 @click.option(
     "--state", "states", type=click.Choice(ENDED), multiple=True, help="Only jobs in this state (repeatable)."
 )
-@dry_run_option("Say how many there are, and delete none.")
-@json_option("Print how many as JSON.")
+@dry_run_option("Print their number and delete none.")
+@json_option("Print the number as JSON.")
 @queue_option
 def clean_command(
     older_than: float, states: tuple["State", ...], dry_run: bool, as_json: bool, queue_url: str | None
 ) -> int:
-    """Delete jobs that ended long ago, with their attempts, stored output, and snapshots that no other job needs.
+    """Delete jobs that ended long ago, with their attempts, stored output, and snapshots that no other job uses.
 
     Unfinished jobs and the jobs they depend on are never deleted.
     """

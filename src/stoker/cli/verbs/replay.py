@@ -1,4 +1,4 @@
-"""`stoker replay`: try rules on recorded readings, and count how often they are right on labelled ones."""
+"""`stoker replay`: apply rules to recorded readings, and score them on labelled ones."""
 
 import itertools
 import sys
@@ -24,7 +24,7 @@ from stoker.rules.scope import JobScope, MachineScope
 from stoker.rules.score import Label, Score, TraceOutcome, class_in_words, first_stop, hours_after, score
 from stoker.units import format_duration
 
-# A recording has no start of a job to wait for.
+# A recording has no start of a job.
 _DEFAULTS: Final = {"after": 0.0}
 # Enough to find the interval between looks.
 _HEAD: Final = 1000
@@ -54,9 +54,9 @@ def _at_the_recordings_rhythm(command: click.Command) -> click.Command:
     "--corpus",
     type=click.Path(path_type=Path),
     metavar="DIRECTORY",
-    help="Instead of TRACE: count how often the rules are right on the labelled recordings there.",
+    help="Instead of TRACE: score the rules on the labelled recordings in this directory.",
 )
-@click.option("--by-class", is_flag=True, help="With --corpus: also each class of recordings.")
+@click.option("--by-class", is_flag=True, help="With --corpus: also show each class of recordings.")
 @policy_options_with(defaults=_DEFAULTS)
 @click.option(
     "--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with charts to this file."
@@ -74,10 +74,8 @@ def replay_command(
     as_json: bool,
     **rules: Any,
 ) -> int:
-    """Show what the rules would have done with the readings in TRACE, when, and what that would have saved.
-
-    TRACE is a file of `stoker record`, or the readings of a run: those have the progress of the job. No GPU or process
-    is touched.
+    """Show when rules would have fired on the readings in TRACE, and what this would have saved. TRACE is a file of
+    `stoker record`, or the `readings` of a run, which include the progress of the job. No GPU or process is touched.
     """
     if corpus is not None:
         if trace is not None or chosen is not None or page is not None:
@@ -99,7 +97,7 @@ def _replay_trace(
     looks, rhythm, has_job = _begun(reader, trace)
     if not _is_given(ctx, "every"):
         rules["every"] = rhythm
-    # It cannot look more often than the recording.
+    # The interval cannot be shorter than the recording's.
     policies = policies_of({**rules, "every": max(rules["every"], rhythm)})
     if not policies:
         raise BadInputError("every rule is off: there is nothing to replay")
@@ -130,17 +128,17 @@ def _write(page: Path, html: str) -> None:
 
 
 def _is_given(ctx: click.Context, name: str) -> bool:
-    """Whether an option was typed, or set by a variable or the settings file."""
+    """Whether an option was given, or set by a variable or the settings file."""
     return ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
 
 
 def _owner(trace: Path) -> str:
-    """Whose run was recorded: until a process of the job is on a GPU, other users' work is not its own."""
+    """The user of the recorded run: until a process of the job uses a GPU, other users' work is not its own."""
     return user_name(trace.stat().st_uid)
 
 
 def _begun(reader: RecordingReader, trace: Path) -> tuple[Iterator[Look], float, bool]:
-    """The looks of a recording, the interval between its first ones, and whether it is of a job."""
+    """The looks of a recording, the interval between its first ones, and whether it is the recording of a job."""
     looks = iter(reader)
     head = list(itertools.islice(looks, _HEAD))
     if not head:
@@ -192,7 +190,7 @@ def _firing_in_lines(number: int, firing: Firing, found: Replay) -> list[str]:
 
 
 class _Labelled(msgspec.Struct, frozen=True, rename={"of": "class"}):
-    """One entry of corpus.json: what is true of a recording. Times are those of its looks."""
+    """One entry of corpus.json: the truth about a recording. Times are on the clock of its looks."""
 
     id: str
     file: str
@@ -206,7 +204,7 @@ class _Labelled(msgspec.Struct, frozen=True, rename={"of": "class"}):
 
 
 def _replay_corpus(directory: Path, rules: dict[str, Any], by_class: bool, as_json: bool) -> int:
-    """Judges every recording as the supervisor of its job would have: with its progress, from its start."""
+    """Judges every recording like the supervisor of its job: with its progress, from its start."""
     outcomes = [_judged(directory, labelled, rules) for labelled in _labels(directory)]
     halves = {half: [one for one in outcomes if one.half == half] for half in sorted({one.half for one in outcomes})}
     classes = list(dict.fromkeys((one.label, one.of) for one in outcomes))

@@ -52,13 +52,15 @@ class _RunCommand(SectionedCommand):
     "--gpus",
     metavar="GPUS",
     default="job",
-    help="Which to watch: mine, visible, all, 0,2 or uuids [those the command uses].",
+    help="GPUs to watch: mine, visible, all, 0,2 or uuids [those the command uses].",
 )
-@click.option("--signal", "signal_name", metavar="SIGNAL", default="TERM", help="The signal that stops it [TERM].")
+@click.option(
+    "--signal", "signal_name", metavar="SIGNAL", default="TERM", help="The signal that stops the command [TERM]."
+)
 @click.option(
     "--grace", type=DURATION, metavar="DURATION", default="30s", help="Time between this signal and SIGKILL [30s]."
 )
-@click.option("--max-time", type=DURATION, metavar="DURATION", help="Stop it after this long, whatever it does.")
+@click.option("--max-time", type=DURATION, metavar="DURATION", help="Stop the command after this time, busy or not.")
 @click.option(
     "--idle-exit-code",
     type=click.IntRange(0, 255),
@@ -66,8 +68,8 @@ class _RunCommand(SectionedCommand):
     metavar="CODE",
     help="Exit code after a stop by any rule or by --max-time [124].",
 )
-@dry_run_option("Say when it would be stopped, and stop nothing.")
-@then_option(f"What to do after a rule has stopped it, in this order: {ACTION_FORMS}.")
+@dry_run_option("Report when the command would be stopped, and stop nothing.")
+@then_option(f"Actions after a rule has stopped the command, in this order: {ACTION_FORMS}.")
 @source_options
 @click.argument("command_line", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED)
 def run_command(
@@ -83,7 +85,7 @@ def run_command(
     deadline: float | None,
     **rules: Any,
 ) -> int:
-    """Run COMMAND; stop it, and everything it started, when its GPUs stay idle or it hangs."""
+    """Run COMMAND; stop it and all its descendants when its GPUs stay idle or it hangs."""
     from stoker.rules.registry import policies_of, stored_form
     from stoker.runs.plan import Plan, parse_signal
 
@@ -114,7 +116,7 @@ def run_command(
 
 
 def _actions(plan: "Plan") -> "tuple[Callable[[Verdict], None], Callable[[str], None] | None]":
-    """What is done after a stop, and with a warning. The actions are checked before the run starts."""
+    """The callbacks for a stop and for a warning. Actions are checked before the run starts."""
     from stoker.actions.action import facts_of, log_to_stderr
     from stoker.actions.perform import perform, prepared, send_detached
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 
-# A few weeks of a busy page; the oldest part is dropped.
+# Enough for a few weeks of a busy page; the oldest part is dropped.
 _LOG_SIZE: Final = 8 * 2**20
 _LOGS_KEPT: Final = 2
 # The notifier stops within a second, unless it is sending a message.
@@ -49,10 +49,12 @@ def page_options(command: Function) -> Function:
     """The options of the page: a command takes them as `**page`."""
     options = (
         click.option("--host", metavar="ADDRESS", help="Listen here [127.0.0.1]; 0.0.0.0 admits other machines."),
-        click.option("--port", type=click.IntRange(0, 65535), metavar="N", help="Listen on this port [7865]; 0: any."),
+        click.option(
+            "--port", type=click.IntRange(0, 65535), metavar="N", help="Listen on this port [7865]; 0: any free port."
+        ),
         click.option("--cert", type=click.Path(path_type=Path), metavar="FILE", help="Certificate (PEM), for https."),
         click.option("--key", type=click.Path(path_type=Path), metavar="FILE", help="The key of --cert."),
-        click.option("--url", metavar="URL", help="The address that people use, when it is behind a proxy."),
+        click.option("--url", metavar="URL", help="The public address behind a proxy."),
         click.option(
             "--name", "names", multiple=True, metavar="HOST", help="Another name of this machine (repeatable)."
         ),
@@ -64,10 +66,9 @@ def page_options(command: Function) -> Function:
 @page_options
 @queue_option
 def serve_command(queue_url: str | None, **page: Any) -> int:
-    """Serve the page and the HTTP API: see and control the queue from a phone or another machine.
-
-    It runs no jobs: `stoker work` does, here or elsewhere; `stoker up` starts both. Anyone with the link can submit
-    jobs, and so run commands as you.
+    """Serve the page and the HTTP API, to see and control the queue from a phone or another machine. It runs no jobs:
+    use `stoker work`, here or elsewhere; `stoker up` starts both. Anyone with the link can submit jobs, that is, run
+    commands as you.
     """
     from stoker.web.config import listening_socket
 
@@ -82,7 +83,7 @@ def serve_command(queue_url: str | None, **page: Any) -> int:
 def page_config(
     page: Mapping[str, Any], queue: str | None, home: Path | None = None, *, notifies: bool = True
 ) -> "Config":
-    """The options over the table `[web]` of the configuration file."""
+    """The options, with defaults from `[web]` of the configuration file."""
     from stoker.web.config import Config
 
     given = {name: value for name, value in page.items() if value not in (None, ())}
@@ -98,7 +99,7 @@ def page_config(
 
 @contextlib.contextmanager
 def until_signalled() -> Iterator[None]:
-    """Ends the block at Ctrl-C, SIGTERM or SIGHUP; none of them is a failure."""
+    """Ends the block at Ctrl-C, SIGTERM or SIGHUP, which are not failures."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
@@ -113,7 +114,7 @@ def run_page(config: "Config", listener: "socket.socket") -> None:
         if (error.name or "").partition(".")[0] == "stoker":
             raise
         raise StokerError("the page needs packages that are not installed: pip install 'stoker[web]'") from None
-    # Strangers can cause errors in the server: they go to a file, not to the terminal.
+    # Strangers can cause errors in the server, so these go to a file, not to the terminal.
     errors = _log_file(config.home / "page.log", "%(asctime)s %(levelname)s %(message)s")
     for name in ("uvicorn", "asyncio", "stoker.web"):
         logging.getLogger(name).propagate = False
@@ -124,7 +125,7 @@ def run_page(config: "Config", listener: "socket.socket") -> None:
 
 
 class PrivateLog(RotatingFileHandler):
-    """A log file that only its owner can read."""
+    """A log file readable only by its owner."""
 
     def __init__(self, path: Path, form: str, size: int = _LOG_SIZE) -> None:
         super().__init__(path, maxBytes=size, backupCount=_LOGS_KEPT, encoding="utf-8", errors="backslashreplace")
@@ -134,7 +135,7 @@ class PrivateLog(RotatingFileHandler):
         return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=open_privately)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Ignored: the page goes on when the disk is full."""
+        """Ignored: the page continues when the disk is full."""
 
 
 def _log_file(path: Path, form: str) -> PrivateLog:
@@ -146,7 +147,7 @@ def _log_file(path: Path, form: str) -> PrivateLog:
 
 
 def _welcome(config: "Config", port: int, keys: "Keys") -> None:
-    """Prints where the page is, and a link and a QR code to log in with."""
+    """Prints the page's address, and a link and a QR code for login."""
     from stoker.web.qr import qr_code
 
     address = config.address(port)
@@ -188,7 +189,7 @@ def notifying(config: "Config") -> Iterator[None]:
 
 
 @click.command("notify")
-@click.option("--test", is_flag=True, help="Send one message to every URL, and say which failed.")
+@click.option("--test", is_flag=True, help="Send one message to every URL, and report failures.")
 @queue_option
 def notify_command(test: bool, queue_url: str | None) -> int:
     """Send notifications about the queue until Ctrl-C.

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from stoker.gpus.sim.process import SimulatedProcess
     from stoker.gpus.sim.ranks import Hang
 
-# A small model: visible in a table, and many fit.
+# A small model: visible in a table, and many fit on a GPU.
 DEFAULT_MEMORY = "1GiB"
 DEFAULT_MACHINE = "sim:4"
-# What the kernel takes at a time.
+# The kernel's limit for one write.
 _LONGEST_SLEEP: Final = 86_400.0
 HANGS: "Final[tuple[Hang, ...]]" = ("nccl", "loader", "livelock", "rank-dead", "gpu-lost")
 
@@ -72,13 +72,13 @@ def _machine(spec: str | None) -> "SimMachine":
 )
 @click.option("--memory", metavar="MEMORY", help=f"Memory to hold on each GPU, such as 8GiB [{DEFAULT_MEMORY}].")
 @click.option("--utilization", metavar="PERCENT", help="Utilization of each GPU [90%].")
-@click.option("--for", "lasts", type=DURATION, metavar="DURATION", help="How long, such as 60s [until Ctrl-C].")
+@click.option("--for", "lasts", type=DURATION, metavar="DURATION", help="Duration, such as 60s [until Ctrl-C].")
 @click.option(
     "--phase",
     "phases",
     multiple=True,
     metavar="PHASE",
-    help="What to do, instead of --utilization; repeat for the next phase: 'busy 90% 30s', 'idle 20s', "
+    help="A phase, instead of --utilization; repeat for the next phase: 'busy 90% 30s', 'idle 20s', "
     "'spin 60s', 'burst 80% 0.5s/10s 60s'.",
 )
 @click.option("--repeat", is_flag=True, help="Start again after the last phase.")
@@ -92,7 +92,7 @@ def load(
     phases: tuple[str, ...],
     repeat: bool,
 ) -> None:
-    """Run a process that occupies simulated GPUs."""
+    """Run a process that uses simulated GPUs."""
     script = _script(phases, utilization, repeat)
     held = parse_memory(memory or DEFAULT_MEMORY)
     _occupy(_machine(spec), gpus or (0,), held, script, repeat, lasts)
@@ -126,7 +126,7 @@ def _occupy(
 
     if len(set(gpus)) != len(gpus):
         raise BadInputError("--gpu names the same GPU twice")
-    # Ctrl-C ends it at once, by the signal, as it ends any program.
+    # Ctrl-C ends it at once by the signal, like any program.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     with ExitStack() as stack:
         processes = [stack.enter_context(SimulatedProcess.attach(gpu, machine=machine)) for gpu in gpus]
@@ -152,13 +152,13 @@ def _occupy(
 @click.argument("kind", required=False)
 @click.argument("argument", metavar="[FIELD|NUMBER|SECONDS]", required=False)
 @click.option("--gpu", type=click.IntRange(min=0), metavar="N", help="Only this GPU of the machine [all].")
-@click.option("--for", "lasts", type=DURATION, metavar="DURATION", help="How long, such as 30s [until it is cleared].")
+@click.option("--for", "lasts", type=DURATION, metavar="DURATION", help="Duration, such as 30s [until cleared].")
 @click.option("--clear", is_flag=True, help="Remove all faults, or those of KIND or of --gpu.")
 @click.pass_obj
 def fault(
     spec: str | None, kind: str | None, argument: str | None, gpu: int | None, lasts: float | None, clear: bool
 ) -> None:
-    """Make simulated GPUs fail as real ones do, or remove the fault.
+    """Make simulated GPUs fail like real ones, or remove the fault.
 
     \b
     lost                 the GPU is lost: nothing can be read
@@ -256,7 +256,7 @@ def _status_json(
             for found in loads
             for use in found.present_uses()
         ],
-        # null: the file of faults cannot be read, so every reading is unknown.
+        # null: the file of faults is unreadable, so every reading is unknown.
         "faults": [
             {
                 "kind": fault.kind,
@@ -273,7 +273,7 @@ def _status_json(
     }
 
 
-# How often a bar is redrawn, as tqdm does it.
+# Redraw interval of a bar, as in tqdm.
 _BETWEEN_BARS: Final = 0.2
 _WIDTH: Final = 24
 _BLOCKS: Final = " ▏▎▍▌▋▊▉"
@@ -304,10 +304,10 @@ _PLAIN: Final = "\x1b[0m"
     "--hang",
     type=click.Choice(HANGS),
     metavar="KIND",
-    help="Hang as distributed trainings do: nccl, loader, livelock, rank-dead, gpu-lost. Implies --ranks 2.",
+    help="Hang like a distributed training: nccl, loader, livelock, rank-dead, gpu-lost. Implies --ranks 2.",
 )
 @click.option(
-    "--hang-after", type=click.IntRange(1), default=20, metavar="STEPS", help="After how many steps --hang does [20]."
+    "--hang-after", type=click.IntRange(1), default=20, metavar="STEPS", help="Number of steps before the hang [20]."
 )
 @click.option("--report-steps", is_flag=True, help="With --ranks: report each step by stoker.step().")
 def train(
@@ -338,7 +338,7 @@ def train(
     from stoker.gpus.sim.process import SimulatedProcess
 
     machine = _machine(None)
-    # A small rate learns slowly, a large one not at all, so that a sweep looks like one.
+    # A small rate learns slowly, a large one not at all, like a real sweep.
     speed = math.exp(-abs(math.log10(lr) + 3))
     if ranks is not None or hang is not None:
         if fail_at is not None or hang_at is not None:
@@ -399,7 +399,7 @@ def _draw(label: str, step: int, steps: int, spent: float, loss: float) -> None:
 
 
 def _hang(gpus: "list[SimulatedProcess]") -> None:
-    """Like a rank that waits for a dead one: memory held, no work."""
+    """Like a rank that waits for a dead one: holds memory, does no work."""
     _work(gpus, 0.0)
     sys.stdout.write("\nwaiting for rank 1 …\n")
     sys.stdout.flush()

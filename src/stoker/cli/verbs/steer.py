@@ -39,7 +39,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def request_options(*among: State, tag_option: str = "--tag") -> Callable[[Function], Function]:
-    """JOB..., the choice by tag, state or all, --dry-run, --json and --queue, passed as one `request`."""
+    """Adds JOB..., selection by tag, state or all, --dry-run, --json and --queue, passed as one `request`."""
     options = (
         click.argument("jobs", nargs=-1, type=JobName(*among), metavar="[JOB]..."),
         click.option(tag_option, "chosen_tag", type=TagName(), metavar="TAG", help="All jobs with this tag."),
@@ -73,7 +73,7 @@ def request_options(*among: State, tag_option: str = "--tag") -> Callable[[Funct
 
 
 def steer(verb: Verb, request: Request) -> int:
-    """Applies the verb to the selected jobs and prints what became of each; 1 when nothing was changed."""
+    """Applies the verb to the selected jobs and prints the result of each; returns 1 if nothing changed."""
     with opened(request.queue_url) as store:
         jobs = request.selection.jobs(store, verb.among)
         now = store.clock()
@@ -96,7 +96,7 @@ def steer(verb: Verb, request: Request) -> int:
 def print_job_changes(
     report: ChangeReport, done: str, jobs: Sequence[Job], request: Request, among: tuple[State, ...]
 ) -> int:
-    """Prints what became of the jobs; the exit code."""
+    """Prints the result of each job; returns the exit code."""
     titles = {job.id: job_title(job) for job in jobs}
     print_changes(report, done, lambda name, _called: titles[name], as_json=request.as_json, noun="job ")
     if not report.changed and not report.unchanged:
@@ -115,13 +115,13 @@ def _command(verb: Verb, text: str) -> click.Command:
 _JOB: Final = "JOB is an id, the beginning of an id, or the name of a job or group."
 
 cancel_command = _command(
-    CANCEL, f"Cancel jobs. Running jobs are asked to stop: `stoker wait` waits until they have.\n\n{_JOB}"
+    CANCEL, f"Cancel jobs. Running jobs get a stop request; `stoker wait` waits for their end.\n\n{_JOB}"
 )
-hold_command = _command(HOLD, f"Keep waiting jobs from starting, until `stoker release`.\n\n{_JOB}")
-release_command = _command(RELEASE, f"Let held jobs start in their turn.\n\n{_JOB}")
+hold_command = _command(HOLD, f"Prevent waiting jobs from starting until `stoker release`.\n\n{_JOB}")
+release_command = _command(RELEASE, f"Let held jobs start again.\n\n{_JOB}")
 retry_command = _command(
     RETRY,
-    "Run ended jobs again, with all their retries; a job that waits for its next retry starts at once.\n\n"
+    "Run ended jobs again, with all their retries; a job that waits for its next retry may start at once.\n\n"
     f"{_JOB} A group, --tag and --all select jobs that failed or were cancelled; to repeat a job that succeeded, "
     "name it, or write --state succeeded.",
 )
@@ -146,7 +146,7 @@ def move_command(place: str, request: Request) -> int:
 
 
 def _beside(side: Side, request: Request) -> int:
-    """The first name is the other job, the rest are the jobs to move."""
+    """The first name is the other job; the rest are the jobs to move."""
     if not request.selection.words:
         raise BadInputError(f"{side} which job? Write it first, as in `stoker move {side} OTHER JOB...`")
     other, *words = request.selection.words
@@ -165,7 +165,7 @@ def _beside(side: Side, request: Request) -> int:
 @request_options()
 @click.option("--remove", is_flag=True, help="Remove the tag instead.")
 def tag_command(tag: str, remove: bool, request: Request) -> int:
-    """Give jobs a tag, or remove it, in whatever state they are: `stoker tag night JOB...`.
+    """Add a tag to jobs in any state, or remove it: `stoker tag night JOB...`.
 
     JOB is an id, the beginning of an id, or the name of a job or group.
     """

@@ -52,7 +52,7 @@ class _SubmitCommand(JobCommand):
 @click.option("--directory", metavar="DIR", help="Working directory [here].")
 @click.option("--allow-dirty", is_flag=True, help="With --pin: ignore uncommitted changes.")
 @click.option("--snapshot-limit", type=Typed("size", parse_memory), metavar="SIZE",
-              help="The largest snapshot that is stored [50MiB].")  # fmt: skip
+              help="Maximum size of the snapshot [50MiB].")  # fmt: skip
 @fit_options("Find the largest batch size that fits, and run with it.")
 @policy_options_with(flags=OF_JOBS)
 @click.option("--sweep", "sweeps", multiple=True, type=SWEEP, metavar="NAME=VALUES",
@@ -141,7 +141,7 @@ def _submit(
 
 
 def _new_group(asked: Mapping[str, Any], sweeps: Sequence[Sweep], file: str | None) -> str:
-    """What the group of a sweep, or of a file, is called that was given none; empty for a single command."""
+    """The default name of a group for a sweep or file; empty for a single command."""
     if asked["group"] or not (sweeps or file):
         return ""
     named = asked["name"] or ("" if file in {None, "-"} else Path(str(file)).stem)
@@ -173,7 +173,7 @@ def _variables(texts: tuple[str, ...]) -> dict[str, str]:
 
 
 def _depending(store: "Store", jobs: list[JobSpec], needs: Mapping[str, Sequence[str]]) -> list[JobSpec]:
-    """The jobs with the ids of those they depend on."""
+    """The jobs with the ids of their dependencies."""
     if not any(needs.values()):
         return jobs
     from msgspec.structs import replace
@@ -218,7 +218,7 @@ def _print_json(jobs: Sequence[object]) -> None:
 
 
 def _advise(store: "Store") -> None:
-    """Says, on a terminal, when nothing will start these jobs now."""
+    """Prints, on a terminal, why no worker starts these jobs now."""
     if not sys.stderr.isatty():
         return
     now = store.clock()
@@ -228,7 +228,7 @@ def _advise(store: "Store") -> None:
         sys.stderr.write("the queue is paused: `stoker resume` starts jobs again\n")
 
 
-# A longer file was named by mistake, such as a device.
+# A longer file is a mistake, such as a device.
 LONGEST_FILE: Final = 64 * 1024 * 1024
 
 

@@ -1,4 +1,4 @@
-"""`stoker up`: page, worker and queue in one command; with simulated GPUs and jobs where there is no GPU."""
+"""`stoker up`: page, worker and queue in one command; with simulated GPUs and jobs on a machine without a GPU."""
 
 import contextlib
 import os
@@ -40,13 +40,12 @@ _NOTHING: Final = nullcontext()
 @page_options
 @queue_option
 @engine_option
-@click.option("--demo/--no-demo", default=None, help="Use simulated GPUs and jobs [when there is no GPU].")
+@click.option("--demo/--no-demo", default=None, help="Use simulated GPUs and jobs [if there is no GPU].")
 def up_command(queue_url: str | None, engine: str | None, demo: bool | None, **rest: Any) -> int:
-    """Start all of Stoker on this machine: the page, a worker, and a queue in a file.
-
-    The worker uses this machine's GPUs, or with --engine slurm a cluster. Without a GPU, a cluster and a queue it is a
-    demo: simulated GPUs and jobs in a separate queue. Ctrl-C ends page and worker; jobs go on, and the next `stoker up`
-    takes them over. The jobs of a demo end with it.
+    """Start the page, a worker, and a queue in a file on this machine. The worker uses this machine's GPUs, or with
+    --engine slurm a cluster. Without a GPU, a cluster or a queue, it starts a demo: simulated GPUs and jobs in a
+    separate queue. Ctrl-C ends page and worker; jobs continue, and the next `stoker up` takes them over. The jobs of a
+    demo end with it.
     """
     page = {name: rest[name] for name in PAGE_OPTIONS}
     typed = typed_worker_options(click.get_current_context())
@@ -67,7 +66,7 @@ def up_command(queue_url: str | None, engine: str | None, demo: bool | None, **r
 
 def _run(page: Mapping[str, Any], queue_url: str | None, options: list[str]) -> None:
     opened_or_created(queue_url).close()
-    # Not as an argument: the address may hold a password, and every user can see arguments.
+    # Not as an argument: the address may contain a password, and every user can see arguments.
     environment = os.environ if queue_url is None else {**os.environ, "STOKER_QUEUE": queue_url}
     config = page_config(page, queue_url_of(queue_url), state_home())
     _serve(config, options, environment, around=notifying(config))
@@ -86,7 +85,7 @@ def _run_demo(page: Mapping[str, Any], home: Path) -> None:
         "STOKER_QUEUE": queue,
     }
     environment.pop("CUDA_VISIBLE_DEVICES", None)
-    # No notifications: they would reach people's phones as if the jobs were real.
+    # No notifications: people would mistake the jobs for real ones.
     options = [f"--engine={LOCAL}", "--grace=5s"]
     _serve(page_config(page, queue, home, notifies=False), options, environment, meanwhile=demonstration(queue))
 
@@ -114,7 +113,7 @@ def _serve(
 
 
 def _has_gpus() -> bool:
-    """Whether there is a GPU. A driver that does not answer counts as one: it is no reason to show a demo."""
+    """Whether there is a GPU. A driver that does not answer counts as a GPU: it is no reason to show a demo."""
     from stoker.gpus.source import AbsentError
 
     with open_prober(None, None) as prober, contextlib.suppress(AbsentError):
@@ -123,9 +122,9 @@ def _has_gpus() -> bool:
     return False
 
 
-# A worker that ended sooner than this could not start; its last line says why.
+# A worker that ends sooner than this could not start; its last line has the reason.
 _SHORT_LIFE: Final = 10.0
-# With this code it would end at its next start too: a mistake in its options, or no Slurm where it is asked for.
+# With these codes the next start would fail too: invalid options, or no Slurm although requested.
 _REFUSED: Final = 2
 # A worker stops within a second or two, unless its database hangs.
 _WORKER_STOPS_WITHIN: Final = 15.0
@@ -134,7 +133,8 @@ _LONGEST_LINE: Final = 2000
 
 
 class WorkerProcess:
-    """`stoker work` as a child, started again when it ends, and ended with this process. Its output goes to a file."""
+    """`stoker work` as a child process, restarted when it ends, and ended with this process. Its output goes to a
+    file."""
 
     def __init__(self, options: Sequence[str], environment: Mapping[str, str], output: Path) -> None:
         self._output = output
@@ -142,7 +142,7 @@ class WorkerProcess:
         self._environment = dict(environment)
         self._ending = threading.Event()
         self.refusal: str | None = None
-        """Why the worker could not start at all: then this process is ended."""
+        """Why the worker could not start; this process then ends."""
         self._process = self._started()
         self._thread = threading.Thread(target=self._keep, name="worker", daemon=True)
 
@@ -167,7 +167,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C is for the page, which then ends the worker
+                start_new_session=True,  # Ctrl-C goes to the page, which then ends the worker
                 preexec_fn=lambda: _die_with(parent),  # noqa: PLW1509 - two system calls, and no thread holds a lock of theirs
             )
 
@@ -176,13 +176,13 @@ class WorkerProcess:
         while True:
             began = time.monotonic()
             if self._ending.is_set():
-                self._process.terminate()  # the page ended while the worker was started
+                self._process.terminate()  # the page ended during the start of the worker
             code = self._process.wait()
             if self._ending.is_set():
                 return
             if code == _REFUSED:
                 self.refusal = self._last_line().removeprefix("stoker: ") or "the worker did not start"
-                # Again if it got lost: an extension module may swallow what the handler raises while it is imported.
+                # Repeated: an extension module may swallow the handler's exception during its import.
                 while not self._ending.is_set():
                     os.kill(os.getpid(), signal.SIGTERM)
                     self._ending.wait(3.0)
@@ -212,7 +212,7 @@ class WorkerProcess:
 
 @contextlib.contextmanager
 def _appended(path: Path) -> Iterator[int]:
-    """The log file, readable by its owner alone; a long one is rotated."""
+    """The log file, readable only by its owner; a long one is rotated."""
     try:
         private_directory(path.parent)
         if path.exists() and path.stat().st_size > _LONGEST_LOG:
@@ -227,13 +227,13 @@ def _appended(path: Path) -> Iterator[int]:
 
 
 def _die_with(parent: int) -> None:
-    """If the page is killed, its worker ends too, and the next `stoker up` can start its own."""
+    """If the page is killed, its worker ends too, so the next `stoker up` can start its own."""
     set_parent_death_signal(signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(0)
 
 
-# With fewer jobs waiting the next sweep is submitted, so that the GPUs are still at work in an hour.
+# With fewer waiting jobs the next sweep is submitted, so the GPUs are still busy in an hour.
 _FEWEST_WAITING: Final = 3
 _BETWEEN_LOOKS: Final = 5.0
 _END_WITHIN: Final = 15.0
@@ -250,7 +250,7 @@ def _job(name: str, *options: object, **asked: Any) -> "JobSpec":
 
 
 def _first_jobs() -> "list[JobSpec]":
-    """One of each kind: a long one, one that hangs, one that fails, one that finds its batch size, a sweep."""
+    """One job of each kind: long, hung, failing, with batch-size search, and a sweep."""
     quick_to_judge = {"window": 30.0, "below": 0.05, "after": 5.0, "every": 1.0}
     fitted = ("--epochs", 2, "--steps", 300, "--memory", "3GiB", "--per-example", "96MiB")
     return [

@@ -21,17 +21,17 @@ from stoker.units import format_duration
 if TYPE_CHECKING:
     from stoker.queue import Job, Store
 
-# As GNU timeout has it.
+# As in GNU timeout.
 _TIMED_OUT: Final = 124
-# Reasons that need a person: they are reported once.
+# Reasons that need attention, reported once.
 _STUCK: Final = frozenset({"held", "never", "paused", "no worker", "workers paused", "too large"})
 _MOST_NAMES: Final = 4
 
 
 @click.command("wait")
 @click.argument("jobs", nargs=-1, type=JobName(), metavar="[JOB]...")
-@click.option("--tag", type=TagName(), metavar="TAG", help="All jobs that have this tag now, also ended ones.")
-@click.option("--all", "everything", is_flag=True, help="All jobs that have not ended now.")
+@click.option("--tag", type=TagName(), metavar="TAG", help="All jobs that now have this tag, including ended ones.")
+@click.option("--all", "everything", is_flag=True, help="All jobs that have not ended yet.")
 @click.option("--timeout", type=DURATION, metavar="DURATION", help="Give up after this long, with code 124.")
 @json_option("Print the jobs as a JSON list at the end.")
 @queue_option
@@ -45,8 +45,8 @@ def wait_command(
 ) -> int:
     """Wait until each JOB has ended.
 
-    JOB is an id, the beginning of an id, or the name of a job or group. The exit code is 0 when all succeeded, 1
-    when some did not, 124 after --timeout.
+    JOB is an id, the beginning of an id, or the name of a job or group. The exit code is 0 if all succeeded, 1 if some
+    did not, 124 after --timeout.
     """
     if bool(jobs) + (tag is not None) + everything != 1:
         raise BadInputError("which jobs? Write their ids or names, or --tag TAG, or --all")
@@ -77,7 +77,7 @@ def _selected(store: "Store", words: tuple[str, ...], tag: str | None, everythin
 
 
 class _Wait:
-    """Waits for one job after the other, so that each costs one query in the end."""
+    """Waits for one job after the other, so each costs one query at its end."""
 
     def __init__(self, store: "Store", jobs: list["Job"], deadline: float | None) -> None:
         self._store = store
@@ -88,7 +88,7 @@ class _Wait:
         self._noted: set[tuple[str, str]] = set()
 
     def until_all_ended(self) -> bool:
-        """False when the deadline passed first."""
+        """False if the deadline passed first."""
         with Listener(self._store) as listener, contextlib.suppress(QueueAwayError):
             while self._left:
                 while self._left and self._has_ended(self._left[0]):
@@ -124,7 +124,7 @@ class _Wait:
         return f"{_count(len(names), len(self.jobs))} had not ended after {format_duration(timeout)}: {_some(names)}"
 
     def who_did_not_succeed(self) -> str:
-        """Empty when all did."""
+        """Empty if all succeeded."""
         bad = [
             f"{job_title(job)} {_became(job, deleted=name in self._gone)}"
             for name, job in self.jobs.items()

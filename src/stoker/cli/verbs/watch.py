@@ -39,13 +39,13 @@ from stoker.settings_path import config_path
 from stoker.units import format_duration, parse_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
-# Beside the variables of options.
+# In addition to the variables of options.
 _CARRIED: Final = ("STOKER_GPUS", "STOKER_DEADLINE", "CUDA_VISIBLE_DEVICES")
 _PRINT_UNIT: Final = "--print-unit"
 _WORDS: Final = "stoker.watch_words"
-# A look in people's jobs every ten seconds misses nothing, and costs next to nothing.
+# A look every ten seconds misses nothing and costs almost nothing.
 _SLURM_EVERY: Final = 10.0
-# A window of minutes, as in a trial, needs lists of jobs more often than every half minute.
+# A short window, as in a trial, needs lists of jobs more often than every half minute.
 _LISTS_IN_A_WINDOW: Final = 10
 _SHORTEST_ASKED_EVERY: Final = 2.0
 _DEFAULT_SINCE: Final = 7 * 86400.0
@@ -75,11 +75,11 @@ class _SlurmOptions(NamedTuple):
 def _slurm_options(command: F) -> F:
     for option in (
         json_option("With --table: print it as JSON."),
-        click.option("--since", type=LENGTH, metavar="DURATION", help="With --table: how far back it goes [7d]."),
-        click.option("--table", is_flag=True, help="With --slurm: print the GPU-hours of each user, and end."),
+        click.option("--since", type=LENGTH, metavar="DURATION", help="With --table: the period [7d]."),
+        click.option("--table", is_flag=True, help="With --slurm: print the GPU-hours of each user and exit."),
         click.option("--stop", is_flag=True, help="With --slurm: warn owners twice, then cancel their jobs."),
-        click.option("--warn", is_flag=True, help="With --slurm: warn owners, and cancel nothing."),
-        click.option("--all-users", is_flag=True, help="With --slurm: everybody's jobs, not only one's own."),
+        click.option("--warn", is_flag=True, help="With --slurm: warn owners and cancel nothing."),
+        click.option("--all-users", is_flag=True, help="With --slurm: everybody's jobs, not only your own."),
         click.option("--slurm", is_flag=True, help="Watch running jobs of a Slurm cluster; a dry run by default."),
     ):
         command = option(command)
@@ -102,9 +102,9 @@ class _WatchCommand(SectionedCommand):
     epilog="Exit codes: 124 after acting; 125 when an action failed or cannot work; 2 for an error in the command "
     "line; 128+n when signal n ended it.",
 )
-@then_option(f"What to do, in this order: {ACTION_FORMS}.")
+@then_option(f"Actions, in this order: {ACTION_FORMS}.")
 @policy_options
-@click.option("--gpus", metavar="GPUS", default="all", help="Which to watch: all, visible, 0,2 or uuids [all].")
+@click.option("--gpus", metavar="GPUS", default="all", help="GPUs to watch: all, visible, 0,2 or uuids [all].")
 @click.option(
     "--whose",
     metavar="mine|all|USER",
@@ -123,10 +123,10 @@ class _WatchCommand(SectionedCommand):
     type=LENGTH,
     default=DEFAULT_EXEC_TIMEOUT,
     metavar="DURATION",
-    help=f"How long the command of 'exec' may take [{format_duration(DEFAULT_EXEC_TIMEOUT)}].",
+    help=f"Time limit of the command of 'exec' [{format_duration(DEFAULT_EXEC_TIMEOUT)}].",
 )
-@click.option("--repeat", is_flag=True, help="Go on watching after acting, instead of exiting.")
-@dry_run_option("Say what would be done and when, and do nothing.")
+@click.option("--repeat", is_flag=True, help="Continue to watch after acting, instead of exiting.")
+@dry_run_option("Report what would be done and when, and do nothing.")
 @click.option(
     "--idle-exit-code",
     type=click.IntRange(0, 255),
@@ -134,7 +134,7 @@ class _WatchCommand(SectionedCommand):
     metavar="CODE",
     help=f"Exit code after acting on any rule [{ACTED}].",
 )
-@click.option(_PRINT_UNIT, is_flag=True, help="Print a systemd unit for this command line, and do nothing else.")
+@click.option(_PRINT_UNIT, is_flag=True, help="Print a systemd unit for this command line and exit.")
 @_slurm_options
 @source_options
 def watch_command(
@@ -156,11 +156,11 @@ def watch_command(
     slurm.check(then)
     policies = policies_of(rules)
     if not policies:
-        raise BadInputError("every rule is off: there is nothing to watch for")
+        raise BadInputError("every rule is off: nothing to watch for")
     if slurm.slurm:
         return _slurm(slurm, rules, dry_run=dry_run, print_unit=print_unit)
     if not then:
-        raise BadInputError("what is to be done when a rule fires? Give at least one --then, such as --then shutdown")
+        raise BadInputError("no action for when a rule fires: give at least one --then, such as --then shutdown")
     if exec_timeout <= 0:
         raise BadInputError("--exec-timeout must be greater than zero")
     settings = ActionSettings(environment=os.environ, grace=grace, exec_timeout=exec_timeout)
@@ -235,7 +235,7 @@ def _print_table(since: float, *, as_json: bool) -> int:
     heading, *cells = table_cells(rows)
     print_table([Column(name, "left" if name == "user" else "right") for name in heading], cells)
     if not rows:
-        log_to_stderr("no usage has been noted: 'stoker watch --slurm' notes it while it runs")
+        log_to_stderr("no usage is recorded: 'stoker watch --slurm' records it while it runs")
     return 0
 
 
@@ -250,12 +250,14 @@ def _print_unit(policies: Sequence[Policy], orders: WatchOptions, then: tuple[st
     description = f"Stoker: {in_words(policies)}, then {', then '.join(text.split()[0] for text in then)}"
     click.echo(unit_text(description, [*_program(), *words], _environment(), orders.idle_exit_code), nl=False)
     if any(isinstance(action, Notify) for action in orders.actions):
-        log_to_stderr("the unit holds the URL of 'notify', which may be a secret: let only root read the file")
+        log_to_stderr(
+            "the unit contains the URL of 'notify', which may be a secret: make the file readable by root only"
+        )
     return 0
 
 
 def _environment() -> dict[str, str]:
-    """The variables that this command line depends on: a service has no others."""
+    """The variables that this command line needs: a service has no others."""
     options = [str(option.envvar) for option in click.get_current_context().command.params if option.envvar]
     found = {name: os.environ[name] for name in (*_CARRIED, *options) if os.environ.get(name)}
     config = Path(config_path(os.environ)).absolute()
@@ -263,7 +265,7 @@ def _environment() -> dict[str, str]:
 
 
 def _program() -> list[str]:
-    """How to start this installation from anywhere."""
+    """The command that starts this installation from any directory."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
         return [sys.executable, "-m", "stoker.cli"]

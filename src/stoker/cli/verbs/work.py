@@ -13,7 +13,7 @@ from stoker.settings import load_settings
 @click.command("work", cls=WorkerCommand)
 @queue_option
 @engine_option
-@click.option("--until-empty", is_flag=True, help="End when nothing is left that could start here.")
+@click.option("--until-empty", is_flag=True, help="Exit when no remaining job could start here.")
 def work_command(
     queue_url: str | None,
     engine: str | None,
@@ -24,9 +24,8 @@ def work_command(
     until_empty: bool,
     **engine_options: Any,
 ) -> int:
-    """Run the queue's jobs, each when there is room for it: on this machine's GPUs, or as jobs of a Slurm cluster.
-
-    Ctrl-C ends the worker, not the jobs: the next `stoker work` finds them again.
+    """Run the queue's jobs as GPUs become free, on this machine or as jobs of a Slurm cluster. Ctrl-C ends the worker,
+    not the jobs: the next `stoker work` takes them over.
     """
     from stoker.engines.engine import WorkerOptions
     from stoker.worker.loop import work

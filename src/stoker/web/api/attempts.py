@@ -28,7 +28,7 @@ router = APIRouter(tags=["attempts"])
 TEXT: Final = "text/plain; charset=utf-8"
 MARKDOWN: Final = "text/markdown; charset=utf-8"
 Number = Annotated[int, Path(ge=1, lt=2**31, description="The number of the attempt, from 1.")]
-Node = Annotated[int, Query(ge=0, lt=MOST_NODES, description="Which node of a job over several, by its rank.")]
+Node = Annotated[int, Query(ge=0, lt=MOST_NODES, description="The rank of the node, for a job over several nodes.")]
 Line = Annotated[int | None, Query(ge=0, lt=2**53)]
 # From one request for a part of a log.
 _MOST_LINES: Final = 10_000
@@ -97,14 +97,14 @@ async def get_log(
             alias="from",
             ge=1,
             lt=2**53,
-            description="From this line on, from 1: `lines` of them, 1,000 by default and 10,000 at most, or 4 MiB.",
+            description="From this line on, from 1: `lines` lines, by default 1,000, at most 10,000 or 4 MiB.",
         ),
     ] = None,
     node: Node = 0,
 ) -> Response:
-    """Get what an attempt printed. The header `Stoker-Log` is `whole`, or `end` if only the tail is available.
+    """Get the output of an attempt. The header `Stoker-Log` is `whole`, or `end` if only the tail is available.
 
-    The queue keeps the tail of the first node only.
+    The queue stores only the tail of the first node.
     """
     app_state = app_state_of(request)
     channels = app_state.log_channels
@@ -201,8 +201,8 @@ def _text(update: LogUpdate, headers: dict[str, str]) -> Response:
 
 
 async def _decoded(whole: AsyncIterator[LogUpdate], stack: contextlib.AsyncExitStack) -> AsyncIterator[str]:
-    """Valid UTF-8, whatever the job wrote, in steps, so that only one is in memory."""
-    # A character may be cut between two steps.
+    """Valid UTF-8 for any output, in steps, so only one is in memory."""
+    # A character may be split between two steps.
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     async with stack:
         async for update in whole:
@@ -229,7 +229,7 @@ async def get_fit(request: Request, job: JobId, number: Number) -> Response:
 
 
 def _file_headers(attempt: Attempt, media_type: str, suffix: str) -> dict[str, str]:
-    """For a file to save: a browser must not display what a job printed."""
+    """A download: a browser must not display a job's output."""
     name = f"stoker-{attempt.job}-{attempt.number}.{suffix}"
     return {
         "Content-Type": media_type,

@@ -46,7 +46,7 @@ def _plain(error: msgspec.ValidationError) -> str:
 
 
 class IdleFields(msgspec.Struct, kw_only=True):
-    """The fields of a request that a job keeps in another form."""
+    """Fields of a request that a job stores in another form."""
 
     fit: Annotated[
         bool | Fit | None, Meta(description="Find the largest batch size that fits first; an object has options.")
@@ -60,11 +60,11 @@ class IdleFields(msgspec.Struct, kw_only=True):
     idle_below: Annotated[
         Fraction | Written | None, Meta(description="A GPU below this utilization is idle.", examples=["5%"])
     ] = None
-    idle_after: Annotated[Seconds | Written | None, Meta(description="Do not stop it earlier than this.")] = None
+    idle_after: Annotated[Seconds | Written | None, Meta(description="Do not stop the job before this time.")] = None
 
 
 class SubmitFields(IdleFields, kw_only=True):
-    """The fields of a request that a job does not have."""
+    """Fields of a request that a job does not have."""
 
     sweep: Annotated[
         dict[Label, Value | Annotated[list[Value], Meta(min_length=1, max_length=1000)]] | None,
@@ -74,11 +74,11 @@ class SubmitFields(IdleFields, kw_only=True):
         ),
     ] = None
     again: Annotated[JobName | None, Meta(description="The job to copy all other fields from.")] = None
-    dry_run: Annotated[bool, Meta(description="Return what would be submitted, and submit nothing.")] = False
+    dry_run: Annotated[bool, Meta(description="Return what would be submitted without submitting it.")] = False
 
 
 def job_body(name: str, base: type[IdleFields], *, at_submission: bool) -> type[msgspec.Struct]:
-    """With the fields of a job that a request may set; null stands for the default."""
+    """With the fields of a job that a request may set; null means the default."""
     fields = [
         (
             field,
@@ -110,7 +110,7 @@ class MoveBody(msgspec.Struct, kw_only=True):
     place: Annotated[
         Literal["first", "last", "up", "down"] | None, Meta(description="Among the jobs of its priority.")
     ] = None
-    before: Annotated[JobName | None, Meta(description="The id of a waiting job; its priority is taken over.")] = None
+    before: Annotated[JobName | None, Meta(description="The id of a waiting job, whose priority is adopted.")] = None
     after: Annotated[JobName | None, Meta(description="The same, after that job.")] = None
 
 
@@ -122,19 +122,19 @@ class BulkBody(msgspec.Struct, kw_only=True):
     """One action for many jobs: `jobs`, or all that match `q`."""
 
     action: Annotated[
-        Literal["cancel", "retry", "hold", "release", "move", "tag", "untag"], Meta(description="What is done.")
+        Literal["cancel", "retry", "hold", "release", "move", "tag", "untag"], Meta(description="The action.")
     ]
     q: Annotated[SearchText | None, Meta(description="All jobs that match this search.")] = None
     jobs: Annotated[Ids | None, Meta(description="Their ids.")] = None
     held: Annotated[
-        Ids | None, Meta(description="With `retry`: these are held, as they were when they were cancelled.")
+        Ids | None, Meta(description="With `retry`: jobs to hold again, because they were held when cancelled.")
     ] = None
     place: Annotated[Literal["first", "last"] | None, Meta(description="With `move`.")] = None
     positions: Annotated[
-        dict[JobName, float] | None, Meta(description="With `move`: where they were, as `undo` has it.")
+        dict[JobName, float] | None, Meta(description="With `move`: earlier positions, from `undo`.")
     ] = None
     tag: Annotated[JobName | None, Meta(description="With `tag` and `untag`.")] = None
-    dry_run: Annotated[bool, Meta(description="Say what would happen, and change nothing.")] = False
+    dry_run: Annotated[bool, Meta(description="Return what would happen without changing anything.")] = False
 
 
 class DismissBody(msgspec.Struct, kw_only=True):

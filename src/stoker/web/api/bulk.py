@@ -23,13 +23,13 @@ from stoker.web.app_state import app_state_of
 
 router = APIRouter(tags=["steering"])
 
-# The ids of as many are in the request that undoes it.
+# Maximum number of ids in the request that undoes it.
 _MOST_UNDONE: Final = 10_000
 _MOST_NAMED: Final = 20
 
 
 class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What an action did. `unchanged` has the first twenty reasons; `undo` is null if nothing can be undone."""
+    """The result of an action. `unchanged` has the first twenty reasons; `undo` is null if nothing can be undone."""
 
     changed: int
     message: str
@@ -39,7 +39,7 @@ class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @operation(router, "POST", "/jobs/bulk", BulkResult, 413, body=BulkBody)
 async def change_jobs(request: Request) -> Response:
-    """Cancel, retry, hold, release, move or tag many jobs: those named, or all that match a search."""
+    """Cancel, retry, hold, release, move or tag many jobs, by id or search."""
     body = await body_of(request, BulkBody)
     verbs = _verbs(body)
     path = request.url.path
@@ -71,7 +71,7 @@ async def change_jobs(request: Request) -> Response:
             )
         return BulkResult(
             changed=sum(one.changed for one in result),
-            message=", ".join(one.message for one in result if one.message) or "No job was changed: none fits",
+            message=", ".join(one.message for one in result if one.message) or "No job was changed: none matches",
             unchanged=[why for one in result for why in one.unchanged][:_MOST_NAMED],
             undo=next((one.undo for one in result if one.undo is not None), None) if len(result) == 1 else None,
         )
@@ -82,7 +82,7 @@ async def change_jobs(request: Request) -> Response:
 
 
 def _verbs(body: dict[str, Any]) -> list[tuple[Verb, Sequence[str] | None]]:
-    """Each with the ids that it is for; None: those that match."""
+    """Each with the ids to which it applies; None: all that match."""
     named = [name for name in ("q", "jobs", "held", "positions") if body.get(name) is not None]
     if not named or ("q" in named and len(named) > 1):
         raise InvalidFieldsError({"": "give q, or the ids of jobs"})
@@ -134,7 +134,7 @@ def _chosen(store: Store, body: dict[str, Any], verb: Verb, names: Sequence[str]
 
 
 def _undo(path: str, body: dict[str, Any], before: Sequence[Job]) -> Undo | None:
-    """Of a running job that was asked to stop, and of what a job had ended with, there is none."""
+    """Stop requests to running jobs and outcomes of retried jobs cannot be undone."""
     ids = [job.id for job in before]
     undone: dict[str, Any]
     match body["action"]:

@@ -28,7 +28,7 @@ from stoker.web.submission import seconds_of
 router = APIRouter(tags=["groups"])
 
 GroupName = Annotated[str, Path(min_length=1, max_length=200, description="The name of a group.")]
-# The request that undoes a change names its jobs; a longer one is left out.
+# The request that undoes a change contains the jobs; a longer one is omitted.
 _MOST_UNDONE: Final = 5000
 
 
@@ -36,17 +36,17 @@ Entries = Annotated[list[Annotated[str, Meta(max_length=LONGEST)]], Meta(max_len
 
 
 class GroupList(msgspec.Struct, frozen=True, kw_only=True):
-    """Those into which a job was submitted last come first."""
+    """Groups with the newest jobs come first."""
 
     items: list[Group]
 
 
 class GroupBody(msgspec.Struct, kw_only=True):
-    """What is left out stays as it is."""
+    """Omitted fields stay unchanged."""
 
     at_most: Annotated[
         Annotated[int, Meta(ge=1, le=2**31 - 1)] | None,
-        Meta(description="How many of its jobs run at once; null: no cap."),
+        Meta(description="How many of its jobs may run at once; null: no cap."),
     ] = None
     notify: Annotated[
         Entries,
@@ -61,7 +61,7 @@ class GroupBody(msgspec.Struct, kw_only=True):
 class MembersBody(msgspec.Struct, kw_only=True):
     jobs: Annotated[
         Annotated[list[JobName], Meta(max_length=_MOST_UNDONE)] | None,
-        Meta(description="The ids of those of its jobs that are meant; left out: all that it applies to."),
+        Meta(description="Ids of jobs in the group; by default all to which the action applies."),
     ] = None
     held: Annotated[bool, Meta(description="With retry: hold them; only for jobs that were cancelled.")] = False
 
@@ -89,7 +89,7 @@ async def get_group(request: Request, group: GroupName) -> Response:
 
 @operation(router, "PATCH", "/groups/{group}", Done, 404, 413, body=GroupBody)
 async def change_group(request: Request, group: GroupName) -> Response:
-    """Change how many jobs of a group run at once, and who gets a message when all have ended. Those that run go on."""
+    """Change how many jobs of a group may run at once, and the messages when all have ended. Running jobs continue."""
     body = await body_of(request, GroupBody)
 
     def change(store: Store) -> Done:
@@ -109,7 +109,7 @@ async def change_group(request: Request, group: GroupName) -> Response:
             done.append("a message is sent when all are done" if entries else "no message when all are done")
             if before.notify != entries and store.groups.set_notify(group, entries):
                 undo["notify"] = masked_notify(before.notify)
-        # What has been removed with its URL is in no response.
+        # A removed URL is in no response.
         lost = "notify" in undo and any("://" in entry and entry not in entries for entry in before.notify)
         back = Undo(method="PATCH", path=request.url.path, body=undo) if undo and not lost else None
         return Done(changed=bool(undo), message=f"{group}: {', '.join(done) or 'nothing differs'}", undo=back)
@@ -173,27 +173,27 @@ async def snooze_group(request: Request, group: GroupName) -> Response:
         number = sum(store.attempts.snooze(attempt, seconds, who) for attempt in running)
         if not number:
             raise ConflictError(f"the group {group} was not snoozed: none of its jobs is running")
-        what = f"left alone for {format_duration(seconds)}" if seconds else "watched again"
+        what = f"snoozed for {format_duration(seconds)}" if seconds else "watched again"
         return Done(changed=True, message=f"{group}: {_count(number)} {what}")
 
     return await carry_out(request, snooze)
 
 
 async def _steer(request: Request, group: str, verb: Verb, back: str) -> Response:
-    """`back`: the verb that undoes it, of those jobs that it changed."""
+    """`back`: the verb that undoes it for the changed jobs."""
     body = await body_of(request, MembersBody)
     chosen = None if body.get("jobs") is None else set(body["jobs"])
     wanted = REINSTATE if verb is RETRY and body.get("held") else verb
 
     def work(store: Store) -> Done:
         done, changed = _apply(store, group, wanted, chosen)
-        # A running job that was asked to stop will have lost its work.
+        # A running job that got a stop request will have lost its work.
         able = [job for job in changed if job.state != "running"]
         if not able or len(able) > _MOST_UNDONE:
             return done
         undone: dict[str, object] = {"jobs": [job.id for job in able]}
         if verb is CANCEL and any(job.state == "held" for job in able):
-            undone["held"] = True  # none may start that was held
+            undone["held"] = True  # jobs that were held must not start
         path = f"{request.url.path.rpartition('/')[0]}/{back}"
         return msgspec.structs.replace(done, undo=Undo(method="POST", path=path, body=undone))
 

@@ -42,7 +42,7 @@ Plan = Callable[[Store, Job], tuple[Verb, Undo | None]]
 
 
 async def _steer(request: Request, name: str, plan: Plan) -> Response:
-    """Applies the verb of a plan to one job. The plan gets the job as it was before."""
+    """Applies the verb of a plan to one job. The plan gets the job's previous state."""
 
     def work(store: Store) -> Done:
         job = found(store, name)
@@ -71,7 +71,7 @@ def _path(request: Request, job: Job) -> str:
 
 @operation(router, "PATCH", "/jobs/{job}", Done, 404, 409, 413, body=ChangeBody)
 async def change_job(request: Request, job: JobId) -> Response:
-    """Change what a job asks for. Fields that are left out stay as they are; of a running job only `notify` changes."""
+    """Change a job. Omitted fields stay unchanged; a running job accepts only `notify`."""
     fields = await body_of(request, ChangeBody)
 
     def change(store: Store) -> Done:
@@ -94,7 +94,7 @@ async def change_job(request: Request, job: JobId) -> Response:
 
 
 def _unchange(request: Request, before: Job, changes: dict[str, Any]) -> Undo | None:
-    """None if a request cannot restore it: the details of a fit, or a secret, which no response contains."""
+    """None if a request cannot restore the value: details of a fit, or a secret, which no response contains."""
     if "fit" in changes and before.fit:
         return None
     body: dict[str, Any] = {field: to_builtins(getattr(before, field)) for field in changes}
@@ -104,7 +104,7 @@ def _unchange(request: Request, before: Job, changes: dict[str, Any]) -> Undo | 
             return None
         body["environment"] = shown
     if "notify" in body:
-        # What has been removed with its URL is in no response.
+        # A removed URL is in no response.
         if any("://" in entry and entry not in changes["notify"] for entry in before.notify):
             return None
         body["notify"] = masked_notify(before.notify)
@@ -126,7 +126,7 @@ async def cancel_job(request: Request, job: JobId) -> Response:
 
 @operation(router, "POST", "/jobs/{job}/retry", Done, 404, 409, 413, body=RetryBody)
 async def retry_job(request: Request, job: JobId) -> Response:
-    """Queue an ended job again, with all its retries. A job that waits for its next attempt need not wait longer."""
+    """Queue an ended job again, with all its retries. A job that waits for its next attempt may start at once."""
     verb = REINSTATE if (await body_of(request, RetryBody)).get("held") else RETRY
 
     def plan(_store: Store, before: Job) -> tuple[Verb, Undo | None]:
@@ -143,13 +143,13 @@ async def hold_job(request: Request, job: JobId) -> Response:
 
 @operation(router, "POST", "/jobs/{job}/release", Done, 404, 409)
 async def release_job(request: Request, job: JobId) -> Response:
-    """Release a held job: it starts when it is its turn."""
+    """Release a held job, which then starts in its turn."""
     return await _steer(request, job, lambda _store, before: (RELEASE, _post(request, before, "hold")))
 
 
 @operation(router, "POST", "/jobs/{job}/move", Done, 404, 409, 413, body=MoveBody)
 async def move_job(request: Request, job: JobId) -> Response:
-    """Move a waiting job: among those of its priority, or next to another job, whose priority it gets."""
+    """Move a waiting job: among jobs of its priority, or next to another job, whose priority it gets."""
     body = await body_of(request, MoveBody)
     return await _steer(request, job, lambda store, before: (_moving(store, body), _back(request, store, before)))
 
@@ -199,7 +199,7 @@ async def snooze_job(request: Request, job: JobId) -> Response:
             or not store.attempts.snooze(running.attempt, seconds, who)
         ):
             raise ConflictError(f"job {called} was not snoozed: it is not running")
-        what = f"left alone for {format_duration(seconds)}" if seconds else "watched again"
+        what = f"snoozed for {format_duration(seconds)}" if seconds else "watched again"
         undo = _post(request, running, "snooze", {"seconds": left})
         return Done(changed=bool(seconds or left), message=f"{called}: {what}", undo=undo)
 

@@ -64,14 +64,14 @@ async def list_jobs(
         str,
         Query(
             max_length=20,
-            description=f"The order: {', '.join(SORTS)}; with `-` in front, the other way round. Of more than "
+            description=f"The order: {', '.join(SORTS)}; a leading `-` reverses the order. Of more than "
             f"{MOST_SORTED:,} matches, the newest {MOST_SORTED:,} are sorted.",
         ),
     ] = "submitted",
     limit: Annotated[int, Query(ge=1, le=200, description="The number of jobs on a page.")] = 50,
     cursor: Annotated[str | None, Query(max_length=2000, description="The `next` of the previous page.")] = None,
 ) -> Response:
-    """List or search jobs, newest first. Jobs that are submitted meanwhile do not shift the pages."""
+    """List or search jobs, newest first. New jobs do not shift the pages."""
     after = None if cursor is None else place_of(cursor)
     which = searched(q, tuple(dict.fromkeys(state or ())), tag, sort)
     found = await app_state_of(request).pool.run(lambda store: read_page(store, which, after, limit))
@@ -90,7 +90,7 @@ async def submit_jobs(
         ),
     ] = None,
 ) -> Response:
-    """Submit a job or a sweep. Its command runs on the machine of a worker, with the rights of the worker."""
+    """Submit a job or a sweep. Its command runs on a worker's machine with the worker's permissions."""
     body, sender = await body_of(request, SubmitBody), user_of(request).name
     pool = app_state_of(request).pool
     if body.get("dry_run"):
@@ -114,7 +114,7 @@ async def submit_jobs(
 
 @operation(router, "GET", "/jobs/{job}", Job, 404)
 async def get_job(request: Request, job: JobId) -> Response:
-    """Get a job: what it asks for, its state and its result."""
+    """Get a job: its options, state and result."""
     return answer_with_jobs(request, await app_state_of(request).pool.run(lambda store: found(store, job)))
 
 

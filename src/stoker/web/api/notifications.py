@@ -1,4 +1,4 @@
-"""`/notifications`: which events are sent where, by the settings and by what was added on the page. For operators."""
+"""`/notifications`: URLs and their events, from the settings and from the page. For operators."""
 
 import asyncio
 from typing import Annotated, Final
@@ -32,35 +32,35 @@ _MOST_URLS: Final = 50
 
 
 class AddedUrl(msgspec.Struct, frozen=True, kw_only=True):
-    """One that was added on the page or by the API."""
+    """A URL that was added on the page or by the API."""
 
     id: str
     name: str
     url: str
-    """Without what may be secret: `ntfy://***`."""
+    """The URL without secrets: `ntfy://***`."""
     events: list[str]
     added: float
 
 
 class NotificationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """URLs without what may be secret: `ntfy://***`."""
+    """URLs without secrets: `ntfy://***`."""
 
     sent: bool
     """False in the demo, which sends nothing."""
     urls: list[str]
     """Those of `[notify]` in stoker.toml."""
     events: list[str]
-    """What is sent to those."""
+    """Their events."""
     added: list[AddedUrl]
     known_events: list[str]
 
 
 class TestResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a test message went."""
+    """The result of a test message."""
 
     url: str
     error: str | None
-    """Why it was not delivered; null if it was."""
+    """Why it was not delivered; null on success."""
 
 
 class TestResults(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ Events = Annotated[
 
 class UrlBody(msgspec.Struct, kw_only=True):
     url: Annotated[str, Meta(max_length=LONGEST, description="An apprise URL.", examples=["ntfy://ntfy.sh/my-topic"])]
-    name: Annotated[Label, Meta(description="What people call it, since the URL is not shown.")] = ""
+    name: Annotated[Label, Meta(description="A name for people, because the URL is not shown.")] = ""
     events: Events = msgspec.field(default_factory=lambda: list(USUAL_EVENTS))
 
 
@@ -84,7 +84,7 @@ class EventsBody(msgspec.Struct, kw_only=True):
 
 
 def settings_of(app_state: AppState, added: list[NotifyUrl]) -> NotificationSettings:
-    """What is sent where, without secrets."""
+    """URLs and their events, without secrets."""
     wanted = app_state.config.notify
     return NotificationSettings(
         sent=wanted is not None,
@@ -102,7 +102,7 @@ def settings_of(app_state: AppState, added: list[NotifyUrl]) -> NotificationSett
 
 @operation(router, "GET", "/notifications", NotificationSettings)
 async def get_notifications(request: Request) -> Response:
-    """Say which events are sent to which URLs: those of stoker.toml, and those that were added here."""
+    """List URLs and their events: those of stoker.toml, and those that were added here."""
     must_operate(request)
     app_state = app_state_of(request)
     return answer(settings_of(app_state, await app_state.pool.run(lambda store: store.notices.urls())))
@@ -110,7 +110,7 @@ async def get_notifications(request: Request) -> Response:
 
 @operation(router, "POST", "/notifications", Done, 409, 413, body=UrlBody)
 async def add_url(request: Request) -> Response:
-    """Send events to one more URL. What stoker.toml says stays."""
+    """Add a URL to those of stoker.toml."""
     body = await body_of(request, UrlBody)
     wanted = app_state_of(request).config.notify
     if wanted is None:
@@ -134,7 +134,7 @@ async def add_url(request: Request) -> Response:
 
 @operation(router, "PATCH", "/notifications/{url}", Done, 404, 413, body=EventsBody)
 async def change_url(request: Request, url: UrlId) -> Response:
-    """Change which events are sent to a URL that was added."""
+    """Change the events of an added URL."""
     events = _checked_events((await body_of(request, EventsBody))["events"])
 
     def change(store: Store) -> Done:
@@ -149,7 +149,7 @@ async def change_url(request: Request, url: UrlId) -> Response:
 
 @operation(router, "DELETE", "/notifications/{url}", Done, 404)
 async def remove_url(request: Request, url: UrlId) -> Response:
-    """Send nothing more to a URL that was added."""
+    """Remove an added URL."""
 
     def remove(store: Store) -> Done:
         one = _found(store, url)

@@ -22,7 +22,7 @@ from stoker.web.problems import NotFoundError, ParameterError
 
 router = APIRouter(tags=["queue"])
 
-# As many as a day has minutes.
+# The minutes of a day.
 _MOST_POINTS: Final = 1440
 _LONGEST_HISTORY: Final = 7 * 1440
 Points = Annotated[int, Query(ge=2, le=_MOST_POINTS, description="At most this many.")]
@@ -30,14 +30,14 @@ WorkerId = Annotated[str, Path(max_length=200, description="The id of a worker."
 
 
 class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker as last reported. `is_there`: whether it sent a heartbeat lately."""
+    """A worker as last reported. `is_there`: whether it sent a recent heartbeat."""
 
     worker: Worker
     is_there: bool
 
 
 class WorkerList(msgspec.Struct, frozen=True, kw_only=True):
-    """All workers, including those that have left until they are forgotten."""
+    """All workers, including recent ones that have left."""
 
     items: list[WorkerSeen]
 
@@ -65,7 +65,7 @@ async def get_session(request: Request) -> Response:
 
 @operation(router, "GET", "/status", Snapshot)
 async def get_status(request: Request) -> Response:
-    """Get the state of queue, machines and GPUs. It is at most a few seconds old and costs no query."""
+    """Get the state of queue, machines and GPUs. It is at most a few seconds old and runs no query."""
     snapshot_cache = app_state_of(request).snapshot_cache
     if snapshot_cache.latest is None or snapshot_cache.problem is not None:
         raise QueueAwayError(snapshot_cache.problem or "the queue has not been read yet")
@@ -108,10 +108,9 @@ async def get_history(
     minutes: Annotated[int, Query(ge=1, le=_LONGEST_HISTORY, description="More than a day needs a host.")] = 60,
     points: Points = _MOST_POINTS,
 ) -> Response:
-    """Get utilization, memory, power and use of each GPU. Null stands for times without readings.
-
-    Each point is a minute, or the mean and the peaks of several where there would be more than `points`. With host and
-    gpu, also the jobs that had the GPU.
+    """Get utilization, memory, power and use of each GPU. Null means no readings. Each point is a minute, or the mean
+    and the peaks of several minutes if there would be more than `points`. With host and gpu, also the jobs that had the
+    GPU.
     """
     if minutes > _MOST_POINTS and host is None:
         raise ParameterError("minutes", "give the host as well: more than a day is read of one machine at a time")
@@ -127,9 +126,8 @@ async def get_job_history(
     ] = None,
     points: Points = _MOST_POINTS,
 ) -> Response:
-    """Get utilization, memory and power of a job's GPUs while it had them, over its run of at most a month.
-
-    `jobs` are its attempts. A GPU that it shares is shown as a whole.
+    """Get utilization, memory and power of a job's GPUs during its attempts, over at most a month. `jobs` are its
+    attempts. A shared GPU is shown as a whole.
     """
     return answer(
         await app_state_of(request).pool.run(lambda store: read_job_history(store, found(store, job), minutes, points))

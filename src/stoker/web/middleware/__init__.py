@@ -1,1 +1,1 @@
-"""What every request and answer passes: log, limits, headers."""
+"""Middleware for all requests and responses: log, limits, headers."""

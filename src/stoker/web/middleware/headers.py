@@ -68,7 +68,7 @@ class SecurityHeaders:
 # Smaller responses gain nothing.
 _MIN_SIZE: Final = 500
 _LEVEL: Final = 5
-# The window must hold the previous version of a section, which the next one repeats. 160 KiB for each stream.
+# The window must hold the previous version of a section, which the next one repeats. 160 KiB per stream.
 _WINDOW: Final = 15
 _MEMORY: Final = 6
 _GZIP: Final = 16

@@ -1,4 +1,4 @@
-"""The sections of the pages as HTML for a role: the same for the first load and for later changes."""
+"""The sections of the pages as HTML for a role, for the first load and for updates."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -86,7 +86,7 @@ def render_list(
 ) -> dict[str, str]:
     """The section of a list of jobs, with links to older and to the newest jobs, and of heads to other orders.
 
-    `named`: actions for all are for those that are shown, not for all that match.
+    `named`: bulk actions apply to the shown jobs, not to all matches.
     """
     context = {
         "rows": [JobRow(job=job) for job in found.items],

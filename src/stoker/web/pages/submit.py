@@ -1,4 +1,4 @@
-"""The form for submitting, cloning and editing jobs: its first content, and what a sent form asks for."""
+"""The form for submitting, cloning and editing jobs: its initial content, and the parsing of a sent form."""
 
 import hashlib
 import secrets
@@ -30,10 +30,10 @@ from stoker.web.templating import page
 
 # More than the form has.
 _MOST_FIELDS: Final = 200
-# Inputs that are not fields of the table, or have their own place in the form.
+# Inputs that are not fields of the table, or have a special place in the form.
 _OTHER_BOXES: Final = ("fit", "idle")
 _OTHER_TEXTS: Final = ("command", "directory", "environment", *IDLE)
-# The rows that are not folded.
+# The unfolded rows.
 _MAIN_ROWS: Final = ("name", "gpus")
 
 
@@ -81,9 +81,9 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     ticked: frozenset[str] = frozenset()
     sweep: tuple[SweepRow, ...] = ()
     again: str = ""
-    """The id of the job that it was filled from."""
+    """The id of the job from which it was filled."""
     key: str = ""
-    """The same whenever this form is sent: a double tap submits once."""
+    """The same for each sending of this form: a double tap submits once."""
 
 
 def empty(directory: str, key: str) -> Form:
@@ -94,7 +94,7 @@ def empty(directory: str, key: str) -> Form:
 
 
 def like(job: Job, key: str) -> Form:
-    """The form filled in for this job, with the secrets in its command: only for operators."""
+    """The form filled in for this job, with the secrets in its command; only for operators."""
     texts = {
         "command": whole_command(job),
         "directory": job.directory,
@@ -135,7 +135,7 @@ def sent(body: bytes) -> Form:
 
 
 def submission_of(form: Form, original: Form | None) -> dict[str, object]:
-    """What the form asks for. Fields that equal the `original` are copied from the job it was filled from."""
+    """The values of the form. Fields equal to the `original` are copied from the job from which it was filled."""
     said: dict[str, object] = {
         field: text for field, text in form.texts.items() if original is None or text != original.texts[field]
     }
@@ -153,7 +153,7 @@ def submission_of(form: Form, original: Form | None) -> dict[str, object]:
 
 
 def content(form: Form) -> bytes:
-    """All that was asked for, without the key."""
+    """All values without the key."""
     return msgspec.json.encode([sorted(form.texts.items()), sorted(form.ticked), form.sweep, form.again])
 
 
@@ -163,7 +163,7 @@ def recent_directories(jobs: Sequence[JobSpec]) -> list[str]:
 
 
 def beside(mistakes: Mapping[str, str]) -> dict[str, str]:
-    """Mistakes that are shown at their field; the others are shown above the form."""
+    """Errors shown at their field; the others are shown above the form."""
     shown = {*_texts(), *_boxes(), *folds(), "sweep"}
     return {field: text for field, text in mistakes.items() if field in shown}
 
@@ -173,14 +173,14 @@ def above(mistakes: Mapping[str, str]) -> list[str]:
 
 
 def _text(field: JobField, value: Any) -> str:
-    """Text that is read as the same value. Most defaults are not shown."""
+    """Text that parses to the same value. Most defaults are not shown."""
     if value is None or (value == field.default and field.form is not None and not field.form.filled):
         return ""
     return field.kind.write(value)
 
 
 def _variables(job: Job) -> str:
-    """One to a line. Secrets, and values of several lines, are masked: left so, they stay as they are."""
+    """One per line. Secrets and multi-line values are masked; left masked, they stay unchanged."""
     shown = masked_environment(job.environment)
     return "\n".join(f"{name}={MASK if len(value.splitlines()) > 1 else value}" for name, value in shown.items())
 
@@ -258,7 +258,7 @@ async def edit_form(request: Request, job: str) -> Response:
 
 @router.post("/jobs/{job}/edit")
 async def edit(request: Request, job: str) -> Response:
-    """Changes what differs from the job, if nobody has changed or started it since the form was shown."""
+    """Applies the differences to the job, if nobody has changed or started it since the form was shown."""
     app_state = app_state_of(request)
     try:
         filled = sent(await request.body())
@@ -290,14 +290,14 @@ def _edited(store: Store, job: Job, filled: Form) -> None:
 
 
 def _to_edit(job: Job) -> Form:
-    """The key stands for what the job asked for when the form was shown."""
+    """The key identifies the job's values when the form was shown."""
     filled = like(job, "")
     return msgspec.structs.replace(filled, key=hashlib.sha256(content(filled)).hexdigest()[:32])
 
 
 def _why_not_edited(job: Job) -> str:
     if job.state == "running":
-        return "the job has started meanwhile and runs as it was: clone it to run it with these changes"
+        return "the job has started meanwhile without these changes: clone it to run it with them"
     return "" if job.state in ("queued", "held") else f"the job has {job.state} meanwhile: clone it, or retry it"
 
 

@@ -1,4 +1,4 @@
-"""The pages for reading: the overview, the list of jobs and one job; and the error page."""
+"""The read-only pages: overview, list of jobs, job; and the error page."""
 
 import asyncio
 import re
@@ -33,7 +33,7 @@ from stoker.web.templating import page
 router = APIRouter()
 
 OVERVIEW_KEY: Final = None
-"""Of the overview in the section cache."""
+"""Key of the overview in the section cache."""
 
 # How long a page waits for the first snapshot of a new server; then it is sent empty and filled later.
 _FIRST_READ_TIMEOUT: Final = 1.5
@@ -100,7 +100,7 @@ async def job_page(request: Request, job: str) -> Response:
 
 
 def _usage_of_job(found: detail.JobDetail) -> dict[str, Any] | None:
-    """For the charts of its GPUs; None of a job that has had none."""
+    """For the charts of its GPUs; None for a job that never had one."""
     names = {
         uuid: f"GPU {name}" for one in found.attempts for uuid, name in zip(one.attempt.gpus, one.gpus, strict=False)
     }
@@ -150,7 +150,7 @@ async def compare(request: Request, jobs: str = "") -> Response:
         found = await app_state_of(request).pool.run(read)
     except BadInputError as error:
         found, problem = [], str(error)
-    # What has begun has curves.
+    # Started jobs have curves.
     shown = sorted(found, key=lambda job: not job.attempts)[:_MOST_COMPARED]
     return page(
         request,
@@ -175,7 +175,7 @@ def _told_apart(names: Sequence[str]) -> list[str]:
     return [" ".join(rest) for rest in words]
 
 
-# As a person reads them.
+# Descriptions for people.
 _EVENT_WORDS: Final = {
     "failed": "A job failed",
     "stopped": "A rule stopped a job",
@@ -191,7 +191,7 @@ _EVENT_WORDS: Final = {
 
 @router.get("/settings")
 async def settings(request: Request) -> Response:
-    """Of this browser; for operators also who gets messages, and the links of viewers."""
+    """The settings of this browser; for operators also messages and viewer links."""
     app_state, operates = app_state_of(request), user_of(request).operates
     added = await app_state.pool.run(lambda store: store.notices.urls()) if operates else []
     return page(
@@ -232,7 +232,7 @@ _UNSEEN: Final = {
     "failed": "Jobs that failed in the last 24 h",
     "stopped": "Jobs that a rule stopped in the last 24 h",
 }
-# All on one page; of more, only the newest.
+# All on one page; if there are more, only the newest.
 _MOST_UNSEEN: Final = 1000
 
 
@@ -276,7 +276,7 @@ class Listing(msgspec.Struct, frozen=True):
         )
 
     def _sorted_by(self, name: str) -> tuple[str, str]:
-        """The address of the list sorted by this column, the other way round if it is; and the way it is now."""
+        """The address of the list sorted by this column, reversed if it already is; and the current order."""
         now = parse_sort(self.sort)
         way = "" if now.by != name else "descending" if now.descending else "ascending"
         wanted = Sort(name, SORTS[name].descending != (now.by == name and now.descending == SORTS[name].descending))
@@ -334,7 +334,7 @@ async def jobs(
 
 
 def _bad_search(request: Request, q: str, error: ParameterError) -> Response:
-    """The page with the search as it was typed, and what is wrong with it."""
+    """The page with the search as typed and its error."""
     return page(
         request,
         "jobs.html",

@@ -1,7 +1,7 @@
 """Live pages: server-sent events with the sections that changed.
 
-A connection remembers what it sent of each section, and sends what differs in a new version of the snapshot: a page
-that was slow or asleep is at most one message behind. Authentication is checked again before every message.
+A connection remembers the last version of each section it sent, and sends the sections that differ in a new snapshot,
+so a slow or sleeping page is at most one message behind. Authentication is checked again before every message.
 
 Browsers open at most six connections to one server, so their pages share one: `/live/many` merges several streams, each
 an internal request to the application, and numbers their events.
@@ -114,7 +114,7 @@ def _response(
 
 @router.get("/live/notices")
 async def notices(request: Request) -> StreamingResponse:
-    """The events that a browser notifies its user of, those of the last minute first."""
+    """The events for browser notifications, beginning with those of the last minute."""
     app_state, user = app_state_of(request), user_of(request)
     feed = app_state.notice_feed
 
@@ -131,7 +131,7 @@ async def notices(request: Request) -> StreamingResponse:
 
 # Several streams over one connection
 
-# More windows than anybody has open; a browser with more uses a second connection.
+# More windows than anybody opens; a browser with more uses a second connection.
 MAX_STREAMS: Final = 32
 _LIVE: Final = re.compile(
     r"(/live(?:/notices|/jobs(?:/[0-9a-f]{8})?)?|/jobs/[0-9a-f]{8}/attempts/\d{1,9}/log/live)(?:\?(.*))?"
@@ -152,7 +152,7 @@ async def many(request: Request, on: Annotated[list[str] | None, Query()] = None
 
 
 async def _merge(request: Request, addresses: list[str]) -> AsyncIterator[bytes]:
-    # Of length 1: for a slow client all streams wait, and then send their newest state.
+    # Length 1: for a slow client all streams wait and then send their newest state.
     events: asyncio.Queue[NumberedEvent] = asyncio.Queue(1)
     tasks = [
         asyncio.create_task(_forward(request, number, address, events)) for number, address in enumerate(addresses)

@@ -1,6 +1,5 @@
-"""Logs of attempts as they come, each read once for all pages that follow it, and whole logs for downloads.
-
-Lines that are no longer in memory are read from the file, by each page at its own pace.
+"""Live logs of attempts, each read once for all pages that follow it, and whole logs for downloads. Each page reads
+older lines from the file at its own pace.
 """
 
 import asyncio
@@ -29,9 +28,9 @@ from stoker.queue.model import ENDED, Attempt
 from stoker.status.log_follower import POLL_QUEUE, LogFollower, RunQuery
 from stoker.web.pool import ConnectionPool
 
-# What a page begins with: more than a person scrolls through on a phone.
+# Initial lines of a page: more than a person scrolls through on a phone.
 FIRST_LINES: Final = 1000
-# A file system that hangs must not take the threads of other requests.
+# A hung file system must not block the threads of other requests.
 _THREADS: Final = 4
 # An empty page shows the tail after this, while a long log is still being streamed.
 _TAIL_AFTER: Final = 8.0
@@ -39,11 +38,11 @@ _TAIL_AFTER: Final = 8.0
 _MAX_COPIES: Final = 4
 # A phone that loses its connection for a moment finds the same reader.
 _LINGER: Final = 30.0
-# The same for the copy of another machine's log, which takes long to come again: a person reads and searches in it.
+# The same for a copy of another machine's log, which takes long to fetch again.
 _LINGER_WITH_COPY: Final = 180.0
-# Until it is known what there is of a log.
+# Time limit to locate a log.
 _FIRST_READ_WITHIN: Final = 15.0
-# Searches at once: each takes a thread for a second per gigabyte, and pages must go on.
+# Concurrent searches: each takes a thread for a second per gigabyte, and pages must stay responsive.
 _MAX_SEARCHES: Final = 2
 _TAG: Final = re.compile(r"<[^>]*>")
 # The lines kept in memory for pages that are a little behind.
@@ -56,7 +55,7 @@ T = TypeVar("T")
 
 
 class _Steps:
-    """A reader that is used step by step in threads, and closed after the last step. For the event loop's thread."""
+    """A reader used step by step in threads and closed after the last step. For the event loop's thread."""
 
     def __init__(self, threads: ThreadPoolExecutor, close: Callable[[], None]) -> None:
         self._threads = threads
@@ -79,7 +78,7 @@ class _Steps:
 
 
 def _queries_in(pool: ConnectionPool, loop: asyncio.AbstractEventLoop) -> RunQuery:
-    """Queries of threads that read logs: each one goes through the connection pool."""
+    """Runs queries of log-reading threads through the connection pool."""
 
     def run(query: Callable[[Store], T], /) -> T:
         return asyncio.run_coroutine_threadsafe(pool.run(query), loop).result()
@@ -103,7 +102,7 @@ class LogPart(msgspec.Struct, frozen=True):
     """Some lines of a log for the page."""
 
     epoch: str
-    """Within one, line numbers mean the same."""
+    """Within one epoch, line numbers are stable."""
     first: int
     """The number of the first line, from 0."""
     lines: list[str]

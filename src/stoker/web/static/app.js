@@ -6,7 +6,7 @@ const Stoker = (() => {
   const TELL_EVERY = 5000;
   const MOST_LISTED = 20; // ended jobs on the page: when all are new there may be more
   const byServer = Number(document.body.dataset.now);
-  // The difference between the queue's clock, which all times are from, and this one.
+  // The difference between the queue's clock, on which all times are based, and this one.
   let ahead = byServer ? byServer * 1000 - Date.now() : 0;
 
   // Times

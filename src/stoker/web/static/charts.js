@@ -1,4 +1,4 @@
-// Charts: what GPUs did over an hour, a day, a week or a job's run, how a batch size was found, and the figures that jobs printed.
+// Charts: GPU use over an hour, a day, a week or a job's run; the batch-size search; the figures that jobs print.
 "use strict";
 
 (() => {
@@ -119,7 +119,7 @@
   });
   setInterval(() => { if (!document.hidden) for (const element of visible) drawHistory(element, gpus.plots); }, FRESH_FOR + 5000);
 
-  // Batch size: the probes, the line through them, the limit, and the size that was chosen.
+  // Batch size: the probes, the line through them, the limit, and the chosen size.
 
   const GIB = 2 ** 30;
   const SIZES = Array.from({ length: 32 }, (_, power) => 2 ** power);
@@ -230,7 +230,7 @@
   const lastOf = ({ axis, lines }) => lines.map(({ label, at, values }) =>
     `${lines.length > 1 ? `${label}: ` : ""}${number(values.at(-1))} at ${axis} ${number(at.at(-1))}`).join(" · ");
 
-  // The values at the place of a finger, or the last ones; of several jobs one in each row, in its colour.
+  // The values at the pointer, or the last ones; with several jobs, one row per job in its colour.
   function tell(words, { axis, lines }, place) {
     const found = lines.map(({ label, index, at, values }) => {
       const here = place === undefined ? at.length - 1 : at.findLastIndex((one) => one <= place);
@@ -285,7 +285,7 @@
   });
   for (const panel of document.querySelectorAll("[data-curves]")) loadCurves(panel);
 
-  // GPU use: utilization, memory and power of one GPU or of a job's GPUs, with marks where jobs began and ended.
+  // GPU use: utilization, memory and power of one GPU or of a job's GPUs, with marks at starts and ends of jobs.
 
   const USAGE_POINTS = 500;
   const MOST_LINES = 8;
@@ -298,7 +298,7 @@
   const isKnown = (value) => value !== null && value !== undefined;
   const DAY = 86400;
 
-  // Names of what ran come with the history; times are those of this browser.
+  // Names of jobs come with the history; times are in this browser's time zone.
   const clock = (at, withDay) => new Date(at * 1000).toLocaleString([], { ...(withDay ? { weekday: "short" } : {}), hour: "2-digit", minute: "2-digit" });
   const day = (at) => new Date(at * 1000).toLocaleDateString([], { day: "numeric", month: "short" });
 
@@ -346,7 +346,7 @@
     note.hidden = !note.textContent;
     if (figures.length) panel.hidden = false;
     if (state.whole && !state.minutes && found) {
-      // Shorter times than its run.
+      // Periods shorter than its run.
       const ran = found.times.length * found.step;
       for (const button of panel.querySelectorAll("[data-minutes]")) button.hidden = Number(button.dataset.minutes) >= ran;
       panel.querySelector(".ranges").hidden = ran <= 60;
@@ -392,7 +392,7 @@
     return card;
   }
 
-  // Which line is which GPU.
+  // The legend of the GPUs.
   function showKey(panel, labels) {
     const key = panel.querySelector("[data-usage-key]");
     if (!key) return;
@@ -440,7 +440,7 @@
   const inSpan = (at, half) => ({ started, ended }) => started <= at + half && (ended === null || ended >= at - half);
   const spanName = ({ name, attempt }, ofJob) => (ofJob ? `attempt ${attempt}` : name);
 
-  // Where jobs began and ended: a line for each, and the name where there is room for it.
+  // Starts and ends of jobs: a line for each, with the name if there is room.
   function drawSpans(plot, { spans, half, x, ofJob }) {
     const { ctx, bbox } = plot;
     const [low, high] = [x[0] - half, x.at(-1) + half];
@@ -520,7 +520,7 @@
     }, data, element);
   }
 
-  // A finger that slides over a chart shows the values below it; sliding up and down scrolls the page.
+  // Sliding a finger over a chart shows the values below it; sliding up and down scrolls the page.
   function followFinger(plot) {
     plot.over.addEventListener("touchmove", ({ touches }) => {
       const { left, width } = plot.over.getBoundingClientRect();

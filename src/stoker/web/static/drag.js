@@ -59,7 +59,7 @@
     for (const one of items) one.style.transform = "";
     if (dropped && to !== from) {
       const others = items.filter((one) => one !== item);
-      // It stays where it was dropped until the server sends the new order.
+      // The job stays where it was dropped until the server sends the new order.
       if (to < others.length) others[to].before(item);
       else others.at(-1).after(item);
       if (to > 0) move(item.dataset.job, others[to - 1].dataset.job, "after").then((done) => { if (!done) putBack(item, items, from); });

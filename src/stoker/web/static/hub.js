@@ -150,7 +150,7 @@
       alone();
     }
 
-    // The part of EventSource that the pages need. After an error it is closed and must be opened again.
+    // The part of EventSource that pages need. After an error it is closed and must be reopened.
     window.SharedSource = class extends EventTarget {
       static open = open;
 

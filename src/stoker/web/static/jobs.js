@@ -7,7 +7,7 @@
   const list = document.getElementById("section-list");
   const box = document.getElementById("q");
 
-  // Selecting rows: the choice survives updates of the list
+  // Selecting rows: the selection survives updates of the list
 
   function shown() {
     for (const pick of list.querySelectorAll("[data-pick]")) pick.checked = picked.has(pick.value);

@@ -35,7 +35,7 @@
     },
   });
 
-  // Machines stay folded or unfolded as the user left them, on this device, also after their worker restarts.
+  // This device remembers folded machines, even after a restart of their worker.
 
   const folds = (() => {
     try { return JSON.parse(localStorage.getItem("folds")) ?? {}; } catch { return {}; }
@@ -49,7 +49,7 @@
     }
   }
 
-  // A toggle of the page itself sets what is stored already.
+  // A toggle by the page itself matches the stored state.
   document.addEventListener("click", (event) => {
     const element = event.target.closest?.("summary")?.parentElement;
     if (!element?.matches("details[data-fold]")) return;

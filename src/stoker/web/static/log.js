@@ -1,5 +1,5 @@
 // Shows, follows and searches a log. The server sends numbered lines as safe HTML; a message replaces all lines from its first
-// number on, so no line appears twice after a reconnection. Away from its end, a part of the log is shown that grows as one scrolls.
+// number on, so no line appears twice after a reconnection. Away from the end, the shown part of the log grows while scrolling.
 "use strict";
 
 (() => {
@@ -126,7 +126,7 @@
 
     // Parts of the log
 
-    // Stops following: new lines would push away what is being read.
+    // Stops following: new lines would push away the lines being read.
     function leave() {
       apart = true;
       waiting = [];
@@ -241,7 +241,7 @@
       const lines = told.matches.map(({ line }) => line);
       found = { query, lines, more: told.more, at: lines.length - 1, whole: told.whole };
       if (told.epoch !== epoch && told.whole && epoch) { clear(); epoch = told.epoch; apart = true; close(); }
-      // Of errors, the first of the last ones: what follows is its consequence.
+      // For errors, the first of the last ones: the following are its consequences.
       if (!("text" in query)) while (found.at > 0 && lines[found.at] - lines[found.at - 1] <= TOGETHER) found.at -= 1;
       await showFound();
     }

@@ -1,4 +1,4 @@
-// Logs a device in by the token after the # of a link, or by its cookie, which a link from another site does not send.
+// Logs a device in by the token after the # of a link, or by its cookie, which browsers do not send with links from other sites.
 "use strict";
 
 (() => {

@@ -1,5 +1,5 @@
-// Notifications of this browser while a page is open: one for each event, however many windows there are. This file is also the
-// service worker that shows them, since browsers of phones let no page do so by itself.
+// Notifications of this browser while a page is open: one per event for all windows. This file is also the
+// service worker that shows them, because browsers on phones require one.
 "use strict";
 
 (() => {
@@ -52,7 +52,7 @@
       return new Promise((resolve) => worker.addEventListener("statechange", () => { if (worker.state === "activated") resolve(); }));
     }
 
-    // All windows get each event; the one that has the lock first shows it.
+    // All windows get each event; the first to take the lock shows it.
     function take(notice) {
       if (!wanted() || notice.at * 1000 < wanted() || obstacle()) return;
       navigator.locks.request(SHOWN, async () => {
@@ -64,7 +64,7 @@
       });
     }
 
-    // Also in the background, where other streams of a page end.
+    // Also in the background, where other streams of a page close.
     function connect() {
       clearTimeout(again);
       source?.close();
@@ -93,7 +93,7 @@
       if (event.target.closest("[data-notify-try]")) return notify({ key: "try", title: "Stoker: a test", body: "Notifications of this browser look like this.", path: "/settings" });
       if (!event.target.closest("[data-notify-browser]")) return;
       const on = wanted() && Notification.permission === "granted";
-      // Events from before are no news; the queue's clock may differ from this one.
+      // Earlier events are not shown; the queue's clock may differ from this one.
       if (on) keep(WANTED, "0");
       else if ((await Notification.requestPermission()) === "granted") keep(WANTED, String(Stoker.now()));
       connect();

@@ -5,7 +5,7 @@
   const dialog = document.getElementById("link-dialog");
   const SVG = "http://www.w3.org/2000/svg";
 
-  // The page as it is now; what is open stays open, and the toast stays.
+  // Reloads the page's content; open parts and the toast stay.
   async function refresh() {
     const answer = await fetch(location.pathname, { headers: { Accept: "text/html" } });
     if (!answer.ok) return;
@@ -76,7 +76,7 @@
 
   document.getElementById("link-close").addEventListener("click", () => dialog.close());
   dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
-  // What is closed must not be read by the next person at this screen.
+  // The next person at this screen must not read a closed link.
   dialog.addEventListener("close", () => {
     document.getElementById("link-text").textContent = "";
     document.getElementById("link-text").removeAttribute("href");

@@ -14,7 +14,7 @@
     rows.lastElementChild.querySelector("input").focus();
   }
 
-  // As the server counts them.
+  // Counted as on the server.
   function count(values) {
     return values.split(/(?<!\\),/).reduce((sum, part) => {
       const range = RANGE.exec(part.trim());
@@ -44,7 +44,7 @@
     form.dataset.sent = "yes";
     button.disabled = true;
   });
-  // Going back to the form starts another submission.
+  // Returning to the form starts another submission.
   addEventListener("pageshow", (event) => {
     delete form.dataset.sent;
     button.disabled = false;
