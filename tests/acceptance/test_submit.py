@@ -381,7 +381,7 @@ def test_unusual_commands_are_stored_unchanged(command: str) -> None:
         (("--pin", "true"), "a pinned job needs a commit to run"),
         (("--snapshot-limit", "1MiB", "true"), "--snapshot-limit is the limit of a snapshot: add --snapshot"),
         (("--at-most", "0", "--group", "a", "true"), "--at-most: must be between 1"),
-        (("--at-most", "2", "true"), "at_most: a cap is that of a group: give the jobs one with --group"),
+        (("--at-most", "2", "true"), "at_most: only groups have a cap: put the jobs into one with --group"),
         (("--metric", "a b", "true"), "--metric: 'a b' cannot be a figure of a log"),
         (("--notify", "soon", "true"), "--notify: there is no event 'soon' of a job"),
         (("--deadline", "soon", "true"), "--deadline: 'soon' is not a time"),

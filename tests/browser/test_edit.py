@@ -60,7 +60,7 @@ def test_learning_rate_of_a_waiting_job_is_changed_in_four_taps(browser: Browser
             assert store.attempts.claim([job], "worker-1", (), 600.0) is not None
             with page.expect_console_message(lambda message: "status of 409" in message.text):
                 page.get_by_role("button", name="Save").click()
-            expect(page.get_by_role("alert")).to_contain_text("The job has started meanwhile and runs as it was")
+            expect(page.get_by_role("alert")).to_contain_text("The job has started meanwhile without these changes")
             shown.forgive("status of 409")
             page.get_by_role("link", name="Clone…").click()
             expect(page.get_by_label("Variables")).to_have_value("API_KEY=***\nSEED=1")

@@ -872,7 +872,7 @@ def test_one_action_for_many_jobs_and_one_undo(site: ApiSite, client: Client) ->
     start(store, running[0])
     done = act(action="cancel", jobs=running)
     assert (done["message"], done["undo"]) == ("1 job asked to stop", None)
-    assert act(action="hold", q="nothing here")["message"] == "No job was changed: none fits"
+    assert act(action="hold", q="nothing here")["message"] == "No job was changed: none matches"
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_unreachable_queue_is_reported_and_the_last_state_stays(
     assert "1 job waits, and no worker is there" in first
     assert "2 things are wrong" in away
     assert "things are wrong" not in back
-    assert "what is shown is old" not in back
+    assert "this state is outdated" not in back
 
 
 def test_action_on_an_unreachable_queue_is_reported_as_not_done(
