@@ -273,10 +273,10 @@ class Execution(abc.ABC):
         """A full disk does not stop the job: only people read the spec. The job may have ended already."""
         if self._started:
             return
+        self._started = True
         if self._result is None:
-            self._started = True
             self._kills = host_kills()
-            self.on_first_start()
+        self.on_first_start()
         with contextlib.suppress(StokerError, OSError):
             self._record.write_spec(spec_of(self.recorded_plan(), self._record))
 

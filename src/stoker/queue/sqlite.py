@@ -122,7 +122,8 @@ class SqliteDriver:
     def _steps(self, statement: str, known: dict[str, str | int | float | bytes | None]) -> list[Row]:
         rows: list[Row] = []
         known[LEASE_CLOCK] = self._lease_now()
-        for number, step in enumerate(_script(self._statements[statement])):
+        steps = _script(self._statements[statement])
+        for number, step in enumerate(steps):
             cursor = self._connected().execute(step, known)
             found = cursor.fetchall()
             if not found and number < SCRIPTS[statement]:
@@ -130,7 +131,8 @@ class SqliteDriver:
             if not found:
                 break
             rows = found
-            known.update(zip((column[0] for column in cursor.description), rows[0], strict=True))
+            if number + 1 < len(steps):
+                known.update(zip((column[0] for column in cursor.description), rows[0], strict=True))
         if known.get("ring"):
             self.notify(FOR_PEOPLE)
         return rows
@@ -353,12 +355,13 @@ class SqliteChanges:
 
     def _drain(self, events: "Inotify") -> bool:
         """Whether anything has happened to the file."""
+        if not (found := events.read()):
+            return False
         from stoker.inotify import MOVED_AWAY, NO_LONGER_WATCHED, REMOVED
 
-        gone, found = REMOVED | MOVED_AWAY | NO_LONGER_WATCHED, events.read()
-        if any(event.mask & gone for event in found):
+        if any(event.mask & (REMOVED | MOVED_AWAY | NO_LONGER_WATCHED) for event in found):
             self.close()
-        return bool(found)
+        return True
 
     def _version(self) -> int | None:
         try:

@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from stoker.backoff import Backoff
 from stoker.engines.attempt import ATTEMPT_TAG, lease_clock
 from stoker.engines.engine import (
     STARTS_WITHIN,
@@ -63,8 +64,9 @@ from stoker.runs.processes.cgroup import NoCgroupError, cpus_here, ram_here, rem
 _CHECK_SHIMS_EVERY: Final = 2.0
 # A failed job waits this long beyond the deadline for the look that may blame its GPU.
 _LATE: Final = 5.0
-# The pause after a wrong guess, which costs a shim. Nothing is prepared while the order of the queue keeps changing.
-_AFTER_WRONG_GUESS: Final = 1.0
+# The pause after a wrong prediction, which costs a shim, doubled each time: many workers take jobs from each other.
+_AFTER_WRONG_PREDICTION: Final = 1.0
+_LONGEST_PAUSE: Final = 300.0
 # The limit of reasons in a heartbeat: more than anybody reads.
 _MOST_REASONS: Final = 200
 
@@ -106,6 +108,7 @@ class LocalEngine:
         self._foreseen: tuple[list[ReadyJob], list[Allocation], Placements] | None = None
         """What is decided when these jobs wait and this runs."""
         self._prepare_again_at = -math.inf
+        self._prediction_backoff = Backoff(_AFTER_WRONG_PREDICTION, _LONGEST_PAUSE)
         self._quiet_until = -math.inf
         """Until then a job starts that needs the processor."""
 
@@ -369,13 +372,15 @@ class LocalEngine:
         if prepared.is_for(job, attempt, self._gpus_of(attempt), self._machine.tracker.present):
             running = prepared.begin(claimed_at)
         if running is None:
-            self._prepare_again_at = time.monotonic() + _AFTER_WRONG_GUESS
+            self._prepare_again_at = time.monotonic() + self._prediction_backoff.next()
             prepared.discard()
+        else:
+            self._prediction_backoff.reset()
         return running
 
     def _discard_prepared(self) -> None:
         if (prepared := self._shims.release_prepared()) is not None:
-            self._prepare_again_at = time.monotonic() + _AFTER_WRONG_GUESS
+            self._prepare_again_at = time.monotonic() + self._prediction_backoff.next()
             prepared.discard()
 
     def forget(self, attempt: str) -> None:

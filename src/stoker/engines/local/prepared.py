@@ -43,6 +43,8 @@ class PreparedAttempt:
         self.spec = attempt_spec
         self._record = record
         self._directory = directory
+        # As text: between two jobs, pathlib takes as long as the system call.
+        self._names = str(directory), str(record.directory)
         self.channel = channel
         self._gpus = tuple(gpus)
         self._present = tuple(present)
@@ -73,11 +75,11 @@ class PreparedAttempt:
 
     def _give_name(self) -> None:
         try:
-            os.rename(self._directory, self._record.directory)  # noqa: PTH104 - between two jobs
+            os.rename(*self._names)  # noqa: PTH104
         except OSError:
             # Of another queue, or of one that was created again; or its parent was deleted.
             remove_tree(self._record.directory, ignore_errors=True)
-            os.rename(self._directory, self._record.directory)  # noqa: PTH104
+            os.rename(*self._names)  # noqa: PTH104
 
     def discard(self) -> None:
         """The shim ends when its connection does."""

@@ -315,6 +315,8 @@ class Reaper:
     def cancel_start(self) -> None:
         """Ensures that a reaper with an unconfirmed start does not start the command later."""
         self.update()
+        if self.job is None and not self.empty and self._report is not None and self._epoll.poll(_START_PATIENCE):
+            self.update()  # it was about to
         if self.job is None and not self.empty and self._report is not None and not self._collected:
             os.kill(self.pid, signal.SIGKILL)  # not collected yet, so the pid cannot have been reused
             self._collect_reaper()
