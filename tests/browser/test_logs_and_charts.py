@@ -10,10 +10,10 @@ from playwright.sync_api import Browser, expect
 
 from stoker.logs.reader import attempt_directory
 from stoker.paths import private_directory
-from stoker.queue import JobSpec, Store, Usage, init_queue
+from stoker.queue import JobSpec, Store, Usage, View, WorkerGpu, init_queue
 from stoker.queue.driver import Parameters
 from stoker.queue.model import GpuUse
-from tests.support.attempts import HOST, be_there, run, start, submit
+from tests.support.attempts import HOST, WORKER, be_there, run, start, submit
 from tests.support.browser import Screen, screen
 from tests.support.page_site import PageSite, page_site
 from tests.support.waiting import wait_for
@@ -89,6 +89,58 @@ def test_log_is_searched_and_scrolled_back_on_a_phone(
         expect(page.get_by_text("of the log: scroll up for those before")).to_be_visible()
         assert page.evaluate("document.querySelector('.log-screen').scrollTop") > 0
         shown.look_over("22-scrolled-back")
+
+
+def test_each_attempt_has_its_log_to_read_follow_and_download(
+    browser: Browser, site: PageSite, home: Path, store: Store
+) -> None:
+    (job,) = submit(store, "train", retries=1)
+    write_log(home, store, job, ["first attempt", "ValueError: it diverged"])
+    store.jobs.retry([job])
+    second = attempt_directory(home, start(store, job, "GPU-0"))
+    private_directory(second)
+    (second / "output").write_text("second attempt\n")
+    with screen(browser, "phone", color_scheme="dark") as shown:
+        come_in(shown, site, job)
+        page = shown.page
+        log = page.get_by_role("log")
+        expect(log).to_contain_text("second attempt")
+        with (second / "output").open("a") as file:
+            file.write("step=1 loss=2.0\n")
+        expect(log).to_contain_text("step=1 loss=2.0")
+        shown.look_over("31-second-attempt")
+        page.get_by_label("Attempt").select_option("1")
+        expect(log).to_contain_text("ValueError: it diverged")
+        expect(log).not_to_contain_text("second attempt")
+        with page.expect_download() as coming:
+            page.get_by_role("link", name="Download").tap()
+        assert Path(coming.value.path()).read_text() == "first attempt\nValueError: it diverged\n"
+    store.attempts.finish(store.attempts.of(job)[-1].id, "succeeded", 0)
+
+
+def test_start_is_foretold_and_a_machine_is_paused_on_a_phone(browser: Browser, site: PageSite, store: Store) -> None:
+    for name in submit(store, *(f"foretold --seed {seed}" for seed in range(3))):
+        run(store, name, "succeeded", 0)
+        store._driver.fetch_text("UPDATE stoker_jobs SET started = ended - 600 WHERE id = :id", {"id": name})
+    card = WorkerGpu(uuid="GPU-0", index=0, name="A100", state="job", since=1.0)
+    store.workers.heartbeat(WORKER, HOST, View(gpus=(card,)))
+    runs, *waits = submit(store, *(f"foretold --seed {seed}" for seed in range(3, 6)), priority=9)
+    start(store, runs, "GPU-0")
+    with screen(browser, "phone") as shown:
+        come_in(shown, site, waits[1])
+        page = shown.page
+        expect(page.locator("#section-summary")).to_contain_text("2nd in line, starts in about 20 min")
+        page.get_by_role("link", name="Overview").tap()
+        expect(page.locator(f"#waiting-{waits[1]}")).to_contain_text("2nd in line, starts in about 20 min")
+        shown.look_over("32-foretold")
+        page.get_by_label(f"More for {HOST}").tap()
+        page.get_by_role("button", name=f"Pause this machine {HOST}").tap()
+        expect(page.locator("#section-machines").get_by_text("paused", exact=True)).to_be_visible()
+        page.get_by_label(f"More for {HOST}").tap()
+        page.get_by_role("button", name=f"Resume this machine {HOST}").tap()
+        expect(page.locator("#section-machines").get_by_text("paused", exact=True)).not_to_be_visible()
+    store.jobs.cancel(waits)
+    store.attempts.finish(store.attempts.of(runs)[-1].id, "succeeded", 0)
 
 
 def test_curves_of_a_job_and_of_a_group_on_a_phone(browser: Browser, site: PageSite, home: Path, store: Store) -> None:
