@@ -154,3 +154,28 @@ def test_ends_decide_on_retries_and_a_time_limit_on_the_next_attempt(site: WorkS
     assert site.output(limited).read_text().startswith("epoch 1\ncheckpoint\n")
     assert site.job(limited).retries_left == 0
     assert "requeued" in site.stoker("show", limited).out
+
+
+def test_sweep_runs_within_its_cap_and_is_one_thing(site: WorkSite) -> None:
+    site.work()
+    words = ("--gpus", "0", "--group", "night", "--at-most", "1", "--sweep", "n=1..4")
+    jobs = submitted(site, *words, "--", f": {{n}}; {site.until('go')}; test {{n}} != 3").split()
+
+    def are_running(count: int) -> bool:
+        return site.store.groups.get("night").counts.get("running") == count
+
+    wait_for(lambda: are_running(1), named="the first job")
+    site.wait_for_why(jobs[3], "its group night already runs 1 of at most 1")
+    assert "night: 0 of 4 done, 1 running" in site.stoker("list").out
+    assert site.stoker("edit", "night", "--at-most", "3").code == 0
+    wait_for(lambda: are_running(3), named="three at once")
+    site.wait_for_why(jobs[3], "its group night already runs 3 of at most 3")
+    site.create_flag("go")
+    assert site.stoker("wait", "night").code == 1
+    assert "4 of 4 done, 1 failed" in site.stoker("why", "night").out
+    assert "night: 4 of 4 done, 1 failed" in site.stoker("list").out
+    # One action for all, addressed by its name.
+    assert site.stoker("retry", "night").out.count("queued again") == 1
+    site.wait_until(jobs[2], "failed")
+    assert site.stoker("tag", "redo", "night").out.count("tagged redo") == 4
+    assert json.loads(site.stoker("list", "tag:redo state:failed", "--json").out)[0]["id"] == jobs[2]
