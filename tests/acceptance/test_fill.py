@@ -159,7 +159,7 @@ class TestSteppingAside:
         filling.wait_for_why(rf"used by \w+'s \S+ \(pid {other_user.pid}\)", slot=1)
         assert filling.slots()[0]["state"] == "running"
 
-    def test_nothing_runs_outside_the_configured_hours_and_the_reason_is_shown(self, filling: FillSite) -> None:
+    def test_no_program_runs_outside_the_configured_hours_and_the_reason_is_shown(self, filling: FillSite) -> None:
         # Half a day away, so that no midnight of this test's night matters.
         hour = (time.localtime().tm_hour + 12) % 24
         hours = f"[schedule]\nhours = {hour:02}:00-{hour:02}:59"

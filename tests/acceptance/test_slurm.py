@@ -479,7 +479,7 @@ REFUSED = {
 }
 
 
-def test_what_the_cluster_cannot_do_is_refused(login: LoginNode) -> None:
+def test_job_that_the_cluster_cannot_run_is_refused(login: LoginNode) -> None:
     assert "no partition 'gpu': choose among main, spare\n" in login.type("work", "--partition", "gpu", code=2)
     assert "no partition 'gpu'" in login.type("up", "--port", "0", "--partition", "gpu", code=2)
     mistakes = {
@@ -531,7 +531,7 @@ def test_what_the_cluster_cannot_do_is_refused(login: LoginNode) -> None:
     assert worker.stop() == 0
 
 
-def test_cluster_that_is_away_or_does_not_share_the_directory_is_named(login: LoginNode) -> None:
+def test_unreachable_cluster_or_unshared_directory_is_reported(login: LoginNode) -> None:
     # A directory can be hidden from a node by root alone.
     is_root = os.geteuid() == 0
     if is_root:

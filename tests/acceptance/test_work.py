@@ -152,7 +152,7 @@ class TestFree:
             desktop.kill()
             desktop.wait()
 
-    def test_nothing_starts_while_the_driver_hangs_and_jobs_start_afterwards(self, site: WorkSite) -> None:
+    def test_jobs_wait_while_the_driver_hangs_and_start_afterwards(self, site: WorkSite) -> None:
         site.stoker("sim", "fault", "hang")
         site.work("--deadline", "0.5s")
         job, other = site.submit("true", gpus=1), site.submit("true")
@@ -178,7 +178,7 @@ class TestFree:
         unread = r"the GPUs of this machine cannot be read \(the library libnvidia-ml.so.1 is not installed"
         site.wait_for_why(needy, f"waits for a GPU.*{unread}")
 
-    def test_nothing_starts_on_gpus_that_became_unreadable(self, site: WorkSite) -> None:
+    def test_no_job_starts_on_gpus_that_became_unreadable(self, site: WorkSite) -> None:
         first = site.submit(site.until("flag"), gpus=2)
         site.work()
         site.wait_until(first, "running")
@@ -192,7 +192,7 @@ class TestFree:
         site.stoker("sim", "fault", "--clear")
         site.wait_until(second, "succeeded")
 
-    def test_nothing_starts_after_the_driver_is_unloaded(self, site: WorkSite, nvidia: MockMachine) -> None:
+    def test_no_job_starts_after_the_driver_is_unloaded(self, site: WorkSite, nvidia: MockMachine) -> None:
         first = site.submit(site.until("flag"), gpus=2)
         worker = site.work("--source", "nvml")
         site.wait_until(first, "running")

@@ -269,7 +269,9 @@ def write_days(store: Store, first: str, second: str) -> None:
     store.usage.write([*rows, *beside])
 
 
-def test_what_runs_comes_first_and_a_folded_machine_stays_so(browser: Browser, site: PageSite, store: Store) -> None:
+def test_running_jobs_come_first_and_folded_machines_stay_folded(
+    browser: Browser, site: PageSite, store: Store
+) -> None:
     be_there(store, gpus=16)
     with screen(browser, "phone") as shown:
         shown.watch_requests(site.address)

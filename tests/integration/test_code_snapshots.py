@@ -286,7 +286,7 @@ class TestOnAMachine:
         unpack_code(code, url, attempt, to, lambda: None)
         assert (to / "x").read_text() == "content"
 
-    def test_queue_that_is_away_is_waited_for_and_the_job_can_be_stopped_meanwhile(
+    def test_unpacking_waits_for_an_unreachable_queue_and_can_be_stopped(
         self, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         code = self.submitted(url, tmp_path)

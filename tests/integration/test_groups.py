@@ -39,7 +39,7 @@ def claim_all(store: Store) -> list[Claimed]:
     return found
 
 
-def test_a_group_is_counted_found_and_named_by_itself(queue: Store) -> None:
+def test_group_is_selected_by_name_and_an_unnamed_one_gets_a_name(queue: Store) -> None:
     sweep = queue.jobs.submit(specs(3), new_group=UNNAMED)
     other = queue.jobs.submit(specs(2), new_group=UNNAMED)
     bert = queue.jobs.submit(specs(2), new_group="bert")
@@ -70,7 +70,7 @@ def test_a_group_is_counted_found_and_named_by_itself(queue: Store) -> None:
     assert queue.groups.get("bert").total == 2
 
 
-def test_a_claim_never_exceeds_the_cap_and_others_are_not_held_up(queue: Store) -> None:
+def test_claim_never_exceeds_the_cap_and_does_not_delay_other_groups(queue: Store) -> None:
     capped = queue.jobs.submit(specs(30, group="g", at_most=4))
     free = queue.jobs.submit(specs(3))
     assert {job.at_most for job in queue.jobs.members("g")} == {4}
@@ -105,7 +105,7 @@ def test_a_claim_never_exceeds_the_cap_and_others_are_not_held_up(queue: Store) 
     assert queue.check() == []
 
 
-def test_a_group_is_done_when_its_last_job_has_ended(queue: Store) -> None:
+def test_group_is_done_when_its_last_job_has_ended(queue: Store) -> None:
     ids = queue.jobs.submit([*specs(2, group="g"), *specs(1, group="single")])
     queue.jobs.cancel(ids[1:])
     assert queue.groups.done_since(0.0) == []
@@ -123,7 +123,7 @@ def test_jobs_that_wait_in_the_queue_of_a_cluster_count(queue: Store) -> None:
     assert queue.attempts.take_head(pending) is None
 
 
-def test_a_group_that_lost_its_jobs_is_forgotten(queue: Store) -> None:
+def test_group_without_jobs_is_deleted(queue: Store) -> None:
     (job,) = queue.jobs.submit(specs(1, group="old", at_most=1))
     queue.jobs.cancel([job])
     queue._driver.fetch_text("UPDATE stoker_groups SET submitted = submitted - 3600", {})

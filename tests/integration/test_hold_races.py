@@ -12,7 +12,7 @@ from stoker.queue.steering import HOLD
 from tests.support.queue_jobs import end, start, submit
 
 
-def test_job_that_starts_or_is_deleted_before_hold_is_reported_with_its_current_state(
+def test_hold_of_a_job_that_just_started_or_was_deleted_reports_its_state(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     url = str(tmp_path / "queue.db")

@@ -196,7 +196,7 @@ def test_suspended_prepared_shim_is_continued_when_its_attempt_is_claimed(prepar
     ],
     ids=["after-the-preparation", "after-the-claim", "before-the-shim-knows", "after-the-start"],
 )
-def test_worker_killed_between_preparation_and_start_neither_loses_nor_repeats_the_job(
+def test_worker_killed_after_preparation_loses_and_repeats_no_job(
     prepared: PreparedSite, fault: str, outcomes: list[str]
 ) -> None:
     worker = prepared.work(fault)
@@ -212,7 +212,7 @@ def test_worker_killed_between_preparation_and_start_neither_loses_nor_repeats_t
     prepared.assert_no_directory()
 
 
-def test_claim_of_a_prepared_attempt_with_a_lost_answer_is_requeued_and_its_id_not_used_again(
+def test_prepared_claim_with_a_lost_answer_is_requeued_under_a_new_id(
     prepared: PreparedSite,
 ) -> None:
     prepared.work(_LOST_ANSWER)

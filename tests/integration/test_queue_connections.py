@@ -154,7 +154,7 @@ def test_pause_before_workers_connect_again_grows_with_their_number(
     assert pauses == [0.7, 1.5, 7.5, 15.0]
 
 
-def test_full_server_is_named_in_one_sentence_and_workers_go_on_trying(
+def test_full_server_is_reported_in_one_sentence_and_workers_keep_trying(
     postgres_server: PostgresServer, queue: Store, postgres_url: str, site: WorkSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import psycopg

@@ -111,7 +111,7 @@ def test_partition_limits_are_refused_where_slurm_enforces_them(cluster: SlurmCl
         assert sentence in refusal.value.sentence
 
 
-def test_controller_that_is_away_is_a_problem_for_every_command(cluster: SlurmCluster) -> None:
+def test_unreachable_controller_is_reported_by_every_command(cluster: SlurmCluster) -> None:
     cluster.configure(MessageTimeout=2)  # after which they give up
     cluster.stop_controller()
     commands = [
@@ -147,7 +147,7 @@ def test_descriptor_is_readable_when_the_command_has_ended(cluster: SlurmCluster
     client.parse_jobs(command.result())
 
 
-def test_nothing_is_left_of_a_killed_command(cluster: SlurmCluster) -> None:
+def test_killed_command_leaves_no_processes(cluster: SlurmCluster) -> None:
     cluster.freeze_controller()
     before = set(Path("/proc/self/fd").iterdir())
     commands = [client.own_jobs() for _ in range(3)]

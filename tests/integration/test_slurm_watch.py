@@ -143,7 +143,7 @@ def test_dry_run_cancels_and_sends_nothing(cluster: SlurmCluster, home: Path) ->
     cancel(cluster, idle)
 
 
-def test_nothing_is_cancelled_while_the_controller_is_away(cluster: SlurmCluster, home: Path) -> None:
+def test_no_job_is_cancelled_while_the_controller_is_unreachable(cluster: SlurmCluster, home: Path) -> None:
     configure(home, 'notice = "10s"')
     idle = cluster.submit("--gres=gpu:1", script=IDLE)
     with watching(home, cluster, "--stop") as watch:

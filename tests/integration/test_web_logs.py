@@ -282,7 +282,7 @@ def test_pages_are_disconnected_when_the_server_stops(place: Place) -> None:
     played(story)
 
 
-def test_local_log_is_followed_while_the_queue_is_away(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_log_is_followed_while_the_queue_is_unreachable(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(_question: object) -> None:
         raise QueueAwayError("the database does not answer")
 

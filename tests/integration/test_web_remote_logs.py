@@ -130,7 +130,7 @@ def test_whole_log_of_a_remote_job_can_be_downloaded(far: Far, copies: Path, wha
     played(story)
 
 
-def test_worker_that_is_away_for_a_while_loses_no_line(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absence_of_the_worker_loses_no_line(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "STREAM_STARTS_WITHIN", 0.0)
 
     async def story() -> None:

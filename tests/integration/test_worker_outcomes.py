@@ -40,7 +40,7 @@ def test_failed_job_is_retried_after_its_backoff_and_then_fails(site: WorkSite) 
     assert third.started - second.ended >= 0.4
 
 
-def test_unreadable_jobs_fail_with_a_reason_and_the_worker_goes_on(tmp_path: Path, queue: Store, url: str) -> None:
+def test_unreadable_jobs_fail_with_a_reason_and_the_worker_continues(tmp_path: Path, queue: Store, url: str) -> None:
     with contextlib.closing(WorkSite(tmp_path, queue, queue=url)) as site:
         first, second, third = (site.submit("true", gpus=0) for _ in range(3))
         for job in (first, third):

@@ -29,7 +29,7 @@ def test_confirmation_of_the_last_revocation_confirms_all() -> None:
     assert grants.add(ONE) > last
 
 
-def test_nothing_starts_without_a_filler() -> None:
+def test_no_program_starts_without_a_filler() -> None:
     grants = Grants()
     grants.add(BOTH)
     grants.clear()

@@ -47,7 +47,7 @@ def test_loss_while_the_machine_was_suspended_for_most_of_a_lease_is_accepted(tm
     assert findings(tmp_path, Condition("held up", None, 97.0, 102.0)) == []
 
 
-def test_what_a_lost_attempt_prints_after_it_was_given_up_is_in_its_file_and_not_in_the_queue(tmp_path: Path) -> None:
+def test_late_output_of_a_lost_attempt_is_accepted_in_its_file_only(tmp_path: Path) -> None:
     held_up = Condition("held up", None, 97.0, 102.0)
     both = "attempt 1 says line 1\nattempt 1 says line 2\n"
     late, early = "1 11 line 2 120.5 node1 0 0", "1 11 line 2 119.0 node1 0 0"

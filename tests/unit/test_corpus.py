@@ -38,7 +38,7 @@ def one_of_each_class() -> list[Trace]:
     return [trace for trace in all_traces() if trace.id.endswith("/00")]
 
 
-def test_there_are_enough_traces_and_classes() -> None:
+def test_corpus_has_enough_traces_and_classes() -> None:
     assert len(all_traces()) >= 400
     assert len(trace_classes()) >= 44
     assert len({trace.board.name for trace in all_traces()}) >= 13
@@ -62,7 +62,7 @@ def test_every_class_says_what_it_is_and_where_it_was_reported() -> None:
         assert of.source
 
 
-def test_the_same_seed_gives_the_same_traces() -> None:
+def test_same_seed_gives_the_same_traces() -> None:
     again = {trace.id: trace for trace in corpus()}
     for trace in one_of_each_class()[::4]:
         other = again[trace.id]

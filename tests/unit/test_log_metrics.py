@@ -64,7 +64,7 @@ def test_last_figures_are_the_newest_of_each_name() -> None:
     assert last_figures("", ("loss",)) == {}
 
 
-def test_steps_that_begin_anew_in_each_epoch_go_on() -> None:
+def test_steps_that_restart_in_each_epoch_form_one_curve() -> None:
     text = "".join(f"step {step}/100: step={step} loss=1.0\n" for _epoch in range(3) for step in (50, 100))
     assert curves(text)["loss"].at == [50, 100, 150, 200, 250, 300]
 
@@ -78,7 +78,7 @@ def bar(epoch: int, *steps: int) -> str:
     )
 
 
-def test_bar_of_each_epoch_goes_on_after_the_last_one() -> None:
+def test_bars_of_successive_epochs_form_one_curve() -> None:
     text = "\n".join([bar(0, 100), "val loss 3", bar(1, 40, 100, 100), bar(2, 100), bar(3, 61)])
     assert curves(text)["loss"].at == [100, 140, 200, 200, 300, 361]
     both_ranks = "".join(f"step 50/100 loss={loss}\n" for loss in (1, 2))

@@ -432,7 +432,7 @@ def follow(harness: Harness, monkeypatch: pytest.MonkeyPatch, *events: Callable[
     )
 
 
-def test_following_goes_on_until_the_last_line_arrives(
+def test_following_continues_until_the_last_line_arrives(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     harness.prints(b"1\n")

@@ -82,7 +82,7 @@ def test_step_of_any_node_is_a_step_of_the_job() -> None:
     assert after.since == 60.0
 
 
-def test_the_most_trusted_source_of_steps_counts() -> None:
+def test_most_trusted_source_of_steps_counts() -> None:
     merged = progress_of(JobProgress(900, 99.0, "output"), JobProgress(7, 50.0, "call"))
     assert (merged.steps, merged.since, merged.trust) == (7, 50.0, "call")
 
@@ -97,7 +97,7 @@ def test_processes_of_all_nodes_are_added() -> None:
     assert (merged.cpu, merged.io) == (2.0, 15.0)
 
 
-def test_a_node_whose_processes_cannot_be_seen_leaves_work_but_no_rest() -> None:
+def test_node_with_unreadable_processes_counts_as_work_but_never_as_idle() -> None:
     assert progress_of(JobProgress(cpu=1.5), JobProgress()).cpu == 1.5
     assert progress_of(JobProgress(cpu=0.0), JobProgress()).cpu is None
 
@@ -120,7 +120,7 @@ def test_nodes_wait_for_each_other() -> None:
     assert nodes.take(6.0) is None
 
 
-def test_nothing_of_a_faster_node_is_left_out() -> None:
+def test_all_activity_of_a_faster_node_is_merged() -> None:
     nodes = collected()
     nodes.add("a", an_observation(0.9, at=5.0))
     nodes.add("a", an_observation(0.0, at=10.0))
@@ -183,7 +183,7 @@ def test_gpus_of_a_silent_node_are_unknown_after_a_while() -> None:
     assert [label for label, _reason in merged.unknown] == ["GPU 0 of b", "GPU 1 of b"]
 
 
-def test_nobody_waits_for_a_lost_node() -> None:
+def test_lost_node_does_not_delay_observations() -> None:
     nodes = collected()
     nodes.lose("b", "the step has ended")
     assert nodes.take(4.0) is None

@@ -57,7 +57,7 @@ def test_rule_waits_for_n_samples() -> None:
     assert fed(a_rule(50, 3), {"a": 0}, {"a": 0}, {"a": 0}, {"a": 0}) == [(), (), ("a",), ("a",)]
 
 
-def test_at_the_threshold_is_not_below_it() -> None:
+def test_value_at_the_threshold_is_not_below_it() -> None:
     assert fed(a_rule(50, 1), {"a": 50}, {"a": 49}) == [(), ("a",)]
 
 

@@ -51,7 +51,7 @@ def test_moment_is_read_as_people_write_it(text: str, moment: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "22", "25:00", "tomorrow", "+", "+x", "2026-13-01", "+100000d"])
-def test_what_is_no_moment_is_refused(text: str) -> None:
+def test_invalid_time_is_refused(text: str) -> None:
     with pytest.raises(BadInputError):
         parse_moment(text, NOW, BERLIN)
 
@@ -125,7 +125,7 @@ def test_missed_times_are_made_up_for_by_one_run() -> None:
     ["", "0 3 * *", "60 3 * * *", "0 24 * * *", "0 3 0 * *", "0 3 * * 8", "0 3 30 2 *", "a b c d e", "*/0 * * * *",
      "5-1 * * * *", "0 3 * * * Nowhere/City", "0 3 * * * ../etc", "@never"],
 )  # fmt: skip
-def test_what_is_no_recurrence_is_refused(text: str) -> None:
+def test_invalid_recurrence_is_refused(text: str) -> None:
     with pytest.raises(BadInputError):
         parse_recurrence(text)
 

@@ -68,7 +68,7 @@ def test_sentinel_fires_once_and_must_be_armed_again() -> None:
     assert watched.fired == 2
 
 
-def test_at_a_threshold_is_neither_above_nor_below_it() -> None:
+def test_value_at_a_threshold_is_neither_above_nor_below_it() -> None:
     watched = Watched(arm=1, kill=1)
     assert watched.feed(0.8) is SentinelState.IDLE
     assert watched.feed(0.81) is SentinelState.ARMED

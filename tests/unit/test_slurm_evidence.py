@@ -97,7 +97,7 @@ def test_interrupted_run_ends_as_slurm_says(state: str, outcome: str) -> None:
 
 
 @pytest.mark.parametrize("state", sorted(WAITING))
-def test_requeued_job_is_the_same_attempt_that_goes_on(state: str) -> None:
+def test_requeued_job_continues_the_same_attempt(state: str) -> None:
     interrupted = Status(state="ended", ending="machine")
     assert conclude(seen(interrupted, result=result("lost"), state=state, silent_for=LONG)) is None
     assert conclude(seen(RUNNING, state=state, silent_for=LONG)) is None
@@ -116,7 +116,7 @@ def test_single_answer_without_the_job_proves_nothing() -> None:
         assert conclude(seen(owner=owner, state=None, answers_without=ANSWERS - 1, ended_for=LONG)) is None
 
 
-def test_controller_that_is_away_proves_nothing_about_a_waiting_job() -> None:
+def test_unreachable_controller_proves_nothing_about_a_waiting_job() -> None:
     assert conclude(seen(Status(), owner=None, state=None, silent_for=LONG, ended_for=LONG)) is None
 
 
@@ -191,7 +191,7 @@ def test_job_that_a_person_holds_is_left_alone() -> None:
     assert conclude(seen(Status(), owner=None, state="PENDING", reason="JobHeldUser", ended_for=LONG)) is None
 
 
-def test_shim_that_is_heard_of_goes_on_though_slurm_does_not_know_its_job() -> None:
+def test_live_shim_counts_even_if_slurm_does_not_know_its_job() -> None:
     assert conclude(seen(state=None, answers_without=100, silent_for=LEASE - 1, ended_for=LONG)) is None
 
 

@@ -104,7 +104,7 @@ def test_shim_starts_without_what_only_some_jobs_need() -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("share", True), ("memory", 2**30), ("gpu_memory", 2**30), ("gpu_model", "a100|h100")]
 )
-def test_what_a_cluster_cannot_do_is_refused(field: str, value: object) -> None:
+def test_unsupported_job_is_refused_by_the_cluster(field: str, value: object) -> None:
     fields: dict[str, Any] = {"command": "true", field: value}
     with pytest.raises(InvalidFieldsError, match=field):
         check(JobSpec(**fields))

@@ -123,7 +123,7 @@ def test_lost_rank_shortens_the_window() -> None:
     assert job.until_stopped(SPIN, SPIN, IDLE) == pytest.approx(10 * MINUTE, abs=2 * EVERY)
 
 
-def test_rank_that_goes_on_alone_with_light_work_is_not_taken_for_a_hang() -> None:
+def test_single_rank_with_light_work_is_not_a_hang() -> None:
     """The others have ended; this one evaluates with a quarter of the usual memory traffic."""
     job = Job(boards=3)
     job.work()

@@ -90,7 +90,7 @@ def test_node_is_in_each_of_its_partitions() -> None:
     }
 
 
-def test_nodes_of_a_worker_that_is_away_are_unknown() -> None:
+def test_nodes_of_a_lost_worker_are_unknown() -> None:
     view = View(cluster="hpc", nodes=(node(),))
     for ago, names in ((2.0, ["node1"]), (500.0, [])):
         (found,) = machines_of([worker(ago=ago, view=view)], [], {}, NOW)

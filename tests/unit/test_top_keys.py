@@ -23,7 +23,7 @@ def test_keys_have_names(data: bytes, keys: list[str]) -> None:
     assert KeyReader().feed(data) == keys
 
 
-def test_a_key_that_comes_in_pieces_is_one_key() -> None:
+def test_key_received_in_pieces_is_one_key() -> None:
     keys = KeyReader()
     assert keys.feed(b"\x1b") == []
     assert keys.is_waiting

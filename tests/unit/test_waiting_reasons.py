@@ -91,7 +91,7 @@ def test_gpus_with_the_same_obstacle_are_named_together() -> None:
         (72 * HOUR + 1, "4 days"),
     ],
 )
-def test_at_most_is_rounded_up(seconds: float, said: str) -> None:
+def test_remaining_time_is_rounded_up(seconds: float, said: str) -> None:
     reason = NotEnoughGpus(*asks(1), ((0, Held(("deadbeef",), seconds, None)),))
     assert why_waiting(reason).endswith(f"GPU 0 frees in at most {said}")
 
