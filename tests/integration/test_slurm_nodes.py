@@ -196,6 +196,20 @@ def test_death_of_a_supervisor_or_a_node_ends_the_attempt_once_and_leaves_nothin
     nodes.end(frozen, "held")
 
 
+def test_success_on_the_first_node_does_not_count_when_its_supervisor_is_killed_before_the_others_end(
+    nodes: NodesSite,
+) -> None:
+    job = nodes.submit(only_on(0, "echo begun on the first"), on_loss="hold")
+    nodes.work()
+    nodes.wait_for_output(job, "begun on")
+    (reaper,) = nodes.processes(job, "node1", REAPER)
+    wait_for(lambda: not children(reaper), named="the end of the command on the first node")
+    (shim,) = nodes.processes(job, "node1", SHIM)
+    os.kill(shim, signal.SIGKILL)
+    outcome, _code, reason = nodes.end(job, "held", "succeeded")
+    assert (outcome, reason) == ("lost", "its supervisor was killed before the job had ended on all nodes")
+
+
 def test_next_job_on_a_node_kills_unsupervised_processes_of_an_earlier_job(
     nodes: NodesSite,
 ) -> None:

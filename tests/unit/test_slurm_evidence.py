@@ -49,6 +49,32 @@ def test_result_of_the_shim_takes_precedence_over_slurm() -> None:
 
 
 @pytest.mark.parametrize(
+    ("nodes", "code", "state", "outcome"),
+    [
+        (1, 0, "FAILED", "succeeded"),
+        (2, 0, "FAILED", "lost"),
+        (2, 0, "NODE_FAIL", "lost"),
+        (2, 0, None, "lost"),
+        # The shim itself ended with this code, and the disk did not take its result.
+        (2, 0, "COMPLETED", "succeeded"),
+        # A failure on one node is that of the whole job.
+        (2, 3, "FAILED", "failed"),
+    ],
+)
+def test_end_on_the_first_node_is_no_success_of_several_when_its_supervisor_was_killed(
+    nodes: int, code: int, state: str | None, outcome: str
+) -> None:
+    ended = Status(state="ended", ending="exited", exit_code=code)
+    quiet = {"silent_for": LONG, "ended_for": LONG, "answers_without": ANSWERS if state is None else 0}
+    found = conclude(seen(ended, nodes=nodes, state=state, **quiet))
+    assert isinstance(found, AttemptResult)
+    assert found.outcome == outcome
+    running = conclude(seen(ended, nodes=nodes, state="RUNNING", silent_for=LONG))
+    assert isinstance(running, AttemptResult)
+    assert (running.outcome == "lost") == (nodes > 1 and code == 0)
+
+
+@pytest.mark.parametrize(
     ("printed", "outcome"),
     [
         (

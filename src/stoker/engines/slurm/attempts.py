@@ -260,6 +260,7 @@ class SlurmAttempt(RunningAttempt):
             requeue_at_limit=self.spec.requeue_at_limit,
             heartbeat=heartbeat_of(self.spec.lease),
             printed="" if self._over_since is None else self._printed(),
+            nodes=self.spec.nodes,
             open_nodes=self._open,
         )
 

@@ -84,6 +84,8 @@ class Evidence(NamedTuple):
     """The end of the output of Slurm and of the shim itself."""
     requeue_at_limit: bool = False
     """The job is requeued at its time limit."""
+    nodes: int = 1
+    """On how many nodes the job runs."""
     open_nodes: tuple[str, ...] = ()
     """Other nodes whose shims have started and not reported their end."""
 
@@ -170,6 +172,9 @@ def _without_end(seen: Evidence, owner: Owner) -> Conclusion:
 def _after_end(seen: Evidence) -> Conclusion:
     """Concludes from a record with an end. An interrupted run continues if Slurm restarts the job."""
     result = seen.result or result_of(seen.status, seen.requeue_at_limit)
+    if seen.result is None and seen.nodes > 1 and result.outcome == "succeeded" and seen.state != "COMPLETED":
+        # The reaper writes this end of the first node's command when its shim is killed, and knows no other node.
+        result = AttemptResult("lost", None, "its supervisor was killed before the job had ended on all nodes")
     if seen.result is not None and seen.status.ending not in INTERRUPTED:
         return result
     # Without a result, the shim was killed, or is restarting the job with a smaller batch.
