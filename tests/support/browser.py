@@ -116,7 +116,7 @@ class Screen:
 
     def look_over(self, name: str) -> None:
         """Checks what every screen must be."""
-        self.page.wait_for_function("document.documentElement !== null && document.readyState === 'complete'")
+        self.page.wait_for_function("() => document.documentElement !== null && document.readyState === 'complete'")
         self._keep_picture(name)
         assert self.complaints == [], f"{name}: {self.complaints}"
         assert self.elsewhere == [], f"{name}: {self.elsewhere}"
