@@ -427,7 +427,7 @@ class TestTheWorkerItself:
         site.wait_until(job, "running")
         worker.process.send_signal(signal.SIGINT)
         assert worker.process.wait(timeout=PATIENCE) == 0
-        assert "1 job goes on: the next `stoker work` here finds it again" in worker.said
+        assert "1 job continues: the next `stoker work` here finds it again" in worker.said
         site.work().wait_until_it_says("found 1 job that an earlier worker had started")
         site.create_flag("flag")
         assert site.wait_until(job, "failed").exit_code == 7

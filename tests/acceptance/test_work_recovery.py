@@ -339,7 +339,7 @@ def test_suspended_worker_leaves_its_jobs_to_the_next(site: WorkSite, journal: J
     wait_for_start(journal, worker)
     worker.process.send_signal(how)
     assert worker.process.wait(timeout=PATIENCE) == 0
-    assert "1 job goes on: the next `stoker work` here finds it again" in worker.said
+    assert "1 job continues: the next `stoker work` here finds it again" in worker.said
     assert site.job(job).state == "running"
     journal.let_end()
     site.work_until_empty()
@@ -364,14 +364,14 @@ def test_outcome_of_a_job_arrives_after_a_database_outage(
     mortal_server.kill()
     journal.let_end()
     wait_for(lambda: any(entry.word == "end" for entry in journal.entries()), named="the end of the job")
-    worker.wait_until_it_says("jobs go on, trying again")
+    worker.wait_until_it_says("jobs continue, retrying")
     bring_back(mortal_server, site)
     worker.wait_until_it_says("the queue is back")
     assert site.wait_until(job, "failed").exit_code == 7
     after = JobJournal(journal.path.with_name("after"))
     site.wait_until(site.submit(after.command(0.1)), "succeeded")
     assert worker.stop() == 0
-    assert worker.said.count("trying again") == worker.said.count("the queue is back") == 1
+    assert worker.said.count("retrying") == worker.said.count("the queue is back") == 1
     assert journal.attempts() == [1]
 
 
@@ -398,7 +398,7 @@ def test_worker_waits_for_an_unreachable_database_at_startup(
     job = site.submit(journal.command(0.1))
     mortal_server.kill()
     worker = site.work()
-    worker.wait_until_it_says("trying again")
+    worker.wait_until_it_says("retrying")
     bring_back(mortal_server, site)
     site.wait_until(job, "succeeded")
     assert worker.stop() == 0
@@ -430,7 +430,7 @@ def test_claim_with_a_lost_response_is_requeued_after_the_outage(
     job = site.submit("true")
     assert site.store.attempts.claim([job], myself.id, [], 600.0) is not None
     mortal_server.kill()
-    worker.wait_until_it_says("trying again")
+    worker.wait_until_it_says("retrying")
     bring_back(mortal_server, site)
     site.wait_until(job, "queued")
     assert outcomes(site, job) == ["requeued"]

@@ -340,7 +340,7 @@ def test_attempts_keep_running_when_the_worker_ends(engine: EngineSite) -> None:
     worker = engine.work()
     engine.wait_until_running()
     assert worker.stop() == 0
-    assert "1 job goes on" in worker.said
+    assert "1 job continues" in worker.said
     engine.create_flag()
     engine.finish()
     engine.site.wait_until(job, "succeeded")

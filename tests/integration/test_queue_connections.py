@@ -178,7 +178,7 @@ def test_full_server_is_reported_in_one_sentence_and_workers_keep_trying(
                 assert refused.err.count("\n") == 1
                 assert "raise max_connections of PostgreSQL, or connect through PgBouncer" in refused.err
             worker = site.work("--queue", url)
-            worker.wait_until_it_says("has no connection left .*; jobs go on, trying again")
+            worker.wait_until_it_says("has no connection left .*; jobs continue, retrying")
         worker.wait_until_it_says("the queue is back")
         (job,) = queue.jobs.submit([JobSpec(command="true", gpus=0)])
         wait_for(lambda: queue.jobs.get(job).state == "succeeded", named="the job of the worker that was let in")

@@ -52,8 +52,8 @@ UNTIL_LOGGED = "for look in $(seq 3000); do [ -e logged ] && exit 7; sleep 0.02;
 @pytest.mark.parametrize(
     ("mistake", "command", "code", "sentence"),
     [
-        ("supervisor.Judge.observe = broken", UNTIL_LOGGED, 7, "the command goes on"),
-        ("supervisor.Journal.append = broken", UNTIL_LOGGED, 7, "the command goes on"),
+        ("supervisor.Judge.observe = broken", UNTIL_LOGGED, 7, "the command continues"),
+        ("supervisor.Journal.append = broken", UNTIL_LOGGED, 7, "the command continues"),
         ("report.collect_stacks = broken", "sleep 60", 124, "the report is incomplete"),
         ("report.render = broken", "sleep 60", 124, "the report is incomplete"),
         ("report.RunFacts = broken", "sleep 60", 124, "the report is incomplete"),

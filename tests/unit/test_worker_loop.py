@@ -150,7 +150,7 @@ def test_damaged_queue_is_logged_once(harness: Harness, monkeypatch: pytest.Monk
         harness.loop._ask_queue()
         pauses.append(round(harness.loop._away_until - before, 1))
     harness.store.attempts.renew.side_effect = None
-    assert harness.logged == ["the queue is damaged; jobs go on, trying again"]
+    assert harness.logged == ["the queue is damaged; jobs continue, retrying"]
     for pause, expected in zip(pauses, (0.5, 1.0, 2.0, 4.0), strict=True):
         assert expected * 0.5 - 0.1 <= pause <= expected * 1.5 + 0.3
     harness.store.attempts.renew.return_value = {"runs": False}

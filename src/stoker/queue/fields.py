@@ -135,7 +135,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         str | tuple[str, ...],
         JobField(
             kind=COMMAND,
-            help="Text for the shell, or the words of a command that needs none.",
+            help="Text for the shell, or a list of words for a command without one.",
             example="python train.py --lr 1e-3",
             required=True,
         ),
@@ -144,7 +144,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         str,
         JobField(
             kind=DIRECTORY,
-            help="Where it runs: an absolute path on the machine that runs it.",
+            help="The working directory: an absolute path on the machine that runs it.",
             example="/home/me/project",
             required=True,
         ),
@@ -153,15 +153,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, str],
         JobField(
             kind=ENVIRONMENT,
-            help="Added to the worker's own environment. `***`, which is shown for values that look like secrets, "
-            "keeps the value that the job has.",
+            help="Variables added to the worker's environment. `***`, which replaces values that look like secrets, "
+            "keeps the current value.",
         ),
     ] = {}
     name: Annotated[
         str,
         JobField(
             kind=TEXT,
-            help="What people call it; ids are given by the queue.",
+            help="A name for people; the queue assigns the id.",
             option="--name",
             form=FormInput("Name", row="name"),
         ),
@@ -170,10 +170,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         JobField(
             kind=TAGS,
-            help="To find it by. May be repeated.",
+            help="A tag for searches (repeatable).",
             option="--tag",
-            edit_help="Its tags, instead of those it has; none for none.",
-            feed_help="To find them by. May be repeated.",
+            edit_help="Replace its tags; none removes all.",
+            feed_help="A tag for searches (repeatable).",
             form=FormInput("Tags", "Commas or spaces between them.", row="name"),
         ),
     ] = ()
@@ -181,10 +181,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         str,
         JobField(
             kind=GROUP,
-            help="The group that it belongs to: one name for several jobs. A sweep and a file have one by themselves.",
+            help="Its group: one name for several jobs. Sweeps and files get a group automatically.",
             option="--group",
-            edit_help="The group that it belongs to; none for none.",
-            feed_help="The group that they belong to: one name for all of them.",
+            edit_help="Its group; none removes it from its group.",
+            feed_help="Their group: one name for all of them.",
             form=FormInput("Group", "One name for several jobs.", row="group"),
             example="night",
         ),
@@ -193,10 +193,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         JobField(
             kind=SIZE,
-            help="How many jobs of its group run at once, on all machines together.",
+            help="The limit of running jobs of its group, on all machines together.",
             option="--at-most",
-            edit_help="How many jobs of its group run at once, also while it runs; or none.",
-            feed_help="How many of the group run at once, on all machines together.",
+            edit_help="The limit of running jobs of its group, even while it runs; or none.",
+            feed_help="The limit of running jobs of the group, on all machines together.",
             form=FormInput("At most at once", "Of the group.", row="group", numeric=True),
             example=4,
         ),
@@ -205,10 +205,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         JobField(
             kind=METRICS,
-            help="A figure that it prints, like loss, to draw and to show beside it. May be repeated.",
+            help="A metric in its output, like loss, to plot and to show with it (repeatable).",
             option="--metric",
-            edit_help="The figures that are drawn and shown, instead of those before; none for all.",
-            feed_help="A figure that they print, like loss, to draw and to show. May be repeated.",
+            edit_help="Replace its metrics; none plots all.",
+            feed_help="A metric in their output, like loss, to plot and to show (repeatable).",
             form=FormInput("Metrics", "Figures that it prints, like `loss, val_acc`; empty for all.", row="figures"),
             example=["loss", "val_acc"],
         ),
@@ -218,9 +218,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         JobField(
             kind=COUNT,
             placed=True,
-            help="How many GPUs it needs, on each machine when there are several; 0 for none.",
+            help="The number of GPUs, per machine if it runs on several; 0 for none.",
             option="--gpus",
-            feed_help="GPUs for each job, on each machine when there are several; 0 for none.",
+            feed_help="The number of GPUs per job, per machine if it runs on several; 0 for none.",
             form=FormInput("GPUs", "0 for none.", row="gpus", numeric=True, filled=True),
             example=1,
         ),
@@ -230,9 +230,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         JobField(
             kind=MEMORY,
             placed=True,
-            help="Memory that it uses on each GPU, like 20GiB: others may share the rest.",
+            help="Memory that it uses on each GPU, like 20GiB; others may share the rest.",
             option="--memory",
-            feed_help="Memory that each uses on each GPU, like 20GiB: others may share the rest.",
+            feed_help="Memory that each uses on each GPU, like 20GiB; others may share the rest.",
             form=FormInput("Memory it uses per GPU", "Like `20GiB`.", row="gpus"),
             example="20GiB",
         ),
@@ -242,10 +242,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         JobField(
             kind=FLAG,
             placed=True,
-            help="It may share a GPU with others; needs --memory.",
+            help="Allow sharing its GPUs with other jobs; needs --memory.",
             option="--share",
-            edit_help="Whether it may share a GPU with others.",
-            feed_help="They may share a GPU with others; needs --memory.",
+            edit_help="Allow sharing its GPUs with other jobs.",
+            feed_help="Allow sharing their GPUs with other jobs; needs --memory.",
             form=FormInput("May share a GPU with others (say how much memory)"),
         ),
     ] = False
@@ -266,9 +266,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         JobField(
             kind=RAM,
             placed=True,
-            help="Only GPUs with at least this much memory in all, like 40GiB, however much it uses.",
+            help="Only GPUs with at least this much total memory, like 40GiB.",
             option="--gpu-memory",
-            feed_help="Only GPUs with at least this much memory in all, like 40GiB.",
+            feed_help="Only GPUs with at least this much total memory, like 40GiB.",
             form=FormInput("Memory of the card", "At least, like `40GiB`.", row="model"),
             example="40GiB",
         ),
@@ -290,10 +290,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         JobField(
             kind=LABELS,
             placed=True,
-            help="Only on machines with this label, or nodes with this feature. May be repeated: all of them.",
+            help="Only on machines with this label, or nodes with this feature (repeatable; all are required).",
             option="--label",
-            edit_help="Labels that its machine must have, instead of those before; or none.",
-            feed_help="Only on machines with this label. May be repeated: all of them.",
+            edit_help="Replace the required labels of its machine; or none.",
+            feed_help="Only on machines with this label (repeatable; all are required).",
             form=FormInput("Labels", "Only on machines with all of them.", row="where"),
             example=["ib"],
         ),
@@ -303,10 +303,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         JobField(
             kind=MACHINES,
             placed=True,
-            help="Not on this machine. May be repeated.",
+            help="Not on this machine (repeatable).",
             option="--exclude-machine",
-            edit_help="Machines that it does not run on, instead of those before; or none.",
-            feed_help="Not on this machine. May be repeated.",
+            edit_help="Replace its excluded machines; or none.",
+            feed_help="Not on this machine (repeatable).",
             form=FormInput("Not on", "Machines, with commas or spaces between them.", row="where"),
             example=["old-box"],
         ),
@@ -316,10 +316,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         JobField(
             kind=SIZE,
             placed=True,
-            help="CPUs that it gets on each machine: no more jobs start there than these allow.",
+            help="CPUs that it gets on each machine; further jobs start only if they fit.",
             option="--cpus",
-            edit_help="CPUs that it gets on each machine, or none.",
-            feed_help="CPUs that each gets: no more jobs start on a machine than these allow.",
+            edit_help="CPUs that it gets on each machine; or none.",
+            feed_help="CPUs that each gets; further jobs start only if they fit.",
             form=FormInput("CPUs", "On each machine.", row="machine", numeric=True),
             example=8,
         ),
@@ -329,10 +329,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         JobField(
             kind=RAM,
             placed=True,
-            help="RAM that it gets on each machine, like 64GiB: no more jobs start there than it allows.",
+            help="RAM that it gets on each machine, like 64GiB; further jobs start only if they fit.",
             option="--ram",
-            edit_help="RAM that it gets on each machine, like 64GiB, or none.",
-            feed_help="RAM that each gets, like 64GiB: no more jobs start on a machine than it allows.",
+            edit_help="RAM that it gets on each machine, like 64GiB; or none.",
+            feed_help="RAM that each gets, like 64GiB; further jobs start only if they fit.",
             form=FormInput("RAM", "On each machine, like `64GiB`.", row="machine"),
             example="64GiB",
         ),
@@ -342,9 +342,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         JobField(
             kind=NODES,
             placed=True,
-            help="How many machines it runs on; more than one takes a cluster with Slurm.",
+            help="The number of machines; more than one requires a Slurm cluster.",
             option="--nodes",
-            feed_help="How many machines each runs on; more than one takes a cluster with Slurm.",
+            feed_help="The number of machines per job; more than one requires a Slurm cluster.",
             form=FormInput("Machines", "More than one takes a cluster with Slurm.", row="machine", numeric=True),
             example=2,
         ),
@@ -353,9 +353,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         JobField(
             kind=SIZE,
-            help="What {batch_size} in the command stands for.",
+            help="The value of {batch_size} in the command.",
             option="--batch-size",
-            feed_help="What {batch_size} in commands stands for.",
+            feed_help="The value of {batch_size} in commands.",
             form=FormInput("Batch size", "What `{batch_size}` stands for.", row="needs", numeric=True),
             example=64,
         ),
@@ -364,9 +364,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         int,
         JobField(
             kind=INTEGER,
-            help="Higher ones start first.",
+            help="Jobs with a higher priority start first.",
             option="--priority",
-            feed_help="Higher ones start first.",
+            feed_help="Jobs with a higher priority start first.",
             form=FormInput("Priority", "Higher ones start first; 0 is usual.", row="limits"),
         ),
     ] = 0
@@ -374,9 +374,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         JobField(
             kind=JOBS,
-            help="Start when that job succeeded. May be repeated.",
+            help="Start after that job has succeeded (repeatable).",
             option="--after",
-            edit_help="Start when these have succeeded, instead of those before; or none.",
+            edit_help="Replace the jobs that must succeed before it starts; or none.",
             form=FormInput("After", "Ids of jobs that must have succeeded.", row="needs"),
         ),
     ] = ()
@@ -384,9 +384,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         JobField(
             kind=JOBS,
-            help="Start when that job ended, however. May be repeated.",
+            help="Start after that job has ended in any state (repeatable).",
             option="--after-any",
-            edit_help="Start when these have ended, however; or none.",
+            edit_help="Replace the jobs that must end before it starts; or none.",
         ),
     ] = ()
     begin: Annotated[
@@ -403,7 +403,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         JobField(
             kind=RECURRENCE,
-            help="Again and again, in cron's syntax: '0 3 * * *' is at 3:00 every day.",
+            help="Repeat at these times, in cron's syntax: '0 3 * * *' is 3:00 every day.",
             option="--every",
             form=FormInput("Every", "In cron's syntax: `0 3 * * *` is at 3:00 every day.", row="when"),
             example="0 3 * * * Europe/Berlin",
@@ -413,7 +413,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         float | None,
         JobField(
             kind=MOMENT,
-            help="It fails if it waits at this time: 8:00, +12h or '2026-11-20 8:00'. A running job goes on.",
+            help="Fail if it has not started by this time: 8:00, +12h or '2026-11-20 8:00'.",
             option="--deadline",
             form=FormInput("Deadline", "It fails if it waits then.", row="when"),
             example="2026-11-20 08:00",
@@ -423,9 +423,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         int,
         JobField(
             kind=COUNT,
-            help="How often it is tried again when it fails.",
+            help="The number of retries after failures.",
             option="--retries",
-            feed_help="How often each is tried again when it fails.",
+            feed_help="The number of retries of each after failures.",
             form=FormInput("Retries", "When it fails.", row="limits", numeric=True),
         ),
     ] = 0
@@ -433,7 +433,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         float,
         JobField(
             kind=DURATION,
-            help="Wait before the first retry, doubled for each further one.",
+            help="The delay before the first retry, doubled for each further one.",
             option="--backoff",
             example="30s",
         ),
@@ -442,10 +442,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         JobField(
             kind=ENDS,
-            help="Only after these ends: exit, exit:75, oom, time-limit, start, lost, or a rule like stalled.",
+            help="Retry only after these causes: exit, exit:75, oom, time-limit, start, lost, or a rule like stalled.",
             option="--retry-on",
-            edit_help="The ends after which it is tried again, instead of those before; none for any.",
-            feed_help="Retry each only after these ends: exit:75, oom, stalled and so on.",
+            edit_help="Replace the causes after which it is retried; none for any.",
+            feed_help="Retry each only after these causes: exit:75, oom, stalled and so on.",
             form=FormInput("Retry on", "Like `exit:75, oom, stalled`; empty for any failure.", row="limits"),
             example=["exit:75", "oom"],
         ),
@@ -455,9 +455,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         JobField(
             kind=LIMIT,
             placed=True,
-            help="Stop it after this long in any case.",
+            help="Stop it after this time.",
             option="--time-limit",
-            feed_help="Stop each after this long in any case.",
+            feed_help="Stop each after this time.",
             form=FormInput("Time limit", "Like `2h`; empty for none.", row="limits"),
             example="12h",
         ),
@@ -466,9 +466,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         JobField(
             kind=FLAG,
-            help="At the time limit stop it and put it back into the queue, without using a retry.",
+            help="At the time limit, stop and requeue it without using a retry.",
             option="--requeue-at-limit",
-            feed_help="At the time limit put each back into the queue, without using a retry.",
+            feed_help="At the time limit, requeue each without using a retry.",
             form=FormInput("At the time limit, stop it and put it back into the queue"),
         ),
     ] = False
@@ -476,16 +476,16 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         Stored,
         JobField(
             kind=POLICY,
-            help='The settings of its rules as a job keeps them; `{"idle": false}` turns the idle rule off.',
+            help='The settings of its rules in the stored form; `{"idle": false}` turns the idle rule off.',
         ),
     ] = {}
     then: Annotated[
         tuple[str, ...],
         JobField(
             kind=ACTIONS,
-            help="What to do after a rule has stopped it, as `stoker run --then` takes it. May be repeated.",
+            help="An action after a rule has stopped it, as in `stoker run --then` (repeatable).",
             option="--then",
-            edit_help="Its actions, instead of those it has; none for none.",
+            edit_help="Replace its actions; or none.",
         ),
     ] = ()
     notify: Annotated[
@@ -495,7 +495,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             help="Send a message: end, failed, succeeded, stopped, warned, done (its group); URL or WHEN:URL "
             "(repeatable).",
             option="--notify",
-            edit_help="When to send a message, and where, instead of before; also while it runs; or none.",
+            edit_help="Replace its notifications, even while it runs; or none.",
             feed_help="Send a message about each: end, failed, succeeded, stopped, warned; URL or WHEN:URL.",
             form=FormInput("Notify", "Like `end`, `failed:ntfy://…`, or `done` for the group.", row="notify"),
             example=["failed"],
@@ -504,42 +504,42 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     fit: Annotated[
         dict[str, Any],
-        JobField(kind=MAPPING, help="How its batch size is found on the GPUs that it gets; empty: it is not."),
+        JobField(kind=MAPPING, help="How to find its batch size on its GPUs; empty if it is given."),
     ] = {}
     preemptible: Annotated[
         bool,
         JobField(
             kind=FLAG,
             placed=True,
-            help="It may be stopped, and started again later, when others need its GPUs.",
+            help="Allow stopping and restarting it later when other jobs need its GPUs.",
             option="--preemptible",
-            feed_help="They may be stopped, and started again, when others need GPUs.",
+            feed_help="Allow stopping and restarting them later when other jobs need GPUs.",
             form=FormInput("May be stopped and started again when others need its GPUs"),
         ),
     ] = False
     on_loss: Annotated[
         Literal["retry", "hold"],
-        JobField(kind=choice("retry", "hold"), help="What happens when its machine is lost.", option="--on-loss"),
+        JobField(kind=choice("retry", "hold"), help="What to do when its machine is lost.", option="--on-loss"),
     ] = "retry"
     slurm: Annotated[
         dict[str, Any],
         JobField(
             kind=SLURM,
             placed=True,
-            help="What it asks of a cluster with Slurm: `partition`, `account`, `qos`, `constraint`, `reservation`, "
+            help="Options for Slurm: `partition`, `account`, `qos`, `constraint`, `reservation`, "
             "and `sbatch`, a list of further options of sbatch.",
-            feed_help="What each asks of a cluster with Slurm.",
+            feed_help="Options for Slurm.",
             parts=(
                 FieldPart("partition", "--partition", "Slurm: the partition, or several: a,b.", "Partition"),
-                FieldPart("account", "--account", "Slurm: the account that is charged.", "Account"),
+                FieldPart("account", "--account", "Slurm: the account to charge.", "Account"),
                 FieldPart("qos", "--qos", "Slurm: the quality of service.", "QOS"),
                 FieldPart(
                     "constraint",
                     "--constraint",
-                    "Slurm: features that its nodes must have, like 'ib&nvme'.",
+                    "Slurm: required features of its nodes, like 'ib&nvme'.",
                     "Constraint",
                 ),
-                FieldPart("reservation", "--reservation", "Slurm: the reservation that it runs in.", "Reservation"),
+                FieldPart("reservation", "--reservation", "Slurm: the reservation to use.", "Reservation"),
                 FieldPart(
                     "sbatch",
                     "--sbatch",
@@ -557,7 +557,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         JobField(
             kind=FLAG,
-            help="Do not start it before `stoker release`.",
+            help="Do not start before `stoker release`.",
             option="--hold",
             form=FormInput("Hold it: do not start before it is released"),
             editable_in=(),
@@ -567,7 +567,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         JobField(
             kind=FLAG,
-            help="Run the code as committed at its submission, in a worktree of its own.",
+            help="Run the commit of its submission in a separate worktree.",
             option="--pin",
             remote=False,
         ),
@@ -576,20 +576,20 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         JobField(
             kind=FLAG,
-            help="Run the code as it is now, with uncommitted changes, on any machine.",
+            help="Run the current code, including uncommitted changes, on any machine.",
             option="--snapshot",
-            edit_help="Run the code as it was at its submission, of a job submitted with --snapshot.",
+            edit_help="Run the code of its submission; only for a job submitted with --snapshot.",
             remote=False,
         ),
     ] = False
     commit: Annotated[str | None, JobField(kind=FACT, help="The commit of its directory.", editable_in=())] = None
     dirty: Annotated[
-        bool | None, JobField(kind=FACT, help="Whether tracked files differed from the commit.", editable_in=())
+        bool | None, JobField(kind=FACT, help="Tracked files differed from the commit.", editable_in=())
     ] = None
     code: Annotated[
         CodeSnapshot | None, JobField(kind=FACT, help="The snapshot of the code at its submission.", editable_in=())
     ] = None
-    submitter: Annotated[str, JobField(kind=FACT, help="Who put it into the queue.", editable_in=())] = ""
+    submitter: Annotated[str, JobField(kind=FACT, help="The user who submitted it.", editable_in=())] = ""
     id: str = ""
     """The submitter chooses it if other jobs of the submission depend on this one; otherwise the queue does."""
     origin: str | None = None

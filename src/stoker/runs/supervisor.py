@@ -297,14 +297,16 @@ class Supervisor(CommandHandler[int]):
 
     def on_error(self, error: Exception) -> None:
         """Logs the error. A bug in Stoker or a lack of memory or descriptors must not affect the job."""
-        self._log_once("round", f"{_message(error)}; the job goes on")
+        self._log_once("round", f"{_message(error)}; the job continues")
         time.sleep(ERROR_PAUSE)
 
     def on_look_failed(self, error: Exception) -> None:
         if isinstance(error, AbsentError):
             self._log_once("absent", f"{error}; the command runs, but whether it is idle cannot be seen")
         else:
-            self._log_once("failed", f"{_message(error)}; the command goes on, and is looked at again in a minute")
+            self._log_once(
+                "failed", f"{_message(error)}; the command continues, with the next look in a minute"
+            )
         self._sampler.postpone(ABSENT_RETRY)
 
     # Watching
@@ -323,7 +325,7 @@ class Supervisor(CommandHandler[int]):
         else:
             self._journal.append(look)
         if self._journal.failure is not None:
-            self._log_once("readings", f"{self._journal.failure}; the job goes on without a record of its readings")
+            self._log_once("readings", f"{self._journal.failure}; the job continues without a record of its readings")
         self._judged_gpus = frozenset(activity.uuid for activity in observation.activities) or None
         if self.nodes is not None:
             used = tuple(sorted(self._scope.used)) if isinstance(self._scope, JobScope) else ()
@@ -540,7 +542,7 @@ class Supervisor(CommandHandler[int]):
             self.unwritten = False
         except StokerError as error:
             self.unwritten = True
-            self._log_once("record", f"{error}; the job goes on")
+            self._log_once("record", f"{error}; the job continues")
 
     def _write_verdict(self, judgement: Judgement) -> None:
         verdict, warning = judgement.verdict, self._warning(judgement)

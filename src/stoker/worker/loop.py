@@ -143,9 +143,7 @@ class WorkerLoop:
                 self._tidy()
                 self._step(self._wait())
             if count := len(self._running()):
-                self._log(
-                    f"{_jobs(count)} on: the next `stoker work` here finds {'it' if count == 1 else 'them'} again"
-                )
+                self._log(f"{_jobs(count)}: the next `stoker work` here finds {'it' if count == 1 else 'them'} again")
             return 0
 
     def _running(self) -> list[RunningAttempt]:
@@ -200,7 +198,7 @@ class WorkerLoop:
 
     def _note_trouble(self, error: OSError) -> None:
         if time.monotonic() >= self._trouble_logged + _TROUBLE_QUIET:
-            self._log(f"this machine is short of something, trying again: {error}")
+            self._log(f"this machine is out of resources, retrying: {error}")
         self._trouble_logged = time.monotonic()
 
     def _step(self, readable: set[int]) -> None:
@@ -292,7 +290,7 @@ class WorkerLoop:
         if not self._adopted and not isinstance(error, QueueAwayError):
             raise error  # a wrong password or address does not go away
         if not self._absence_logged:
-            self._log(f"{error}; jobs go on, trying again")
+            self._log(f"{error}; jobs continue, retrying")
             self._absence_logged = True
         self._close_queue()
         self._scheduler.queue_lost()
@@ -425,7 +423,7 @@ class WorkerLoop:
                 if not attempt.snooze_failed:
                     attempt.snooze_failed = True
                     what = "cannot be snoozed" if snooze.seconds else "its snooze cannot be ended"
-                    self._log(f"{attempt.job}: {what}, trying again: {error}")
+                    self._log(f"{attempt.job}: {what}, retrying: {error}")
 
     def _renew_leases(self, store: Store) -> None:
         if time.monotonic() < self._renew_at:
@@ -529,4 +527,4 @@ def _gist(view: View) -> tuple[object, ...]:
 
 
 def _jobs(count: int) -> str:
-    return "1 job goes" if count == 1 else f"{count} jobs go"
+    return "1 job continues" if count == 1 else f"{count} jobs continue"

@@ -402,7 +402,7 @@ class Scheduler:
         moment = time.monotonic()
         if moment - self._failed_at > _QUIET:
             self._backoff.reset()
-            self._log(f"{job}: could not be started here and goes back to the queue, others are tried later: {why}")
+            self._log(f"{job}: could not be started here and is requeued; the next start is delayed: {why}")
         self._failed_at, self._problem = moment, why
         self._no_starts_until = moment + self._backoff.next()
         self.queue_changed()

@@ -450,7 +450,7 @@ class SlurmEngine:
 
     def _note_problem(self, problem: str | None) -> None:
         if problem is not None and not self._problem_logged:
-            self._log(f"Slurm does not answer; jobs go on, trying again: {problem}")
+            self._log(f"Slurm does not answer; jobs continue, retrying: {problem}")
         elif problem is None and self._problem_logged:
             self._log("Slurm answers again")
         self._problem, self._problem_logged = problem, problem is not None

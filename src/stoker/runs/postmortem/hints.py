@@ -259,7 +259,10 @@ def _in_its_output(facts: RunFacts) -> Iterator[Hint]:
             last = code(clipped(plain_line(error[0]), 120)) if error else "It is quoted at the end of this page."
             yield Hint(
                 "Its last output contains an error",
-                (last, "If one process fails and the others go on, they wait for it forever: start with this error."),
+                (
+                    last,
+                    "If one process fails and the others continue, they wait for it forever: start with this error.",
+                ),
             )
             return
 
