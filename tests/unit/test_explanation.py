@@ -14,7 +14,7 @@ from stoker.queue.explanation import (
     Estimate,
     Forecast,
     Needs,
-    Surroundings,
+    QueueContext,
     Why,
     explain,
     in_short,
@@ -47,8 +47,8 @@ def worker(host: str = "gpu-box", *, gpus: int = 2, seen: float = 1.0, paused: b
     return Worker(id=f"w-{host}", host=host, view=View(gpus=cards, **view), started=0.0, seen=NOW - seen, paused=paused)
 
 
-def around(*workers: Worker, **fields: Any) -> Surroundings:
-    return Surroundings(now=NOW, workers=workers, **fields)
+def around(*workers: Worker, **fields: Any) -> QueueContext:
+    return QueueContext(now=NOW, workers=workers, **fields)
 
 
 def needs(of_the_job: Mapping[str, State], *others: tuple[str, str, State]) -> Needs:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.queue.commands import pattern_of
-from stoker.queue.explanation import Estimate, Needs, Surroundings
+from stoker.queue.explanation import Estimate, Needs, QueueContext
 from stoker.queue.fields import State
 from stoker.queue.model import Attempt, Job, View, Worker, WorkerGpu
 from stoker.status.forecast import estimates, typical
@@ -76,7 +76,7 @@ def forecast(
     **around: Any,
 ) -> dict[str, Estimate]:
     attempts = {one.id: attempt for one, attempt in running}
-    surroundings = Surroundings(now=NOW, workers=workers, running=attempts, **around)
+    surroundings = QueueContext(now=NOW, workers=workers, running=attempts, **around)
     return estimates(line, [one for one, _ in running], surroundings, Needs(needs), took, is_whole=is_whole)
 
 

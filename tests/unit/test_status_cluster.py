@@ -6,7 +6,7 @@ import pytest
 
 from stoker.cli.tables.jobs import summed_up
 from stoker.cli.top.screen import UNCUT, TopView, frame, whole
-from stoker.queue.explanation import Surroundings, Why
+from stoker.queue.explanation import QueueContext, Why
 from stoker.queue.model import ClusterNode, View
 from stoker.status.health import HealthInputs, assess
 from stoker.status.job_columns import JobRow, gpus_text, lasted_text, since_text, state_text
@@ -99,7 +99,7 @@ def test_nodes_of_a_lost_worker_are_unknown() -> None:
 
 def test_pending_job_is_not_counted_as_running() -> None:
     assert (snapshot().begun, snapshot().pending) == (1, 1)
-    around = Surroundings(now=NOW, running={"a": attempt(), "b": attempt(pending=True)})
+    around = QueueContext(now=NOW, running={"a": attempt(), "b": attempt(pending=True)})
     assert summed_up({"running": 2, "queued": 3}, around).startswith("1 running, 1 pending, 3 queued;")
 
 

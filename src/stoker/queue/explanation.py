@@ -90,7 +90,7 @@ class Why(msgspec.Struct, frozen=True):
     """The forecast of a queued job, unless it cannot start or more than a thousand jobs come first."""
 
 
-class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+class QueueContext(msgspec.Struct, frozen=True, kw_only=True):
     """The state of queue and workers, which explains the states of jobs."""
 
     now: float
@@ -161,21 +161,21 @@ NO_NEEDS: Final = Needs()
 
 
 def explain(
-    job: Job, around: Surroundings, needs: Needs = NO_NEEDS, ahead: int = 0, estimate: Estimate | None = None
+    job: Job, context: QueueContext, needs: Needs = NO_NEEDS, ahead: int = 0, estimate: Estimate | None = None
 ) -> Why:
     """Explains a job's state. `needs`: its unfinished dependencies. `ahead`: the number of queued jobs before it."""
     if job.state == "running":
-        return _running(job, around)
+        return _running(job, context)
     if job.state in ENDED:
-        return _ended(job, around.now)
+        return _ended(job, context.now)
     if job.state == "held":
         return _held(job)
-    why = _waiting(job, around, needs) or _obstacle(around) or _on_workers(job, around.there(), ahead)
-    never = all(_word_of(worker, job.id).startswith(NEVER_HERE) for worker in around.there())
-    if why.kind in _IN_LINE and ahead < MOST_AHEAD and not never and _obstacle(around) is None:
+    why = _waiting(job, context, needs) or _obstacle(context) or _on_workers(job, context.there(), ahead)
+    never = all(_word_of(worker, job.id).startswith(NEVER_HERE) for worker in context.there())
+    if why.kind in _IN_LINE and ahead < MOST_AHEAD and not never and _obstacle(context) is None:
         starts, at_latest = estimate or (None, False)
         forecast = Forecast(place=ahead + 1, starts=None if starts is None else round(starts), at_latest=at_latest)
-        why = _with_forecast(why, forecast, max(around.now, job.not_before), around.now)
+        why = _with_forecast(why, forecast, max(context.now, job.not_before), context.now)
     if (before := _attempt_before(job)) and before not in why.reason:
         return replace(why, reason=f"{why.reason}; {before}")
     return why
@@ -201,49 +201,49 @@ def _with_forecast(why: Why, forecast: Forecast, ready: float, now: float) -> Wh
     return replace(why, word=word, reason="; ".join(filter(None, (why.reason, said))), forecast=forecast)
 
 
-def _waiting(job: Job, around: Surroundings, known: Needs) -> Why | None:
+def _waiting(job: Job, context: QueueContext, known: Needs) -> Why | None:
     """The job's own reason to wait, independent of queue and workers."""
     if way := known.dead_end(job.id):
         return _never(job, way)
     if needs := known.of(job.id):
-        return _and_besides(_after(needs), around)
-    if job.not_before > around.now and job.begin is not None and abs(job.begin - job.not_before) <= _CLOCK_TOLERANCE:
-        return _and_besides(_begin(job, around.now), around)
-    if job.not_before > around.now:
-        return _and_besides(_retry(job, around.now), around)
-    number, at_most = around.capped.get(job.group, (0, 1))
+        return _and_besides(_after(needs), context)
+    if job.not_before > context.now and job.begin is not None and abs(job.begin - job.not_before) <= _CLOCK_TOLERANCE:
+        return _and_besides(_begin(job, context.now), context)
+    if job.not_before > context.now:
+        return _and_besides(_retry(job, context.now), context)
+    number, at_most = context.capped.get(job.group, (0, 1))
     if number >= at_most:
         full = f"its group {job.group} already runs {number} of at most {at_most}"
-        return _and_besides(Why("full", "group is full", full), around)
+        return _and_besides(Why("full", "group is full", full), context)
     return None
 
 
-def _running(job: Job, around: Surroundings) -> Why:
-    attempt = around.running.get(job.id)
-    running = _pending(attempt, around) if job.is_pending else _since(job, attempt, around)
-    if attempt is not None and attempt.lease_expires < around.now:
-        silent = spoken(around.now - attempt.lease_expires)
+def _running(job: Job, context: QueueContext) -> Why:
+    attempt = context.running.get(job.id)
+    running = _pending(attempt, context) if job.is_pending else _since(job, attempt, context)
+    if attempt is not None and attempt.lease_expires < context.now:
+        silent = spoken(context.now - attempt.lease_expires)
         return Why(
             "silent", "no heartbeat", f"{running}, but its worker let its lease end {silent} ago and may be gone"
         )
     if job.cancel_requested is not None:
-        ago = spoken(around.now - job.cancel_requested)
+        ago = spoken(context.now - job.cancel_requested)
         return Why("stopping", "stopping", f"{running}, and a stop was requested {ago} ago")
-    if (warning := around.warning_of(job.id)) is not None:
-        return Why("warned", warning.word, f"{running}, and {_warned(warning, around.now)}")
+    if (warning := context.warning_of(job.id)) is not None:
+        return Why("warned", warning.word, f"{running}, and {_warned(warning, context.now)}")
     return Why("pending" if job.is_pending else "running", "", running)
 
 
-def _since(job: Job, attempt: Attempt | None, around: Surroundings) -> str:
-    where = f" {_where(attempt, around)}" if attempt is not None else ""
-    since = job.started if job.started is not None else around.now
-    return f"running since {clock_time(since, around.now)} ({spoken(around.now - since)}){where}"
+def _since(job: Job, attempt: Attempt | None, context: QueueContext) -> str:
+    where = f" {_where(attempt, context)}" if attempt is not None else ""
+    since = job.started if job.started is not None else context.now
+    return f"running since {clock_time(since, context.now)} ({spoken(context.now - since)}){where}"
 
 
-def _pending(attempt: Attempt | None, around: Surroundings) -> str:
+def _pending(attempt: Attempt | None, context: QueueContext) -> str:
     """`waits in Slurm: jobs of higher priority come first; it is Slurm job 4711`."""
     known = f"; it is {attempt.where}" if attempt is not None and attempt.where else ""
-    why = around.why_pending(attempt) if attempt is not None else ""
+    why = context.why_pending(attempt) if attempt is not None else ""
     return f"{why or 'waits in the queue of its cluster'}{known}"
 
 
@@ -255,10 +255,10 @@ def _warned(warning: RuleWarning, now: float) -> str:
     return f"{warning.word}: {warning.reason}; {ahead}"
 
 
-def _where(attempt: Attempt, around: Surroundings) -> str:
+def _where(attempt: Attempt, context: QueueContext) -> str:
     if attempt.where:
         return f"as {attempt.where}"
-    worker = next((known for known in around.workers if known.id == attempt.worker), None)
+    worker = next((known for known in context.workers if known.id == attempt.worker), None)
     host = worker.host if worker is not None else f"worker {attempt.worker}"
     if not attempt.gpus:
         return f"on {host} without a GPU"
@@ -328,21 +328,21 @@ def _attempt_before(job: Job) -> str:
     return f"attempt {job.attempts} ended{code}{because}"
 
 
-def _and_besides(why: Why, around: Surroundings) -> Why:
+def _and_besides(why: Why, context: QueueContext) -> Why:
     """Adds an obstacle that would remain after this wait."""
-    obstacle = _obstacle(around)
+    obstacle = _obstacle(context)
     if obstacle is None:
         return why
     return replace(why, reason=f"{why.reason}; besides, {obstacle.reason}")
 
 
-def _obstacle(around: Surroundings) -> Why | None:
+def _obstacle(context: QueueContext) -> Why | None:
     """An obstacle for all jobs."""
-    if around.paused:
+    if context.paused:
         return Why("paused", "", "the queue is paused: `stoker resume` lets jobs start")
-    there = around.there()
+    there = context.there()
     if not there:
-        return Why("no worker", "", f"no worker is there{_last_heard(around)}: `stoker work` starts one")
+        return Why("no worker", "", f"no worker is there{_last_heard(context)}: `stoker work` starts one")
     if all(worker.paused for worker in there):
         hosts = sorted({worker.host for worker in there})
         paused = f"the worker on {hosts[0]} is" if len(there) == 1 else f"all workers (on {name_some(hosts)}) are"
@@ -351,11 +351,11 @@ def _obstacle(around: Surroundings) -> Why | None:
     return None
 
 
-def _last_heard(around: Surroundings) -> str:
-    if not around.workers:
+def _last_heard(context: QueueContext) -> str:
+    if not context.workers:
         return ", and none ever was"
-    last = max(around.workers, key=lambda worker: worker.seen)
-    return f" (the last was seen {spoken(around.now - last.seen)} ago, on {last.host})"
+    last = max(context.workers, key=lambda worker: worker.seen)
+    return f" (the last was seen {spoken(context.now - last.seen)} ago, on {last.host})"
 
 
 def _on_workers(job: Job, there: Sequence[Worker], ahead: int) -> Why:
@@ -464,9 +464,9 @@ def _count(gpus: int) -> str:
     return "a GPU" if gpus == 1 else f"{gpus} GPUs"
 
 
-def look_around(store: "Store") -> Surroundings:
+def read_context(store: "Store") -> QueueContext:
     """The state of queue and workers now."""
-    return Surroundings(
+    return QueueContext(
         now=store.clock(),
         paused=store.paused(),
         workers=tuple(store.workers.all()),

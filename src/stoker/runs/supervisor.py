@@ -304,9 +304,7 @@ class Supervisor(CommandHandler[int]):
         if isinstance(error, AbsentError):
             self._log_once("absent", f"{error}; the command runs, but whether it is idle cannot be seen")
         else:
-            self._log_once(
-                "failed", f"{_message(error)}; the command continues, with the next look in a minute"
-            )
+            self._log_once("failed", f"{_message(error)}; the command continues, with the next look in a minute")
         self._sampler.postpone(ABSENT_RETRY)
 
     # Watching

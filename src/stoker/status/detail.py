@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from stoker.logs.reader import attempt_directory, has_log, node_names
-from stoker.queue.explanation import Surroundings, Why, gpu_names, look_around, needs_of
+from stoker.queue.explanation import QueueContext, Why, gpu_names, needs_of, read_context
 from stoker.queue.fields import State
 from stoker.queue.model import Attempt, AttemptDetails, Job
 from stoker.rules.rule import RuleWarning
@@ -70,32 +70,32 @@ class JobDetail(msgspec.Struct, frozen=True, kw_only=True):
 def read_detail(store: "Store", job_id: str, home: Path) -> JobDetail:
     """Raises BadInputError if there is no such job. `home`: the state directory of this machine."""
     job = store.jobs.get(job_id)
-    around = look_around(store)
+    context = read_context(store)
     attempts = store.attempts.of(job.id)
     needs = needs_of(store, job)
     running = [attempt for attempt in attempts if attempt.outcome is None]
     current = running[-1].id if running else ""
     shown = attempts[-1:]
     output = last_outputs(store, home, shown).get(shown[0].id, NO_OUTPUT) if shown else NO_OUTPUT
-    (reason,) = reasons_of(store, [job], around)
+    (reason,) = reasons_of(store, [job], context)
     return JobDetail(
-        now=around.now,
+        now=context.now,
         job=job,
         why=reason,
         needs=needs.of(job.id),
-        attempts=_attempts(store, attempts, around, home),
+        attempts=_attempts(store, attempts, context, home),
         progress=output.progress if running else None,
         last_lines=output.lines,
         figures=last_metrics(store, [job]).get(job.id, {}),
         snoozed_until=store.attempts.snoozes().get(current) if running else None,
-        warning=around.warning_of(job.id),
+        warning=context.warning_of(job.id),
     )
 
 
 def _attempts(
-    store: "Store", attempts: Sequence[Attempt], around: Surroundings, home: Path
+    store: "Store", attempts: Sequence[Attempt], context: QueueContext, home: Path
 ) -> tuple[AttemptDetail, ...]:
-    workers = {worker.id: worker for worker in around.workers}
+    workers = {worker.id: worker for worker in context.workers}
     found = []
     for attempt in attempts:
         worker = workers.get(attempt.worker)

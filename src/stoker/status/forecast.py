@@ -20,10 +20,10 @@ from stoker.queue.explanation import (
     NEVER_HERE,
     Estimate,
     Needs,
-    Surroundings,
+    QueueContext,
     Why,
     explain,
-    look_around,
+    read_context,
     with_names,
 )
 from stoker.queue.model import Job, Worker, WorkerGpu, is_host
@@ -203,7 +203,7 @@ def _is_usable(gpu: WorkerGpu) -> bool:
 def estimates(
     line: Sequence[Job],
     running: Sequence[Job],
-    around: Surroundings,
+    context: QueueContext,
     needs: Needs,
     took: Durations,
     *,
@@ -212,12 +212,12 @@ def estimates(
     """Estimated starts of the first queued jobs in order; jobs without an estimate are absent. `is_whole`: whether
     these are all queued jobs. Otherwise preemptible jobs, which come last, have no estimate.
     """
-    workers = [worker for worker in around.there() if not worker.paused and worker.view.problem is None]
+    workers = [worker for worker in context.there() if not worker.paused and worker.view.problem is None]
     # A cluster manager decides itself what to start next.
-    if around.paused or any(worker.view.cluster or worker.view.engine != "local" for worker in workers):
+    if context.paused or any(worker.view.cluster or worker.view.engine != "local" for worker in workers):
         return {}
     simulated = [job for job in line if job.gpus and job.nodes == 1 and (is_whole or not job.preemptible)]
-    return _Simulation(workers, simulated, running, around, needs, took).run()
+    return _Simulation(workers, simulated, running, context, needs, took).run()
 
 
 class _Simulation:
@@ -226,11 +226,11 @@ class _Simulation:
         workers: Sequence[Worker],
         line: Sequence[Job],
         running: Sequence[Job],
-        around: Surroundings,
+        context: QueueContext,
         needs: Needs,
         took: Durations,
     ) -> None:
-        self._now = around.now
+        self._now = context.now
         self._needs = needs
         self._took = took
         self._machines = [_Machine(worker) for worker in workers]
@@ -240,19 +240,19 @@ class _Simulation:
         self._where: dict[str, _Machine] = {}
         self._ends: list[tuple[float, str]] = []
         self._ended: set[str] = set()
-        self._group_counts = {name: number for name, (number, _at_most) in around.capped.items()}
+        self._group_counts = {name: number for name, (number, _at_most) in context.capped.items()}
         self._suits: dict[int, list[_Machine]] = {}
         self._is_bound = any(gpu.state in {"somebody", "unknown"} for worker in workers for gpu in worker.view.gpus)
         self._found: dict[str, Estimate] = {}
         # Workers consider preemptible jobs last.
         self._waiting = sorted((job for job in line if self._suiting(job)), key=lambda job: job.preemptible)
         self._left_of = Counter(self._shapes[job.id] for job in self._waiting)
-        self._occupy(around)
+        self._occupy(context)
 
-    def _occupy(self, around: Surroundings) -> None:
+    def _occupy(self, context: QueueContext) -> None:
         """Places the running jobs."""
         machines = {machine.id: machine for machine in self._machines}
-        for attempt in around.running.values():
+        for attempt in context.running.values():
             job, machine = self._jobs.get(attempt.job), machines.get(attempt.worker)
             end = _UNKNOWN if job is None else _ends(job, self._now, self._took)
             self._plan_end(attempt.job, end)
@@ -387,9 +387,9 @@ class WaitingLine(msgspec.Struct, frozen=True):
     """The number of jobs before each, for a thousand jobs."""
     starts: Mapping[str, Estimate]
 
-    def explain(self, job: Job, around: Surroundings, needs: Needs) -> Why:
+    def explain(self, job: Job, context: QueueContext, needs: Needs) -> Why:
         last = min(len(self.places), MOST_AHEAD)
-        return explain(job, around, needs, self.places.get(job.id, last), self.starts.get(job.id))
+        return explain(job, context, needs, self.places.get(job.id, last), self.starts.get(job.id))
 
 
 class Forecaster:
@@ -409,19 +409,19 @@ class Forecaster:
         store: "Store",
         queued: Sequence[Job],
         running: Sequence[Job],
-        around: Surroundings,
+        context: QueueContext,
         needs: Needs,
         most: int,
     ) -> WaitingLine:
         """From the first `most` queued jobs and the running jobs, which are already read."""
         if not queued:
             return WaitingLine({}, {})
-        workers = tuple((worker.id, worker.paused) for worker in around.there())
-        ids, runs = tuple(job.id for job in queued), tuple(one.id for one in around.running.values())
-        same = (ids, runs, workers, around.paused)
+        workers = tuple((worker.id, worker.paused) for worker in context.there())
+        ids, runs = tuple(job.id for job in queued), tuple(one.id for one in context.running.values())
+        same = (ids, runs, workers, context.paused)
         if self._known[0] != same or self._clock() >= self._until:
             took = self._durations(store, (*running, *queued))
-            starts = estimates(queued, running, around, needs, took, is_whole=len(queued) < most)
+            starts = estimates(queued, running, context, needs, took, is_whole=len(queued) < most)
             self._known = same, WaitingLine({name: place for place, name in enumerate(ids)}, starts)
             self._until = self._clock() + _KEPT_SECONDS
         return self._known[1]
@@ -435,7 +435,7 @@ class Forecaster:
         return self._took
 
 
-def read_line(store: "Store", around: Surroundings, shown: Iterable[str]) -> WaitingLine:
+def read_line(store: "Store", context: QueueContext, shown: Iterable[str]) -> WaitingLine:
     """Places of the first thousand jobs, and estimates for these jobs if they are among the first."""
     places = {name: place for place, name in enumerate(store.jobs.first_ids(MOST_AHEAD))}
     last = max((places[name] for name in shown if places.get(name, MOST_SIMULATED) < MOST_SIMULATED), default=None)
@@ -446,17 +446,17 @@ def read_line(store: "Store", around: Surroundings, shown: Iterable[str]) -> Wai
     queued = store.jobs.in_line(most)
     running = store.jobs.find(states=["running"], limit=_MOST_RUNNING)
     needs = store.jobs.needs_of([job.id for job in queued if job.after or job.after_any])
-    return WaitingLine(places, Forecaster().line(store, queued, running, around, needs, most).starts)
+    return WaitingLine(places, Forecaster().line(store, queued, running, context, needs, most).starts)
 
 
-def reasons_of(store: "Store", jobs: Sequence[Job], around: Surroundings) -> list[Why]:
+def reasons_of(store: "Store", jobs: Sequence[Job], context: QueueContext) -> list[Why]:
     """Why these jobs are in their states, with the names of other jobs."""
     queued = [job for job in jobs if job.state == "queued"]
-    line = read_line(store, around, (job.id for job in queued)) if queued else WaitingLine({}, {})
+    line = read_line(store, context, (job.id for job in queued)) if queued else WaitingLine({}, {})
     needs = store.jobs.needs_of([job.id for job in queued if job.after or job.after_any])
-    return with_names(store, [line.explain(job, around, needs) for job in jobs])
+    return with_names(store, [line.explain(job, context, needs) for job in jobs])
 
 
 def why(store: "Store", job: Job) -> Why:
     """Why this job is in its state."""
-    return reasons_of(store, [job], look_around(store))[0]
+    return reasons_of(store, [job], read_context(store))[0]

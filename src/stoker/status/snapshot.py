@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from stoker.queue.explanation import Surroundings, explain, gpu_names, look_around, with_names
+from stoker.queue.explanation import QueueContext, explain, gpu_names, read_context, with_names
 from stoker.queue.fields import State
 from stoker.queue.groups import Group
 from stoker.queue.listing import MOST_QUEUED
@@ -50,23 +50,23 @@ class SnapshotBuilder:
         self._forecaster = Forecaster()
 
     def observe(self, store: "Store") -> Snapshot:
-        around = look_around(store)
+        context = read_context(store)
         counts = self._counts(store)
         running_jobs = store.jobs.find(states=["running"], order="newest", limit=MOST_RUNNING)
         machines = machines_of(
-            around.workers, around.running.values(), {job.id: job for job in running_jobs}, around.now
+            context.workers, context.running.values(), {job.id: job for job in running_jobs}, context.now
         )
-        machines = self._clock_correction.apply(machines, around.now)
-        running = self._running(store, running_jobs, around)
-        waiting = _waiting(store, around, running_jobs, self._forecaster)
-        since = around.now - RECENT
+        machines = self._clock_correction.apply(machines, context.now)
+        running = self._running(store, running_jobs, context)
+        waiting = _waiting(store, context, running_jobs, self._forecaster)
+        since = context.now - RECENT
         failed, failures = self._failed.read(store, since)
         stopped, stops = self._stopped.read(store, since)
-        ended = _ended(store, store.jobs.ended_since(0.0, MOST_ENDED), around)
+        ended = _ended(store, store.jobs.ended_since(0.0, MOST_ENDED), context)
         health = assess(
             HealthInputs(
-                now=around.now,
-                paused=around.paused,
+                now=context.now,
+                paused=context.paused,
                 counts=counts,
                 machines=machines,
                 running=running,
@@ -79,18 +79,18 @@ class SnapshotBuilder:
             )
         )
         return Snapshot(
-            now=around.now,
+            now=context.now,
             place=store.place,
-            paused=around.paused,
+            paused=context.paused,
             counts=counts,
-            pending=sum(attempt.pending for attempt in around.running.values()),
+            pending=sum(attempt.pending for attempt in context.running.values()),
             machines=machines,
             running=running,
             waiting=waiting,
             groups=_groups(store, [*(one.job for one in running), *(one.job for one in waiting)]),
             ended=ended,
             health=health,
-            hours=self._hours.get(lambda: _hours(store, around.now)),
+            hours=self._hours.get(lambda: _hours(store, context.now)),
         )
 
     def _counts(self, store: "Store") -> dict[State, int]:
@@ -102,12 +102,12 @@ class SnapshotBuilder:
             fresh["queued"] = max(fresh["queued"], kept.get("queued", 0))
         return fresh | {state: kept[state] for state in ENDED if state in kept}
 
-    def _running(self, store: "Store", jobs: Sequence[Job], around: Surroundings) -> tuple[RunningJob, ...]:
-        attempts = {job.id: around.running[job.id] for job in jobs if job.id in around.running}
+    def _running(self, store: "Store", jobs: Sequence[Job], context: QueueContext) -> tuple[RunningJob, ...]:
+        attempts = {job.id: context.running[job.id] for job in jobs if job.id in context.running}
         outputs = last_outputs(store, self._home, list(attempts.values()))
         figures = last_metrics(store, jobs)
         snoozes = store.attempts.snoozes() if attempts else {}
-        workers = {worker.id: worker for worker in around.workers}
+        workers = {worker.id: worker for worker in context.workers}
         found = []
         for job in jobs:
             attempt = attempts.get(job.id)
@@ -120,20 +120,20 @@ class SnapshotBuilder:
                     attempt=attempt,
                     host=worker.host if worker is not None else f"worker {attempt.worker}" if attempt else "",
                     gpus=tuple(gpu_names(attempt.gpus, worker)) if attempt is not None else (),
-                    why=explain(job, around),
+                    why=explain(job, context),
                     progress=output.progress,
                     last_line=output.line,
                     figures=figures.get(job.id, {}),
                     snoozed_until=snoozes.get(name),
-                    warning=around.warning_of(job.id),
+                    warning=context.warning_of(job.id),
                 )
             )
         return tuple(found)
 
 
-def _ended(store: "Store", jobs: Sequence[Job], around: Surroundings) -> tuple[EndedJob, ...]:
+def _ended(store: "Store", jobs: Sequence[Job], context: QueueContext) -> tuple[EndedJob, ...]:
     stopped = _stopped_for(store, jobs)
-    return tuple(EndedJob(job=job, why=explain(job, around), stopped=stopped[job.id]) for job in jobs)
+    return tuple(EndedJob(job=job, why=explain(job, context), stopped=stopped[job.id]) for job in jobs)
 
 
 def _stopped_for(store: "Store", jobs: Sequence[Job]) -> dict[str, str]:
@@ -144,17 +144,17 @@ def _stopped_for(store: "Store", jobs: Sequence[Job]) -> dict[str, str]:
 
 
 def _waiting(
-    store: "Store", around: Surroundings, running: Sequence[Job], forecaster: Forecaster
+    store: "Store", context: QueueContext, running: Sequence[Job], forecaster: Forecaster
 ) -> tuple[WaitingJob, ...]:
     """The first queued and held jobs, in queue order."""
     queued = store.jobs.in_line(MOST_WAITING)
     held = store.jobs.find(states=["held"], order="queue", limit=MOST_WAITING)
     needs = store.jobs.needs_of([job.id for job in queued if job.after or job.after_any])
-    line = forecaster.line(store, queued, running, around, needs, MOST_WAITING)
+    line = forecaster.line(store, queued, running, context, needs, MOST_WAITING)
     first = sorted((*queued, *held), key=lambda job: (-job.priority, job.position, job.submitted, job.id))[
         :MOST_WAITING
     ]
-    reasons = with_names(store, [line.explain(job, around, needs) for job in first])
+    reasons = with_names(store, [line.explain(job, context, needs) for job in first])
     return tuple(WaitingJob(job=job, why=reason) for job, reason in zip(first, reasons, strict=True))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from stoker.masking import masked, masked_actions, masked_command, masked_environment, masked_notify
-from stoker.queue.explanation import Surroundings, Why, gpu_names, spoken
+from stoker.queue.explanation import QueueContext, Why, gpu_names, spoken
 from stoker.queue.fields import State
 from stoker.queue.groups import Group
 from stoker.queue.model import Job
@@ -30,18 +30,18 @@ _MOST_HOSTS: Final = 3
 _NO_GROUP: Final = Group(name="")
 
 
-def rows_of(store: "Store", jobs: Sequence[Job], reasons: Sequence[Why | None], around: Surroundings) -> list[JobRow]:
+def rows_of(store: "Store", jobs: Sequence[Job], reasons: Sequence[Why | None], context: QueueContext) -> list[JobRow]:
     rows, figures = [], _figures(store, jobs)
-    workers = {worker.id: worker for worker in around.workers}
+    workers = {worker.id: worker for worker in context.workers}
     for job, reason in zip(jobs, reasons, strict=True):
-        attempt = around.running.get(job.id) if job.state == "running" else None
+        attempt = context.running.get(job.id) if job.state == "running" else None
         if attempt is None:
-            rows.append(JobRow(job=job, now=around.now, why=reason, figures=figures.get(job.id, {})))
+            rows.append(JobRow(job=job, now=context.now, why=reason, figures=figures.get(job.id, {})))
             continue
         worker = workers.get(attempt.worker)
         gpus, host = gpu_names(attempt.gpus, worker) or ("-",), worker.host if worker else ""
         where, shown = attempt.where, figures.get(job.id, {})
-        rows.append(JobRow(job=job, now=around.now, why=reason, host=host, gpus=gpus, where=where, figures=shown))
+        rows.append(JobRow(job=job, now=context.now, why=reason, host=host, gpus=gpus, where=where, figures=shown))
     return rows
 
 
@@ -93,23 +93,23 @@ def _group_cells(shown: Sequence[JobColumn], group: Group) -> list[Any]:
     return [Styled((state, _COLOURS.get(state, ""))) if one.key == "state" else texts.get(one.key, "") for one in shown]
 
 
-def summed_up(counts: Mapping[State, int], around: Surroundings) -> str:
+def summed_up(counts: Mapping[State, int], context: QueueContext) -> str:
     """`2 running, 14 queued, 120 succeeded; 1 worker, on gpu-box`, and why jobs do not start. Jobs that wait in a
     cluster count as pending.
     """
-    pending = sum(attempt.pending for attempt in around.running.values())
+    pending = sum(attempt.pending for attempt in context.running.values())
     shown: dict[str, int] = {"running": max(0, counts.get("running", 0) - pending), "pending": pending}
     shown |= {state: counts.get(state, 0) for state in ORDER if state != "running"}
     states = ", ".join(f"{count:,} {state}" for state, count in shown.items() if count) or "no jobs"
-    paused = "; the queue is paused: `stoker resume` starts jobs again" if around.paused else ""
-    return f"{states}; {_workers(around)}{paused}"
+    paused = "; the queue is paused: `stoker resume` starts jobs again" if context.paused else ""
+    return f"{states}; {_workers(context)}{paused}"
 
 
-def _workers(around: Surroundings) -> str:
-    there = around.there()
+def _workers(context: QueueContext) -> str:
+    there = context.there()
     if not there:
-        last = max((worker.seen for worker in around.workers), default=None)
-        seen = "" if last is None else f" (last seen {spoken(around.now - last)} ago)"
+        last = max((worker.seen for worker in context.workers), default=None)
+        seen = "" if last is None else f" (last seen {spoken(context.now - last)} ago)"
         return f"no worker is running{seen}: `stoker work` starts one"
     hosts = [f"{worker.host} (paused)" if worker.paused else worker.host for worker in there]
     more = f" and {len(hosts) - _MOST_HOSTS} more" if len(hosts) > _MOST_HOSTS else ""

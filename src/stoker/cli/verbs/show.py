@@ -16,7 +16,7 @@ from stoker.cli.tables.jobs import job_json, print_jobs, print_runs, rows_of, ru
 from stoker.errors import BadInputError, StokerError
 from stoker.masking import masked, masked_notify
 from stoker.paths import state_home
-from stoker.queue.explanation import Surroundings, Why, look_around
+from stoker.queue.explanation import QueueContext, Why, read_context
 from stoker.queue.fields import State
 from stoker.queue.listing import GROUP_PREFIX
 from stoker.queue.model import ENDED, Job, Order
@@ -104,23 +104,25 @@ def list_command(
     folded = not (unfold or states or tag or group or as_json)
     wanted = _Wanted(frozenset(states or get_args(State)), tag, *most, group, folded)
     with opened(queue_url) as store:
-        around = look_around(store)
+        context = read_context(store)
         jobs = _jobs(store, wanted)
         if as_json:
-            _print_json(rows_of(store, jobs, reasons_of(store, jobs, around), around))
+            _print_json(rows_of(store, jobs, reasons_of(store, jobs, context), context))
         else:
-            _print(store, wanted, jobs, around)
+            _print(store, wanted, jobs, context)
     return 0
 
 
 def _list_matches(query: Query, sort: Sort, limit: int | None, as_json: bool, queue_url: str | None) -> int:
     """The jobs that match a search; all of them when they are sorted by submission."""
     with opened(queue_url) as store:
-        around = look_around(store)
+        context = read_context(store)
         most = min(limit or _MOST_FOUND, _ALL)
         found = store.jobs.search(query, sort, limit=most)
         jobs, more = found.jobs, found.next is not None
-        rows = rows_of(store, jobs, reasons_of(store, jobs, around) if as_json else _words(store, jobs, around), around)
+        rows = rows_of(
+            store, jobs, reasons_of(store, jobs, context) if as_json else _words(store, jobs, context), context
+        )
     if as_json:
         _print_json(rows)
         return 0
@@ -151,9 +153,9 @@ def _jobs(store: "Store", wanted: _Wanted) -> list[Job]:
     return jobs + ended[: wanted.ended]
 
 
-def _words(store: "Store", jobs: list[Job], around: Surroundings) -> list[Why | None]:
+def _words(store: "Store", jobs: list[Job], context: QueueContext) -> list[Why | None]:
     """Why each is in its state, for a table, which has a word of that: ended jobs have none."""
-    words = iter(reasons_of(store, [job for job in jobs if job.state not in ENDED], around))
+    words = iter(reasons_of(store, [job for job in jobs if job.state not in ENDED], context))
     return [None if job.state in ENDED else next(words) for job in jobs]
 
 
@@ -167,11 +169,11 @@ def _print_json(rows: list[JobRow]) -> None:
     )
 
 
-def _print(store: "Store", wanted: _Wanted, jobs: list[Job], around: Surroundings) -> None:
+def _print(store: "Store", wanted: _Wanted, jobs: list[Job], context: QueueContext) -> None:
     counts = store.jobs.counts()
     groups = store.groups.several({job.group for job in jobs if job.group}) if wanted.folded else {}
     if jobs:
-        print_jobs(rows_of(store, jobs, _words(store, jobs, around), around), groups)
+        print_jobs(rows_of(store, jobs, _words(store, jobs, context), context), groups)
         sys.stdout.write("\n")
     elif not counts:
         sys.stdout.write("no jobs yet: `stoker submit -- COMMAND` makes one\n")
@@ -180,7 +182,7 @@ def _print(store: "Store", wanted: _Wanted, jobs: list[Job], around: Surrounding
     shown = sum(job.group not in groups for job in jobs) + sum(group.total for group in groups.values())
     more = sum(count for state, count in counts.items() if state in wanted.states) - shown
     hidden = f" ({more:,} more: --all shows them)" if more > 0 and not (wanted.tag or wanted.group) else ""
-    sys.stdout.write(f"{summed_up(counts, around)}{hidden}\n")
+    sys.stdout.write(f"{summed_up(counts, context)}{hidden}\n")
 
 
 @click.command("show")
@@ -239,8 +241,8 @@ def _show_job_or_run(records: "Records", what: str, as_json: bool, queue_url: st
 
 def _show_group(store: "Store", jobs: list[Job], as_json: bool) -> None:
     """How far the group is, and its jobs in the order of their submission."""
-    group, around = store.groups.get(jobs[0].group), look_around(store)
-    rows = rows_of(store, jobs, _words(store, jobs, around), around)
+    group, context = store.groups.get(jobs[0].group), read_context(store)
+    rows = rows_of(store, jobs, _words(store, jobs, context), context)
     if as_json:
         print_json({"group": masked(to_builtins(group)), "jobs": [job_json(job) for job in jobs]})
         return
