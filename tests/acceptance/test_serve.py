@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import signal
 import socket
 import ssl
 import stat
@@ -16,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from stoker.cli.verbs.serve import PrivateLog
+from stoker.cli.verbs.serve import PrivateLog, delayed_interrupts
 from stoker.queue import JobSpec, Store, open_queue
 from tests.support.command import stoker
 from tests.support.page_site import page_site
@@ -201,3 +202,18 @@ def test_invalid_requests_print_nothing_on_the_terminal(tmp_path: Path) -> None:
         assert site.end() == 0
         assert not any("Invalid" in line or "GARBAGE" in line for line in site.said)
     assert "Invalid HTTP request" in (tmp_path / "stoker-home" / "page.log").read_text()
+
+
+def test_interrupt_during_the_import_of_the_server_takes_effect_after_it() -> None:
+    imported: list[str] = []
+
+    def load() -> None:
+        with delayed_interrupts():
+            signal.raise_signal(signal.SIGINT)
+            imported.append("server")
+
+    with pytest.raises(KeyboardInterrupt):
+        load()
+    assert imported
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)

@@ -6,6 +6,7 @@ import select
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -145,7 +146,8 @@ def test_pause_before_workers_connect_again_grows_with_their_number(
     monkeypatch.setattr(random, "uniform", lambda _low, high: high)
     pauses = []
     for workers in (1, 100, 500, 5000):
-        loop = WorkerLoop(WorkerOptions(), identity, cast("Engine", None), lambda _text: None)
+        engine = cast("Engine", SimpleNamespace(prepare=lambda _waiting, _read: ""))
+        loop = WorkerLoop(WorkerOptions(), identity, engine, lambda _text: None)
         loop._scheduler.workers = workers
         loop._lose_queue(QueueAwayError("away"))
         pauses.append(round(loop._away_until - time.monotonic(), 1))

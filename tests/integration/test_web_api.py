@@ -736,7 +736,7 @@ def test_openapi_description_is_complete_and_needs_a_token(site: ApiSite, client
         assert {"401", "403", "503"} <= one["responses"].keys()
     assert description["components"]["schemas"]["WorkerGpu"]["properties"]["uuid"]
     described = description["components"]["schemas"]["Job"]["properties"]["memory"]
-    assert described["description"] == "Memory that it uses on each GPU, like 20GiB: others may share the rest."
+    assert described["description"] == "Memory that it uses on each GPU, like 20GiB; others may share the rest."
     assert "HTTPValidationError" not in json.dumps(description)
 
 

@@ -72,6 +72,7 @@ class Harness:
         self.execution = shim.LocalExecution(
             record, attempt_spec, ShimChannel(its), self._signals, self.reaper, self._timer, os.environ
         )
+        self.execution.own(attempt_spec.lease_until)
 
     def close(self) -> None:
         self.execution._lose_worker()

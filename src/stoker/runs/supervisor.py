@@ -48,6 +48,8 @@ FIRST_LOOK: Final = 3.0
 ABSENT_RETRY: Final = 60.0
 # The status of a command that ends sooner is not written before its end.
 NOTED_WITHIN: Final = 0.002
+# The longest wait for the pid of a command before the status is written without it.
+_PID_WITHIN: Final = 1.0
 # The interval of writing progress to the status; changes of the verdict are written at once.
 STATUS_EVERY: Final = 10.0
 # The interval without new steps and with less than this share of a window, when only times in a sentence differ.
@@ -262,7 +264,11 @@ class Supervisor(CommandHandler[int]):
 
     def on_tick(self) -> int | None:
         if time.monotonic() >= self._note_start_at:
-            self._note_start()
+            is_unconfirmed = self._reaper.job is None and not self._reaper.empty
+            if is_unconfirmed and time.monotonic() < self._started_at + _PID_WITHIN:
+                self._note_start_at = time.monotonic() + NOTED_WITHIN
+            else:
+                self._note_start()
         if self._controller is not None and (request := self._controller.poll()) is not None:
             return self._stop_as_requested(request)
         if self.unwritten and time.monotonic() >= self._written_at + STATUS_EVERY:

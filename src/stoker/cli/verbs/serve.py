@@ -107,9 +107,30 @@ def until_signalled() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def delayed_interrupts() -> Iterator[None]:
+    """Raises KeyboardInterrupt after the block instead of in it.
+
+    Extension modules that are interrupted during their import print a traceback, or ignore the interrupt.
+    """
+    received: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    delayed = [number for number, handler in handlers.items() if handler is signal.default_int_handler]
+    for number in delayed:
+        signal.signal(number, lambda number, _frame: received.append(number))
+    try:
+        yield
+    finally:
+        for number in delayed:
+            signal.signal(number, signal.default_int_handler)
+    if received:
+        raise KeyboardInterrupt
+
+
 def run_page(config: "Config", listener: "socket.socket") -> None:
     try:
-        from stoker.web.server import serve
+        with delayed_interrupts():
+            from stoker.web.server import serve
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "stoker":
             raise
