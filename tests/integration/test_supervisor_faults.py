@@ -2,9 +2,17 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+
+from stoker.gpus.model import Unknown
+from stoker.runs import supervisor as supervisor_module
+from stoker.runs.record import Status
+from stoker.runs.supervisor import Supervisor
+from tests.support.looks import a_gpu, a_look, a_process, a_reading
 
 PROGRAM = """
 import sys
@@ -87,3 +95,20 @@ def test_job_with_expired_lease_is_killed_without_grace(tmp_path: Path) -> None:
     )
     assert done.returncode == 143, done.stderr
     assert "had to be killed" in done.stderr
+
+
+def test_look_requested_before_the_end_of_the_job_does_not_prove_that_memory_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor_module, "MEMORY_POLL", 0.0)
+    alive, gone = a_process(), a_process(started=Unknown("it has ended"))
+    now = time.monotonic()
+    before = a_look(0.0, at=now - 1.0, readings=(a_reading(processes=(alive,)),))
+    after = a_look(0.0, at=now + 3600.0, readings=(a_reading(processes=(gone,)),))
+    supervisor = object.__new__(Supervisor)
+    supervisor._status = Status(used=(a_gpu().uuid,))
+    supervisor._prober = Mock(look=Mock(side_effect=[before, after]))
+    supervisor._signals = Mock(read=Mock(side_effect=[[], ["SIGINT"]]))
+    supervisor._reaper = Mock(owns=Mock(return_value=False))
+    (left,) = supervisor._gpus_still_held()
+    assert str(gone.pid) in left

@@ -494,7 +494,8 @@ class Supervisor(CommandHandler[int]):
         """Waits for the driver to free the memory, and names the processes that hold some after a while."""
         if not self._status.used:
             return ()
-        ends = time.monotonic() + MEMORY_PATIENCE
+        began = time.monotonic()
+        ends = began + MEMORY_PATIENCE
         while True:
             try:
                 look = self._prober.look()
@@ -503,7 +504,9 @@ class Supervisor(CommandHandler[int]):
             if look.problem:
                 return (f"whether the GPU memory came back cannot be seen: {look.problem.reason}",)
             holders = self._holders(look)
-            if not holders or time.monotonic() > ends or self._signals.read():
+            # A look that was requested before the end of the job shows its processes alive.
+            is_released = not holders and look.at >= began
+            if is_released or time.monotonic() > ends or self._signals.read():
                 return holders
             time.sleep(MEMORY_POLL)
 

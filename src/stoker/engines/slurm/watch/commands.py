@@ -12,7 +12,7 @@ from typing import IO, Any, Final, cast
 
 import msgspec
 
-from stoker.engines.slurm.client import Running, environment, scancel, set_comment
+from stoker.engines.slurm.client import Running, config, environment, parse_config, scancel, set_comment
 from stoker.engines.slurm.step import SrunStep, srun_command
 from stoker.engines.slurm.watch import agent
 from stoker.engines.slurm.watch.agent import Report
@@ -36,6 +36,13 @@ def running_jobs(user: str | None) -> Running:
     return Running(squeue_command(user), variables={"SLURM_TIME_FORMAT": "%s"})
 
 
+def cluster_name() -> str:
+    """The name of the cluster; empty if it cannot be read now. Blocks."""
+    with contextlib.suppress(StokerError):
+        return parse_config(config().result()).cluster
+    return ""
+
+
 def cancel(job: int, reason: str) -> str | None:
     """Cancels a job, with the reason in its comment. Returns the error of setting the comment, if any.
 
@@ -53,16 +60,20 @@ def cancel(job: int, reason: str) -> str | None:
 class AgentStep(SrunStep):
     """One `srun --overlap` beside a job: an agent on each of its nodes."""
 
-    def __init__(self, job: ClusterJob, every: float) -> None:
-        """Raises OSError, or KeyError for an unknown user."""
+    def __init__(self, job: ClusterJob, every: float, cluster: str) -> None:
+        """`cluster`: its name; empty if unknown. Raises OSError, or KeyError for an unknown user."""
         self._decoder = msgspec.json.Decoder(Report)
         self._leave_by: float | None = None
         self.damaged = 0
         """The number of reports that could not be decoded."""
         agents = (sys.executable, "-m", agent.__name__, f"{every:g}")
+        carried = {name: os.environ[name] for name in _CARRIED if name in os.environ}
+        if cluster:
+            # Slurm sets it in jobs, but not in a step that is started from outside.
+            carried["SLURM_CLUSTER_NAME"] = cluster
         super().__init__(
             srun_command(job.id, job.nodes, "--job-name=stoker-watch", "--cpus-per-task=1", "--input=all", *agents),
-            {**environment(), **{name: os.environ[name] for name in _CARRIED if name in os.environ}},
+            {**environment(), **carried},
             stdin=subprocess.PIPE,
             **_as_owner(job.user),
         )

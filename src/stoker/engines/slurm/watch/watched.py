@@ -31,8 +31,9 @@ class Used(NamedTuple):
 class WatchedJob:
     """A job under watch. A failed step or a silent node makes its observations unknown."""
 
-    def __init__(self, job: ClusterJob, policies: Sequence[Policy], *, dry_run: bool) -> None:
+    def __init__(self, job: ClusterJob, policies: Sequence[Policy], cluster: str, *, dry_run: bool) -> None:
         self.job = job
+        self._cluster = cluster
         now = time.monotonic()
         begun = now - max(time.time() - job.started, 0.0)
         self._judge = Judge(policies, begun, "cancel the job", unless="it uses them", dry_run=dry_run)
@@ -62,7 +63,7 @@ class WatchedJob:
         if self.step is not None or now < self._start_at:
             return
         try:
-            self.step = AgentStep(self.job, self._judge.every)
+            self.step = AgentStep(self.job, self._judge.every, self._cluster)
             self._heard = dict.fromkeys(self.job.nodes, now)
         except KeyError:
             self._fail(now, f"there is no user {self.job.user} on this machine, so no step can be started")

@@ -17,7 +17,7 @@ from stoker.actions.notify import AppriseChannel
 from stoker.actions.systemd import ServiceManager
 from stoker.actions.watcher import Wakeup
 from stoker.engines.slurm.client import Running
-from stoker.engines.slurm.watch.commands import cancel, running_jobs
+from stoker.engines.slurm.watch.commands import cancel, cluster_name, running_jobs
 from stoker.engines.slurm.watch.jobs import ClusterJob, Exemptions, parse_jobs
 from stoker.engines.slurm.watch.notices import Notice, NoticeStep, OwnerNotices, warning_text
 from stoker.engines.slurm.watch.usage import DailyUsage, last_monday, table_text, usage_rows
@@ -95,6 +95,8 @@ class SlurmWatcher:
         self._service = ServiceManager(os.environ)
         self._wakeup = Wakeup()
         self._work: list[_Work] = []
+        self._cluster = ""
+        """Its name; empty until it was read."""
         self._jobs: dict[str, WatchedJob] = {}
         self._left_alone: dict[str, str] = {}
         self._leaving: list[WatchedJob] = []
@@ -212,7 +214,8 @@ class SlurmWatcher:
             self._left_alone.pop(key, None)
             if watched is None:
                 policies = self._options.interactive if job.interactive else self._options.policies
-                self._jobs[key] = WatchedJob(job, policies, dry_run=self._options.dry_run)
+                self._cluster = self._cluster or cluster_name()
+                self._jobs[key] = WatchedJob(job, policies, self._cluster, dry_run=self._options.dry_run)
             else:
                 watched.job = job
                 self._report_problem(watched)
