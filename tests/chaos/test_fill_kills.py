@@ -23,7 +23,7 @@ from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(300)
 
-KILLS = int(os.environ.get("CHAOS_KILLS") or 6)
+KILLS = int(os.environ.get("CHAOS_KILLS") or 4)
 # From the start of the interpreter until after every program runs, as multiples of what the first one needed.
 LIFE_PER_START = 2.0
 GPUS = 3

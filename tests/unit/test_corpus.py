@@ -25,8 +25,8 @@ AT_MOST = {
     "idle_missed": (1, 7),
     "stalled_missed": (17, 81),
 }
-# In the daily suite only every third of these traces, and a third of what may be missed.
-SHARE = 1 if DEEP else 3
+# In the daily suite only every fourth of these traces, and a fourth of what may be missed.
+SHARE = 1 if DEEP else 4
 
 
 @cache
