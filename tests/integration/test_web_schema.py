@@ -27,7 +27,7 @@ from stoker.queue.code.archive import CodeSnapshot, Packer
 from tests.support.api_site import ApiSite
 
 # Enough that each field meets empty, huge and odd values, and few enough that all of it takes seconds.
-EXAMPLES: Final = 7
+EXAMPLES: Final = 10
 RUNNING: Final = "00000001"
 QUEUED: Final = "00000002"
 HELD: Final = "00000003"
