@@ -93,6 +93,13 @@ class Stat:
         return int(self.fields[21])
 
     @property
+    def environment_ends(self) -> tuple[int, int]:
+        """Where its environment begins and ends in its memory: both 0 in the middle of an exec, and for a process of
+        another user.
+        """
+        return int(self.fields[47]), int(self.fields[48])
+
+    @property
     def identity(self) -> Identity:
         return Identity(self.pid, self.started)
 

@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,17 @@ import pytest
 from stoker.procfs import Identity, KeptFiles, identify, is_alive, stat
 from stoker.runs.processes import tree as processes
 from stoker.runs.processes.signals import SignalStream
-from stoker.runs.processes.tree import children, descends, describe, exit_code, scan_processes, send, walk_processes
+from stoker.runs.processes.tree import (
+    children,
+    descends,
+    describe,
+    environments,
+    exit_code,
+    find_tagged,
+    scan_processes,
+    send,
+    walk_processes,
+)
 from tests.support.descendants import descendants
 from tests.support.waiting import wait_for
 
@@ -119,6 +130,31 @@ def test_figures_of_a_tree_are_read_by_descriptors_that_end_with_their_processes
         root.kill()
     files.close()
     assert opened() <= before
+
+
+def test_process_in_the_middle_of_an_exec_is_found_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    # `posix_spawn` returns when the old program is gone; the environment of the new one may not be there yet.
+    # A look at all processes would come too late to meet that.
+    started: list[str] = []
+    monkeypatch.setattr(os, "listdir", lambda _directory: started[-1:])
+    for _ in range(300):
+        pid = os.posix_spawn("/bin/sleep", ["sleep", "60"], {"STOKER_TEST": "found"})
+        started.append(str(pid))
+        found = [who.pid for who in find_tagged("STOKER_TEST", "found")]
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert found == [pid]
+
+
+def test_process_without_environment_is_not_waited_for() -> None:
+    pid = os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
+    began = time.monotonic()
+    for _ in range(10):
+        list(environments())
+    took = time.monotonic() - began
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert took < 2.0
 
 
 def test_signal_reaches_the_process(child: Identity) -> None:

@@ -1,6 +1,7 @@
 """Finds the processes of a job by descent, by cgroup and by an environment variable, and signals them."""
 
 import functools
+import math
 import os
 import signal
 import time
@@ -36,6 +37,9 @@ _MOST_SWEEPS: Final = 100
 _BETWEEN_SWEEPS: Final = 0.01
 # Large enough to read nearly every environment at once.
 _ENVIRONMENT: Final = 2**17
+# In the middle of an exec a process has no environment. That takes microseconds, unless the machine is overloaded.
+_LONGEST_EXEC: Final = 0.5
+_BETWEEN_READS: Final = 0.001
 
 
 class ProcessScan(NamedTuple):
@@ -233,6 +237,23 @@ def has_ancestor_named(who: Identity, *names: str) -> bool:
 
 
 def _environment(pid: int) -> bytes:
+    """Empty if it has none, has ended, or belongs to another user."""
+    until = math.inf
+    while (found := _read_environment(pid)) == b"":
+        process = stat(pid)
+        if process is None or process.is_kernel_thread or process.state in "ZX":
+            break
+        start, end = process.environment_ends
+        now = time.monotonic()
+        until = min(until, now + _LONGEST_EXEC)
+        if 0 < start == end or now > until:
+            break
+        time.sleep(_BETWEEN_READS)
+    return found or b""
+
+
+def _read_environment(pid: int) -> bytes | None:
+    """None if it has ended, or belongs to another user."""
     try:
         descriptor = os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -243,7 +264,7 @@ def _environment(pid: int) -> bytes:
         finally:
             os.close(descriptor)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return b""  # it has ended, or belongs to another user
+        return None
 
 
 def _send_by_number(who: Identity, signum: int) -> bool:
