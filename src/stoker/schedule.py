@@ -19,6 +19,8 @@ from stoker.errors import BadInputError
 from stoker.units import LONGEST_SECONDS, parse_duration
 
 _CLOCK: Final = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])(?::([0-5][0-9]))?")
+# Between a date and an hour of one digit.
+_SHORT_HOUR: Final = re.compile(r"(?<=[0-9])([ T])(?=[0-9]:)")
 _ZONE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+)*")
 _MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
@@ -57,7 +59,7 @@ def parse_moment(text: str, now: float, zone: tzinfo | None = None) -> float:
         found = today.replace(hour=hour, minute=minute, second=second, microsecond=0)
         return next(at for days in (0, 1, 2) if (at := (found + timedelta(days=days)).timestamp()) > now)
     try:
-        moment = datetime.fromisoformat(written)
+        moment = datetime.fromisoformat(_SHORT_HOUR.sub(r"\g<1>0", written))
     except ValueError:
         raise BadInputError(f"{text!r} is not a time: write it like 22:00, +2h or '2026-11-19 22:00'") from None
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=zone)).timestamp()

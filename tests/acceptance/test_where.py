@@ -99,7 +99,7 @@ def test_job_begins_recurs_and_fails_by_the_clock(site: WorkSite) -> None:
     none = ("--gpus", "0")
     later = submitted(site, *none, "--begin", "+2h", "--", "true")
     nightly = submitted(site, *none, "--name", "nightly", "--every", "0 3 * * * UTC", "--", "true")
-    late = submitted(site, *none, "--hold", "--deadline", "+1s", "--", "true")
+    late = submitted(site, *none, "--hold", "--deadline", "+4s", "--", "true")
     site.wait_until(late, "failed")
     assert "it did not start by its deadline, 20" in site.stoker("why", late).out
     site.wait_for_why(later, r"begins at (\S+ )?\d\d:\d\d, in 2 h")
@@ -122,6 +122,7 @@ def test_job_begins_recurs_and_fails_by_the_clock(site: WorkSite) -> None:
         ("--every", "0 3 * *"): "'0 3 * *' does not say when: write it like '0 3 * * *'",
         ("--every", "0 3 30 2 *"): "'0 3 30 2 *' never happens",
         ("--begin", "+2h", "--deadline", "+1h"): "deadline: the deadline is before the job may begin",
+        ("--deadline", "2026-01-01 8:00"): "deadline: 2026-01-01 08:00:00",
         ("--retry-on", "ooom", "--retries", "1"): "'ooom' is not an end of a job: choose among exit, oom, time-limit",
         ("--retry-on", "oom"): "retry_on: a job without retries is not tried again: add --retries",
     }

@@ -168,6 +168,7 @@ def _sorted_saved_and_mistaken(shown: Screen, site: PageSite) -> None:
 def _keyboard(shown: Screen, site: PageSite) -> None:
     page = shown.page
     page.goto(f"{site.address}/jobs?q=night&sort=name")
+    page.bring_to_front()  # on a busy machine, a new document does not always get the focus of its window
     rows = page.locator("tbody th a")
     expect(rows).to_have_count(FAILED)
     for key in "jjk":
@@ -181,6 +182,7 @@ def _keyboard(shown: Screen, site: PageSite) -> None:
     expect(page.get_by_role("searchbox")).to_have_value(re.compile("jk\\?x"))
     # The same on the overview; `/` leads to the search.
     page.goto(site.address)
+    page.bring_to_front()
     expect(page.locator("#section-ended")).to_be_attached()
     page.keyboard.press("j")
     expect(page.locator("main .job h3 a").filter(visible=True).first).to_be_focused()

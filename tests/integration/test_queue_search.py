@@ -13,7 +13,7 @@ from tests.support.queue_jobs import end, moment, start, submit
 __all__ = ["queue", "url"]
 
 
-@pytest.fixture(autouse=True, params=[(3,), (200, 1000)])
+@pytest.fixture(autouse=True, params=[(3, 4), (200, 1000)])
 def looked_at(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few jobs are found by looking at the newest: so the indexes are asked as well."""
     monkeypatch.setattr(search, "_LOOKED_AT", request.param)

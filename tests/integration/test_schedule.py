@@ -1,5 +1,6 @@
 """When jobs begin, recur and fail for their deadline: the same on SQLite and PostgreSQL."""
 
+import msgspec
 import pytest
 
 from stoker.errors import InvalidFieldsError
@@ -80,8 +81,8 @@ def test_job_that_waits_at_its_deadline_fails(queue: Store) -> None:
     # A person may run it all the same.
     assert queue.jobs.retry([queued]) == [queued]
     assert queued in ready(queue)
-    queue.jobs.edit(later, {"deadline": now - 1})
-    assert later not in ready(queue)
+    queue.jobs.edit(later, {"deadline": queue.clock() + 1})
+    wait_for(lambda: later not in ready(queue), named="the edited deadline")
 
 
 @pytest.mark.parametrize("outcome", ["succeeded", "failed"])
@@ -141,3 +142,17 @@ def test_contradicting_times_are_refused(queue: Store) -> None:
     ):
         with pytest.raises(InvalidFieldsError):
             queue.jobs.submit([asked])
+
+
+def test_deadlines_that_have_passed_are_refused_except_in_a_line_of_a_file(queue: Store) -> None:
+    late = JobSpec(command="true", deadline=queue.clock() - 1)
+    (waits,) = queue.jobs.submit([JobSpec(command="true")])
+    with pytest.raises(InvalidFieldsError, match=r"^deadline: 20.* has passed: choose a later time$"):
+        queue.jobs.submit([JobSpec(command="true"), late])
+    with pytest.raises(InvalidFieldsError, match="has passed"):
+        queue.jobs.edit(waits, {"deadline": late.deadline})
+    assert [job.id for job in queue.jobs.find()] == [waits]
+    # The other lines are submitted, and this one says why it did not run.
+    _other, line = queue.jobs.submit([JobSpec(command="true"), msgspec.structs.replace(late, origin="sheet:1")])
+    assert line not in ready(queue)
+    assert queue.jobs.get(line).reason.startswith("it did not start by its deadline")

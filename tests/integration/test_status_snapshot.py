@@ -164,11 +164,12 @@ def test_many_queued_jobs_are_counted_once_in_a_while(here: Store, home: Path, m
     assert builder.observe(here).counts == {"queued": MOST_QUEUED + 2, "held": 1}
 
 
-def test_many_failures_are_counted_again_when_there_is_a_new_one(
-    here: Store, home: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("share", "counts"), [(1e-9, [1, 2, 3]), (math.inf, [1, 1, 1, 2, 2, 2, 3, 3, 3])])
+def test_failures_that_take_long_to_count_are_counted_again_when_there_is_a_new_one(
+    here: Store, home: Path, monkeypatch: pytest.MonkeyPatch, share: float, counts: list[int]
 ) -> None:
     monkeypatch.setattr("stoker.status.snapshot._CHEAP", math.inf)
-    monkeypatch.setattr("stoker.status.snapshot._FEW_FAILURES", 2)
+    monkeypatch.setattr("stoker.status.snapshot._RECOUNT_SHARE", share)
     really, counted = here.jobs.count_failures, list[int]()
 
     def count(kind: Failure, at: float) -> int:
@@ -181,7 +182,7 @@ def test_many_failures_are_counted_again_when_there_is_a_new_one(
         end(here, name)
         for _ in range(3):
             builder.observe(here)
-    assert counted == [1, 1, 1, 2, 3]
+    assert counted == counts
 
 
 def test_stopped_worker_differs_from_a_lost_one(queue: Store, home: Path) -> None:

@@ -9,7 +9,7 @@ from stoker.queue.explanation import Needs
 from stoker.queue.field_kinds import ID
 from stoker.queue.fields import State
 from stoker.queue.model import ENDED, Failure, Job, NoSuchJobError, Order
-from stoker.queue.search import EVERY_JOB, FEW, MOST_SORTED, NEWEST_FIRST, Mark, Query, SearchStatements, Sort
+from stoker.queue.search import EVERY_JOB, MOST_SORTED, NEWEST_FIRST, Mark, Query, SearchStatements, Sort
 from stoker.queue.table import Table, clean_text, job_of, json_text, literal
 
 GROUP_PREFIX: Final = "group:"
@@ -131,11 +131,11 @@ class JobReader(Table):
     def _found(self, query: Query, after: Mark | None = None, columns: str = "job", **how: Any) -> list[Row]:
         """`how`: fields of `SearchStatements`."""
 
-        def are_few(source: str) -> bool:
-            sql = f"SELECT count(*) FROM (SELECT 1 FROM {source} LIMIT {FEW:d}) AS counted"  # noqa: S608  # our own pieces
-            return bool(self._driver.fetch_text(sql, parameters)[0][0] < FEW)
+        def are_fewer(source: str, most: int) -> bool:
+            sql = f"SELECT count(*) FROM (SELECT 1 FROM {source} LIMIT {most:d}) AS counted"  # noqa: S608  # our own pieces
+            return bool(self._driver.fetch_text(sql, parameters)[0][0] < most)
 
-        search = SearchStatements(query=query, sql=self._driver.sql, are_few=are_few, **how)
+        search = SearchStatements(query=query, sql=self._driver.sql, are_fewer=are_fewer, **how)
         parameters = search.parameters()
         for name, text in search.machines().items():
             workers = [worker for worker, host in self._driver.fetch("hosts", {}) if text in host.lower()]

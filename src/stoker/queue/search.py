@@ -339,8 +339,8 @@ class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
 
     query: Query
     sql: Callable[[str], str]
-    are_few: Callable[[str], bool]
-    """True if a source of rows has fewer than `FEW`."""
+    are_fewer: Callable[[str, int], bool]
+    """True if a source of rows has fewer than this."""
     descending: bool = True
     is_next: bool = False
     """It starts after a mark: the parameters `submitted` and `tie`."""
@@ -354,12 +354,17 @@ class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
             yield self._by_submission(columns, filters)
             return
         are_few = bool(self.query.states) and set(self.query.states) <= _FEW_STATES
-        for looked_at in () if are_few else _LOOKED_AT:
-            if self.limit is not None and self.limit <= looked_at:
-                yield self._among_first(columns, looked_at, filters, grams)
-        if are_few or (self.query.states and self.are_few(self._first_jobs(FEW, [], "1 AS found"))):
+        if not are_few:
+            newest, further = _LOOKED_AT
+            yield from self._among_newest(columns, newest, filters, grams)
+            # Counting those in a rare state could read all ended jobs.
+            if narrow and not self.query.states and self.are_fewer(f"({narrow}) n", further):
+                yield self._among(columns, narrow, filters, grams)
+                return
+            yield from self._among_newest(columns, further, filters, grams)
+        if are_few or (self.query.states and self.are_fewer(self._first_jobs(FEW, [], "1 AS found"), FEW)):
             yield self._among_first(columns, _ALL, filters, grams)
-        elif narrow and (not grams or self.are_few(f"({narrow}) n")):
+        elif narrow and (not grams or self.are_fewer(f"({narrow}) n", FEW)):
             yield self._among(columns, narrow, filters, grams)
         else:
             seq, source = self.sql("seq"), self.sql("found by text")
@@ -429,6 +434,11 @@ class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
         if len(self.query.states) > 1:
             return self._statement(columns, self._first_jobs(self.limit, [*filters, *conditions]), [], *order)
         return self._statement(columns, "stoker_jobs j", [*self._in_states(), *filters, *conditions], *order)
+
+    def _among_newest(self, columns: str, most: int, filters: Sequence[str], grams: Sequence[str]) -> Iterator[str]:
+        """A statement that scans so many jobs, if they can fill a page."""
+        if self.limit is not None and self.limit <= most:
+            yield self._among_first(columns, most, filters, grams)
 
     def _among_first(self, columns: str, most: int, filters: Sequence[str], grams: Sequence[str]) -> str:
         """A statement that scans the first jobs in these states."""

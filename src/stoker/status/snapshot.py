@@ -204,29 +204,30 @@ class ThrottledCache(Generic[T]):
         return answer
 
 
-# To count this many takes no time.
-_FEW_FAILURES: Final = 100
-# Failures also decrease: with time, and when jobs are retried or deleted.
+# Counting failures anew takes at most this share of the time while no new one is known. Failures also decrease: with
+# time, and when jobs are retried or deleted.
+_RECOUNT_SHARE: Final = 0.001
 _RECOUNTED_AFTER: Final = 10.0
 
 
 class _Failures:
-    """The newest failure of a kind, and their number; many are recounted only after a new one."""
+    """The newest failure of a kind, and their number; counting them reads all jobs that ended in that time."""
 
     def __init__(self, kind: Failure) -> None:
         self._kind: Failure = kind
         self._counted = ThrottledCache[int]()
         self._number = 0
         self._newest: tuple[str, float | None] | None = None
-        self._recounted = 0.0
+        self._recount_at = -math.inf
 
     def read(self, store: "Store", since: float) -> tuple[Job | None, int]:
         newest = next(iter(store.jobs.failures(self._kind, since, 1)), None)
         if newest is None:
             return None, 0
-        which, now = (newest.id, newest.ended), time.monotonic()
-        is_old = which != self._newest or now >= self._recounted + _RECOUNTED_AFTER or self._number < _FEW_FAILURES
-        if is_old and self._counted.is_due():
-            self._newest, self._recounted = which, now
+        which, began = (newest.id, newest.ended), time.monotonic()
+        if (which != self._newest or began >= self._recount_at) and self._counted.is_due():
+            self._newest = which
             self._number = self._counted.get(lambda: store.jobs.count_failures(self._kind, since))
+            took = time.monotonic() - began
+            self._recount_at = began + min(took / _RECOUNT_SHARE, _RECOUNTED_AFTER)
         return newest, self._number

