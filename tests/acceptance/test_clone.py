@@ -48,6 +48,19 @@ def test_sweep_is_cloned_by_its_name_and_a_dry_run_submits_nothing(queue: Store)
     ]  # fmt: skip
 
 
+def test_cap_and_notifications_of_a_group_stay_with_the_group(queue: Store) -> None:
+    url = "json://127.0.0.1:9"
+    night = ("--group", "night", "--at-most", "2", "--notify", f"done:{url}")
+    job = stoker("submit", *night, "--notify", f"failed:{url}", "--", "true").out.strip()
+    (other,) = submit(queue, "true", group="day")
+    alone = stoker("clone", "--group", "none", job)
+    assert (alone.code, alone.err) == (0, "")
+    assert stoker("edit", "--group", "day", job).code == 0
+    found = [queue.jobs.get(name) for name in (alone.out.strip(), job, other)]
+    assert [(one.group, one.at_most) for one in found] == [("", None), ("day", None), ("day", None)]
+    assert [one.notify for one in found] == [(f"failed:{url}",), (f"failed:{url}",), ()]
+
+
 def test_python_client_clones_with_changes(queue: Store) -> None:
     (job,) = submit(queue, "train", name="vit", environment=VARIABLES, memory=2**30)
     with stoker_package.Queue() as client:

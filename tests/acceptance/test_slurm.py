@@ -270,9 +270,7 @@ def test_groups_times_and_the_other_verbs_hold_on_the_cluster(login: LoginNode) 
     assert "late" in login.type("tag", "late", third)
     login.type("tag", "--remove", "short", third)
     assert [job["id"] for job in login.type_json("list", "--tag", "late", "--json")] == [third]
-    copied = login.type(
-        "clone", third, "--name", "copy", "--group", "none", "--at-most", "none", "--", "echo a clone"
-    ).strip()
+    copied = login.type("clone", third, "--name", "copy", "--group", "none", "--", "echo a clone").strip()
     login.type("wait", copied)
     assert login.type("logs", "copy") == "a clone\n"
     assert "2 running" in login.type("why", "night")

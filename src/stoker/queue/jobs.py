@@ -20,7 +20,7 @@ from stoker.queue.listing import JobReader, forgettable, seen
 from stoker.queue.model import ENDED, HEARD_WITHIN, Failure, Job, Place, Side
 from stoker.queue.provenance import checkout_of
 from stoker.queue.search import text_row
-from stoker.queue.table import clean_text, columns, dependencies, job_of, json_text
+from stoker.queue.table import clean_text, columns, dependencies, job_of, json_text, notify_of, notify_text
 from stoker.schedule import following, moment_text, next_time
 
 T = TypeVar("T")
@@ -455,6 +455,9 @@ def edited(job: Job, changes: Mapping[str, object]) -> JobSpec:
         raise BadInputError(
             f"job {job.id} runs a snapshot of {job.directory}: --no-snapshot lets it run in another directory"
         )
+    if changes.get("group", job.group) != job.group:
+        # They belong to the group that it leaves.
+        changes = {"at_most": None, "notify": notify_of(notify_text(job.notify)[0]), **changes}
     try:
         asked = spec_of({**values_of(job), **changes})
     except BadInputError as error:
