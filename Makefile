@@ -13,8 +13,8 @@ export UV_PYTHON_DOWNLOADS := never
 export UV_PROJECT_ENVIRONMENT := .venv
 # Compiled at install: where Python may not write bytecode itself, every command would compile its imports anew.
 export UV_COMPILE_BYTECODE := 1
-# Most tests wait for something most of the time: three more of them than there are cores keep these busy.
-TESTS_AT_ONCE := $(shell echo $$(($$(nproc) + 3)))
+# Most tests wait for something most of the time: four more of them than there are cores keep these busy.
+TESTS_AT_ONCE := $(shell echo $$(($$(nproc) + 4)))
 RUN := $(UV) run --frozen --no-sync
 ifdef DEEP
 export STOKER_TESTS_DEEP := 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Final
 
 # The kernel truncates the name of a process to this many bytes.
@@ -27,6 +28,12 @@ SHIPPED: Final = (
 
 def is_ignored(patterns: Collection[str], name: str | None, executable: str | None = None) -> bool:
     """True if a pattern with * and ? matches the name of the process or of its executable."""
+    return _is_ignored(tuple(patterns), name, executable)
+
+
+# The same processes hold the GPUs at most looks.
+@lru_cache(maxsize=1024)
+def _is_ignored(patterns: tuple[str, ...], name: str | None, executable: str | None) -> bool:
     names = [known for known in (name, executable) if known]
     # Brackets are literal.
     if any(fnmatchcase(known, pattern.replace("[", "[[]")) for pattern in patterns for known in names):
