@@ -82,8 +82,11 @@ STEPS = """
 import json, os, time
 import stoker
 def seen():
-    with open(os.environ["STOKER_RUN_DIR"] + "/status.json") as file:
-        return json.load(file)["progress"]
+    try:
+        with open(os.environ["STOKER_RUN_DIR"] + "/status.json") as file:
+            return json.load(file)["progress"]
+    except FileNotFoundError:  # the run has only begun
+        return None
 number, ends = 0, time.monotonic() + 60
 while time.monotonic() < ends and (seen() or {{}}).get("trust") != {wanted!r}:
     {step}
