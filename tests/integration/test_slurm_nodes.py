@@ -220,13 +220,14 @@ def test_next_job_on_a_node_kills_unsupervised_processes_of_an_earlier_job(
     nodes.work()
     nodes.wait_for_output(orphaned, "begun on", 0)
     slurm_job = nodes.record(orphaned).owner().slurm_job  # type: ignore[union-attr]
-    supervising = [nodes.processes(orphaned, "node1", name)[0] for name in (SHIM, REAPER)]
+    # The reaper before its parent: the kernel continues a stopped process when its parent ends.
+    supervising = [nodes.processes(orphaned, "node1", name)[0] for name in (REAPER, SHIM)]
     for pid in nodes.cluster.processes("node1"):
         with contextlib.suppress(OSError):  # it has ended since
             if f"slurmstepd: [{slurm_job}.batch]" in Path(f"/proc/{pid}/cmdline").read_text():
                 supervising.append(pid)
     assert len(supervising) == 3
-    left = [who for who in map(identify, children(supervising[1])) if who is not None]
+    left = [who for who in map(identify, children(supervising[0])) if who is not None]
     assert left
     wait_for((nodes.site.directory / "stepping").exists, named="the step")
     for how in (signal.SIGSTOP, signal.SIGKILL):
