@@ -19,7 +19,7 @@ from stoker.queue.groups import in_new_group, join_groups, set_cap, set_notify_o
 from stoker.queue.listing import JobReader, forgettable, seen
 from stoker.queue.model import ENDED, HEARD_WITHIN, Failure, Job, Place, Side
 from stoker.queue.provenance import checkout_of
-from stoker.queue.search import text_row
+from stoker.queue.search import numbered, texts, trigrams
 from stoker.queue.table import clean_text, columns, dependencies, job_of, json_text, notify_of, notify_text
 from stoker.schedule import following, moment_text, next_time
 
@@ -135,7 +135,7 @@ class Jobs(JobReader):
                 set_cap(self._driver, job.group, None)
         set_notify_of_groups(self._driver, edits)
         self._driver.many("edit", edited_rows)
-        self._driver.many("change text", [text_row(job.id, asked) for job, asked in edits])
+        _write_texts(self._driver, "change text", ((job.id, asked) for job, asked in edits))
         rescheduled = [
             (job, asked) for job, asked in edits if (asked.deadline, asked.every) != (job.deadline, job.every)
         ]
@@ -196,7 +196,7 @@ class Jobs(JobReader):
             self._driver.many("delete tags", [{"job": name} for name, _asked in changed])
             added = [{"tag": one, "job": name} for name, asked in changed for one in dict.fromkeys(asked.tags)]
             self._driver.many("insert tag", added)
-            self._driver.many("change text", [text_row(name, asked) for name, asked in changed])
+            _write_texts(self._driver, "change text", changed)
             return [name for name, _asked in changed]
 
         return self._change(work, FOR_PEOPLE)
@@ -337,10 +337,23 @@ def insert(driver: Driver, jobs: Sequence[JobSpec], blobs: Sequence[Blob] = ()) 
     driver.many("insert job", rows)
     driver.many("insert dependency", needs)
     driver.many("insert tag", tags)
-    driver.many("insert text", [text_row(name, job) for name, job in added])
+    _write_texts(driver, "insert text", added)
     driver.many("insert schedule", [row for name, job in added for row in _schedule(name, job)])
     refer_to_blobs(driver, added)
     return answer
+
+
+def _write_texts(
+    driver: Driver, statement: Literal["insert text", "change text"], jobs: Iterable[tuple[str, JobSpec]]
+) -> None:
+    """Writes the searchable texts of jobs, which are given with their ids."""
+    has_grams = "grams" in driver.sql(statement)  # SQLite finds the trigrams itself
+    rows: list[Parameters] = []
+    for job, spec in jobs:
+        found = texts(job, spec)
+        grams = {"grams": numbered(trigrams(*found))} if has_grams else {}
+        rows.append({"job": job, **found._asdict(), **grams})
+    driver.many(statement, rows)
 
 
 def _with_first_times(driver: Driver, jobs: Sequence[JobSpec]) -> Sequence[JobSpec]:

@@ -4,6 +4,8 @@ Databases find parts of words by trigrams. Two spaces around each word give shor
 trigrams with FTS5, PostgreSQL arrays of numbers with GIN.
 """
 
+import contextlib
+import functools
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +35,7 @@ _WORD: Final = r'(?:[^\s"]|"[^"]*")+'
 _FIELD: Final = r"(?s)([A-Za-z_]+):(.*)"
 _PARAMETER: Final = r"(?s)-{0,2}([A-Za-z_][A-Za-z0-9_.-]*)=(.*)"
 _OPTION: Final = r"--?[A-Za-z_][A-Za-z0-9_.-]*"
+_QUOTING: Final = re.compile(r"""['"\\]""")
 _NUMBER: Final = r"[+-]?(?:[0-9]{1,30}\.?[0-9]{0,30}|\.[0-9]{1,30})(?:e[+-]?[0-9]{1,3})?"
 _AROUND: Final = "  "
 
@@ -245,10 +248,11 @@ def texts(job: str, spec: JobSpec) -> Texts:
 
 def _parameters(name: str, command: str) -> Iterator[tuple[str, str]]:
     """Parameters such as `lr=1e-3`, `--lr=1e-3` and `--lr 1e-3`."""
-    try:
-        words = shlex.split(command[:_LONGEST_COMMAND], comments=False)
-    except ValueError:
-        words = command[:_LONGEST_COMMAND].split()
+    command = command[:_LONGEST_COMMAND]
+    words = command.split()
+    if _QUOTING.search(command):  # otherwise the result is the same, and a sweep may have a hundred thousand jobs
+        with contextlib.suppress(ValueError):
+            words = shlex.split(command, comments=False)
     words = [*name.split(), *words]
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if pair := re.fullmatch(_PARAMETER, word):
@@ -295,17 +299,13 @@ def trigrams(*parts: str) -> list[str]:
 
 def numbered(grams: Sequence[str]) -> str:
     """Trigrams as numbers in PostgreSQL's array syntax. Collisions are harmless, since the text is compared, too."""
-    return (
-        "{"
-        + ",".join(str((ord(gram[0]) * 1_000_003 + ord(gram[1]) * 1009 + ord(gram[2])) % (2**31 - 1)) for gram in grams)
-        + "}"
-    )
+    return "{" + ",".join(map(_number, grams)) + "}"
 
 
-def text_row(job: str, spec: JobSpec) -> dict[str, str]:
-    """The parameters of statements that write a job's text."""
-    found = texts(job, spec)
-    return {"job": job, **found._asdict(), "grams": numbered(trigrams(*found))}
+# Similar jobs are often submitted together.
+@functools.lru_cache(maxsize=1 << 16)
+def _number(gram: str) -> str:
+    return str((ord(gram[0]) * 1_000_003 + ord(gram[1]) * 1009 + ord(gram[2])) % (2**31 - 1))
 
 
 # SQL
@@ -436,7 +436,7 @@ class SearchStatements(msgspec.Struct, frozen=True, kw_only=True):
         return self._statement(columns, "stoker_jobs j", [*self._in_states(), *filters, *conditions], *order)
 
     def _among_newest(self, columns: str, most: int, filters: Sequence[str], grams: Sequence[str]) -> Iterator[str]:
-        """A statement that scans so many jobs, if they can fill a page."""
+        """A statement that scans the newest `most` jobs, if those can fill a page."""
         if self.limit is not None and self.limit <= most:
             yield self._among_first(columns, most, filters, grams)
 
