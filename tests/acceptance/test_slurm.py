@@ -252,8 +252,7 @@ def test_every_verb_works_on_jobs_of_the_cluster(login: LoginNode) -> None:  # n
 
 
 def test_groups_times_and_the_other_verbs_hold_on_the_cluster(login: LoginNode) -> None:  # noqa: PLR0915 - one cluster for all
-    # One submission at a time, so that Slurm's order is the queue's.
-    login.work("--max-pending", "1")
+    login.work("--max-pending", "5")
     lines = login.directory / "lines"
     lines.write_text("".join(f"echo line {number}; {login.site.until('flag')}\n" for number in range(3)))
     on_cpus = ("--gpus", "0")

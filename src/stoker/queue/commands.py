@@ -82,7 +82,11 @@ def _straight(text: str) -> str:
 
 def shell_text(command: Command) -> str:
     """The command as typed in a shell."""
-    return command if isinstance(command, str) else shlex.join(command)
+    return command if isinstance(command, str) else " ".join(map(_quoted, command))
+
+
+# A list of a hundred thousand jobs has few different words.
+_quoted: Final = functools.lru_cache(4096)(shlex.quote)
 
 
 # Options with these names affect how long a program runs.

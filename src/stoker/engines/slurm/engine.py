@@ -274,18 +274,23 @@ class SlurmEngine:
         return running
 
     def _submit(self) -> None:
-        while self._to_submit and len(self._submitting) + len(self._fetching) < _MOST_SUBMITTING:
-            name, words = next(iter(self._to_submit.items()))
-            del self._to_submit[name]
+        """Runs `sbatch` for one job of each destination at a time: Slurm starts equal jobs in the order of arrival."""
+        busy = {self._attempts[name].destination for name in self._submitting.keys() & self._attempts.keys()}
+        for name, words in list(self._to_submit.items()):
+            if len(self._submitting) + len(self._fetching) >= _MOST_SUBMITTING:
+                return
             attempt = self._attempts.get(name)
             if attempt is None or attempt.result is not None:
-                continue
-            if attempt.spec.code is not None:
-                queue = queue_address(self._options.queue).whole
-                command, variables = fetch_command(queue, attempt.record.directory, attempt.spec.code)
-                self._fetching[name] = Running(command, variables=variables, deadline=FETCH_SECONDS), words
-            else:
-                self._run_sbatch(attempt, words)
+                del self._to_submit[name]
+            elif attempt.destination not in busy:
+                del self._to_submit[name]
+                if attempt.spec.code is not None:
+                    queue = queue_address(self._options.queue).whole
+                    command, variables = fetch_command(queue, attempt.record.directory, attempt.spec.code)
+                    self._fetching[name] = Running(command, variables=variables, deadline=FETCH_SECONDS), words
+                else:
+                    busy.add(attempt.destination)
+                    self._run_sbatch(attempt, words)
 
     def _run_sbatch(self, attempt: SlurmAttempt, words: Sequence[str]) -> None:
         body = script(sys.executable, str(attempt.record.directory))
