@@ -93,6 +93,30 @@ def test_job_for_a_closed_partition_waits_and_is_tried_again_while_others_start(
     assert [start.job for start in found.decide(jobs, 0.0).start] == ["a", "b", "c"]
 
 
+def test_jobs_reach_a_partition_one_after_the_other_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: Any = engine({})
+    destinations = {name: ("spare" if name.startswith("spare") else None, None) for name in ("a", "b", "spare", "c")}
+    found._attempts = {
+        name: SimpleNamespace(id=name, result=None, destination=where, spec=SimpleNamespace(code=None))
+        for name, where in destinations.items()
+    }
+    found._to_submit = {name: [name] for name in destinations}
+    found._submitting, found._fetching = {}, {}
+    submitted: list[str] = []
+
+    def run_sbatch(attempt: Any, words: list[str]) -> None:
+        submitted.extend(words)
+        found._submitting[attempt.id] = None
+
+    monkeypatch.setattr(found, "_run_sbatch", run_sbatch)
+    for ended, expected in (("", "a spare"), ("spare", ""), ("a", "b"), ("b", "c"), ("c", "")):
+        found._submitting.pop(ended, None)
+        submitted.clear()
+        found._submit()
+        assert submitted == expected.split(), ended
+    assert found._to_submit == {}
+
+
 def test_nodes_are_asked_for_soon_after_a_job_began_or_ended_and_rarely_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
