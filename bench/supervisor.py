@@ -41,7 +41,7 @@ def main() -> int:
 
 def _speed_of_output(stoker: str, environment: dict[str, str]) -> Figure:
     """The command takes its own time: its speed is the question here, not how long Stoker takes to start."""
-    # After a second: beside it, Stoker loads what it needs only while the command runs.
+    # The first second is left out: Stoker still loads modules and starts its GPU helper then.
     bare = ["sh", "-c", "sleep 1; date +%s%N >&2; head -c 2G /dev/zero | cat; date +%s%N >&2"]
     speeds: dict[str, list[float]] = {"bare": [], "run": []}
     for _ in range(THROUGHPUT_RUNS):

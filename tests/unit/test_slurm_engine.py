@@ -95,21 +95,33 @@ def test_job_for_a_closed_partition_waits_and_is_tried_again_while_others_start(
 
 def test_jobs_reach_a_partition_one_after_the_other_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     found: Any = engine({})
-    destinations = {name: ("spare" if name.startswith("spare") else None, None) for name in ("a", "b", "spare", "c")}
     found._attempts = {
-        name: SimpleNamespace(id=name, result=None, destination=where, spec=SimpleNamespace(code=None))
-        for name, where in destinations.items()
+        name: SimpleNamespace(
+            id=name,
+            result=None,
+            destination=("spare" if name == "spare" else None, None),
+            needs_code=name == "b",
+            spec=SimpleNamespace(code="code"),
+            record=SimpleNamespace(directory="."),
+        )
+        for name in ("a", "b", "spare", "c")
     }
-    found._to_submit = {name: [name] for name in destinations}
-    found._submitting, found._fetching = {}, {}
+    found._to_submit = {name: [name] for name in found._attempts}
+    found._submitting, found._fetching, found._options = {}, {}, SimpleNamespace(queue="/nowhere/queue.db")
     submitted: list[str] = []
 
     def run_sbatch(attempt: Any, words: list[str]) -> None:
         submitted.extend(words)
         found._submitting[attempt.id] = None
 
+    fetched = SimpleNamespace(has_ended=lambda: True, result=lambda: "")
     monkeypatch.setattr(found, "_run_sbatch", run_sbatch)
-    for ended, expected in (("", "a spare"), ("spare", ""), ("a", "b"), ("b", "c"), ("c", "")):
+    monkeypatch.setattr("stoker.engines.slurm.engine.fetch_command", lambda *_: ([], {}))
+    monkeypatch.setattr("stoker.engines.slurm.engine.Running", lambda *_, **__: fetched)
+    # The snapshot of `b` arrives after `a` and `spare` are in Slurm; `c` waits for its turn.
+    for ended, expected in (("", "a spare"), ("spare", ""), ("a", ""), ("code", "b"), ("b", "c"), ("c", "")):
+        if ended == "code":
+            found._take_snapshots()
         found._submitting.pop(ended, None)
         submitted.clear()
         found._submit()

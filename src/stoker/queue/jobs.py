@@ -49,8 +49,7 @@ class Jobs(JobReader):
         check_submission(jobs)
 
         def work() -> list[str]:
-            # Jobs with an origin are lines of a file or a sheet, and one of them must not keep out the others.
-            _refuse_past_deadlines(self._driver, [job for job in jobs if job.origin is None])
+            _refuse_past_deadlines(self._driver, jobs)
             return insert(self._driver, in_new_group(self._driver, jobs, new_group), blobs)
 
         return until_free(self._driver, lambda: self._change(work, ready_among(jobs)))

@@ -47,6 +47,8 @@ class SlurmAttempt(RunningAttempt):
         """Its `sbatch` is running or waiting to run."""
         self.destination: Destination = (None, None)
         """Partition and reservation, if this worker submits it."""
+        self.needs_code = attempt_spec.code is not None
+        """Its snapshot has not reached the shared directory yet."""
         self.cancel_at = math.inf
         """When to cancel its Slurm job, in monotonic seconds."""
         self.reported = False

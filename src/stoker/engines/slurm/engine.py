@@ -107,8 +107,8 @@ class SlurmEngine:
         self._to_submit: dict[str, list[str]] = {}
         """Waiting submissions: the arguments of `sbatch` by attempt, in order."""
         self._submitting: dict[str, Running] = {}
-        self._fetching: dict[str, tuple[Running, list[str]]] = {}
-        """Code snapshots on their way to the shared directory, with the arguments of `sbatch` for later."""
+        self._fetching: dict[str, Running] = {}
+        """Code snapshots on their way to the shared directory."""
         self._to_cancel: dict[int, str] = {}
         """Slurm jobs to cancel, with their attempts."""
         self._cancelling: Running | None = None
@@ -282,23 +282,24 @@ class SlurmEngine:
             attempt = self._attempts.get(name)
             if attempt is None or attempt.result is not None:
                 del self._to_submit[name]
+            elif attempt.needs_code and (code := attempt.spec.code) is not None:
+                busy.add(attempt.destination)  # those behind it wait for its code
+                if name not in self._fetching:
+                    queue = queue_address(self._options.queue).whole
+                    command, variables = fetch_command(queue, attempt.record.directory, code)
+                    self._fetching[name] = Running(command, variables=variables, deadline=FETCH_SECONDS)
             elif attempt.destination not in busy:
                 del self._to_submit[name]
-                if attempt.spec.code is not None:
-                    queue = queue_address(self._options.queue).whole
-                    command, variables = fetch_command(queue, attempt.record.directory, attempt.spec.code)
-                    self._fetching[name] = Running(command, variables=variables, deadline=FETCH_SECONDS), words
-                else:
-                    busy.add(attempt.destination)
-                    self._run_sbatch(attempt, words)
+                busy.add(attempt.destination)
+                self._run_sbatch(attempt, words)
 
     def _run_sbatch(self, attempt: SlurmAttempt, words: Sequence[str]) -> None:
         body = script(sys.executable, str(attempt.record.directory))
         self._submitting[attempt.id] = client.sbatch(words, body)
 
     def _take_snapshots(self) -> None:
-        """Submits attempts whose code has reached the shared directory."""
-        for name, (command, words) in list(self._fetching.items()):
+        """Notes which code has reached the shared directory."""
+        for name, command in list(self._fetching.items()):
             if not command.has_ended():
                 continue
             del self._fetching[name]
@@ -314,7 +315,7 @@ class SlurmEngine:
             if problem is not None:
                 attempt.refused(problem)
             else:
-                self._run_sbatch(attempt, words)
+                attempt.needs_code = False
 
     def commit(self, preempt: Collection[str]) -> None:
         pass  # Slurm preempts
@@ -329,7 +330,7 @@ class SlurmEngine:
 
     def wait_for(self) -> tuple[Iterable[int], float]:
         commands = [*self._submitting.values(), *filter(None, (self._asking, self._cancelling))]
-        commands += [command for command, _words in self._fetching.values()]
+        commands += self._fetching.values()
         due = min((command.due() for command in commands), default=math.inf)
         due = min(due, self._ask_at if self._asking is None else math.inf, self._cluster.due())
         if self._attempts:
@@ -557,8 +558,8 @@ class SlurmEngine:
             self._take_cancellation()
             self._cancel()
             time.sleep(_CLOSE_POLL)
-        fetching = [command for command, _words in self._fetching.values()]
-        for command in (*fetching, *self._submitting.values(), *filter(None, (self._asking, self._cancelling))):
+        preparing = (*self._fetching.values(), *self._submitting.values())
+        for command in (*preparing, *filter(None, (self._asking, self._cancelling))):
             command.kill()
         self._cluster.close()
 
