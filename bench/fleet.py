@@ -85,6 +85,7 @@ class Back(NamedTuple):
 def main() -> int:
     settings = (
         *("shared_preload_libraries=pg_stat_statements", "pg_stat_statements.track=all"),
+        "pg_stat_statements.track_planning=on",
         *(f"max_connections={WORKERS + 50}", "log_connections=on"),
     )
     print(
@@ -288,12 +289,15 @@ class _Observer:
 
     def top(self, most: int) -> str:
         found = self._rows(
-            "SELECT calls, rows, total_exec_time, wal_bytes, left(regexp_replace(query, '\\s+', ' ', 'g'), 90) "
-            f"FROM pg_stat_statements WHERE query NOT LIKE '%pg_stat%' ORDER BY total_exec_time DESC LIMIT {most}"
+            "SELECT calls, rows, total_exec_time, plans, total_plan_time, wal_bytes, "
+            "left(regexp_replace(query, '\\s+', ' ', 'g'), 90) "
+            "FROM pg_stat_statements WHERE query NOT LIKE '%pg_stat%' "
+            f"ORDER BY total_exec_time + total_plan_time DESC LIMIT {most}"
         )
         return "\n".join(
-            f"      {calls:7} calls {rows:8} rows {ms / 1000:7.2f} s {float(wal) / 2**20:8.2f} MiB  {query}"
-            for calls, rows, ms, wal, query in found
+            f"      {calls:7} calls {rows:8} rows {ms / 1000:7.2f} s {plans:6} plans {planning / 1000:7.2f} s "
+            f"{float(wal) / 2**20:8.2f} MiB  {query}"
+            for calls, rows, ms, plans, planning, wal, query in found
         )
 
     def busy(self) -> float:
