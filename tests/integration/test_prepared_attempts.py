@@ -80,6 +80,7 @@ sys.path.insert(0, {root!r})
 from stoker.cli import main
 from stoker.engines.local.engine import LocalEngine
 from stoker.engines.local.prepared import PreparedAttempt
+from stoker.engines.local.record import ShimChannel
 from stoker.queue.attempts import Attempts
 
 worker = os.getpid()
@@ -178,6 +179,40 @@ def test_job_whose_prepared_processes_are_killed_runs_once(prepared: PreparedSit
     prepared.assert_no_directory()
 
 
+def test_job_whose_reaper_was_killed_after_its_success_stays_a_success(site: WorkSite) -> None:
+    """The supervisor knows only that its reaper was killed, and says so in a second result."""
+    first, job = site.submit(site.until("flag")), site.submit(f"touch began; {site.until('second')}")
+    worker = site.work(*ONE, prefix=(sys.executable, "-c", _PRELUDE.format(root=str(ROOT), fault=_KILLS_REAPERS)))
+    place = site.home / f"prepared-{socket.gethostname()}"
+    (file,) = wait_for(lambda: [*place.glob("*/attempt.json")], deadline=PATIENCE, named="the preparation")
+    spec = LocalAttemptRecord(file.parent).attempt_spec()
+    assert spec is not None
+    site.create_flag("flag")
+    site.wait_until(first, "succeeded")
+    wait_for((site.directory / "began").exists, deadline=PATIENCE, named="the start of the job")
+    # It finds both results at once.
+    worker.process.send_signal(signal.SIGSTOP)
+    site.create_flag("second")
+    record = LocalAttemptRecord(site.home / "attempts" / f"{job}-1")
+    wait_for(lambda: record.status().state == "ended", deadline=PATIENCE, named="the end of the job")
+    assert not is_alive(spec.processes.reaper)
+    assert "was killed" in record.status().reason
+    worker.process.send_signal(signal.SIGCONT)
+    site.wait_until(job, "succeeded")
+    assert [attempt.outcome for attempt in site.store.attempts.of(job)] == ["succeeded"]
+
+
+_KILLS_REAPERS = """
+from stoker.runs.processes.reaper_process import ReaperProcess
+really = ReaperProcess._has_reported_success
+def reported(self):
+    if answer := really(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return answer
+ReaperProcess._has_reported_success = reported
+"""
+
+
 def test_suspended_prepared_shim_is_continued_when_its_attempt_is_claimed(prepared: PreparedSite) -> None:
     prepared.work()
     assert send(prepared.wait_until_prepared().processes.shim, signal.SIGSTOP)
@@ -192,9 +227,18 @@ def test_suspended_prepared_shim_is_continued_when_its_attempt_is_claimed(prepar
         ("dies_after(LocalEngine, '_prepare')", ["succeeded"]),
         ("dies_after(Attempts, 'complete')", ["requeued", "succeeded"]),
         ("dies_after(PreparedAttempt, '_give_name')", ["lost", "succeeded"]),
+        ("dies_after(ShimChannel, 'can_order_start')", ["lost", "succeeded"]),
+        ("ShimChannel.order_start = lambda *_: os.kill(os.getpid(), signal.SIGKILL)", ["succeeded"]),
         ("dies_after(PreparedAttempt, 'begin')", ["succeeded"]),
     ],
-    ids=["after-the-preparation", "after-the-claim", "before-the-shim-knows", "after-the-start"],
+    ids=[
+        "after-the-preparation",
+        "after-the-claim",
+        "before-the-shim-knows",
+        "shim-knows-nothing",
+        "reaper-knows-nothing",
+        "after-the-start",
+    ],
 )
 def test_worker_killed_after_preparation_loses_and_repeats_no_job(
     prepared: PreparedSite, fault: str, outcomes: list[str]

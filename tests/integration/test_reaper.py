@@ -628,6 +628,81 @@ def test_prepared_command_runs_only_when_it_is_started(then: str, runs: set[str]
     assert {file.name for file in tmp_path.iterdir()} - {"log"} == runs
 
 
+_FAST_PATH = """
+import os, select, signal, sys
+from stoker.runs.processes.reaper import LaunchRequest, Program, fork_reaper
+from stoker.runs.processes.reaper_process import FAST_START
+from stoker.runs.processes.syscalls import boot_clock
+
+place, script = sys.argv[1:]
+reaper = fork_reaper(keeps_output=True, has_fast_path=True)
+worker = reaper.take_connection()
+
+def prepare(command, name=b"a" * 16):
+    program = Program(["sh", "-c", command], os.environ, session=True)
+    request = LaunchRequest(program, signal.SIGTERM, 1.0, log=f"{place}/log", log_limit=1000, id=name, success=b"done")
+    reaper.prepare(request)
+    reaper.set_deadline(boot_clock() + 600.0, with_start=True)
+    reaper.start(request, waits=False, is_ordered=True)
+
+def order(name=b"a" * 16, seconds=600.0):
+    worker.send(FAST_START.pack(name, boot_clock() + seconds))
+
+def end():
+    while not reaper.empty:
+        assert select.select([reaper], [], [], 60)[0]
+        reaper.update()
+    said = worker.recv(100) if select.select([worker], [], [], 0)[0] else b""
+    lines = open(f"{place}/ran").read().split() if os.path.exists(f"{place}/ran") else []
+    print(lines, said.decode(), reaper.reported, reaper.status, sep="|", flush=True)
+
+run = f"echo ran >> {place}/ran"
+exec(script)
+reaper.close()
+"""
+_REPORTED = "select.select([worker], [], [])"
+_GO_ON = "prepare(f'{run}; until [ -e {place}/go ]; do sleep 0.02; done'); order()"
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("prepare(run); order(); end()", ["['ran']|done|True|0"]),
+        # Whoever orders second changes nothing, also not for the following job.
+        ("prepare(run); order(); reaper.ensure_start(); order(); end()", ["['ran']|done|True|0"]),
+        (
+            "prepare(run); order(); order(); end(); prepare(run, b'b' * 16); order(); order(b'b' * 16); end()",
+            ["['ran']|done|True|0", "['ran', 'ran']|done|True|0"],
+        ),
+        # A worker that was killed before it sent the order.
+        ("prepare(run); worker.shutdown(2); reaper.ensure_start(); end()", ["['ran']||False|0"]),
+        # What was meant for another attempt, or comes after the end of the lease.
+        ("prepare(run); order(b'b' * 16); reaper.ensure_start(); end()", ["['ran']|done|True|0"]),
+        ("prepare(run); order(seconds=-1.0); end()", ["[]||False|None"]),
+        # Only a success is the same for every job.
+        ("prepare(f'{run}; exit 3'); order(); end()", [f"['ran']||False|{3 << 8}"]),
+        # The outcome is decided once: by the supervisor, which may change its mind, or by the reaper.
+        (f"{_GO_ON}; print(reaper.decide()); open(f'{{place}}/go', 'w'); end()", ["True", "['ran']||False|0"]),
+        (
+            f"{_GO_ON}; reaper.decide(); reaper.leave_undecided(); open(f'{{place}}/go', 'w'); end()",
+            ["['ran']|done|True|0"],
+        ),
+        (
+            f"prepare(run); order(); {_REPORTED}; print(reaper.decide(), reaper.wait_for_status()); end()",
+            ["False 0", "['ran']|done|True|0"],
+        ),
+    ],
+    ids=[
+        "success", "ordered-twice", "late-order", "worker-gone", "other-attempt", "too-late", "failure", "stopped",
+        "not-stopped-after-all", "stopped-too-late",
+    ],
+)  # fmt: skip
+def test_worker_and_reaper_start_and_report_a_job_once(script: str, says: list[str], tmp_path: Path) -> None:
+    words = [sys.executable, "-c", _FAST_PATH, str(tmp_path), script]
+    tried = subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
+    assert tried.stdout.splitlines() == says, tried.stderr
+
+
 def test_many_jobs_in_a_row_leak_no_descriptors(tmp_path: Path) -> None:
     """Neither in the reaper nor in the supervisor, whether the jobs can be started or not."""
     program = (

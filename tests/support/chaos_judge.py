@@ -50,6 +50,9 @@ SLURM_OUTAGES: Final = ("held up", "stop supervisor", "EIO", "EMFILE", "ENOMEM")
 # The supervisor of another node, too, needs a disk, descriptors, memory and processes to begin.
 KEEPS_FROM_STARTING: Final = ("full disk", "no inodes", "EIO", "ENOSPC", "EMFILE", "ENOMEM", "EAGAIN", "slow directory",
                               "late directory")  # fmt: skip
+# A daemon of Slurm that is suspended for a moment can cost the step on another node a timeout of Slurm's, longer
+# than the lease of these tests.
+DELAYS_STEPS: Final = ("stop slurmstepd", "stop slurmd", "stop controller")
 # A controller that was killed may take a job for ended that it has started since, and gives it no step on other nodes.
 FORGETS_FOR: Final = 10.0
 # What a job printed may be missing when these were there.
@@ -225,7 +228,7 @@ class _Case:
         if "kill job" in self._kinds(attempt) and self._had(attempt, ("delete attempts", "delete home"), begin, end):
             return True
         if len({one.rank for one in start}) < self._nodes:
-            if self._had(attempt, KEEPS_FROM_STARTING, begin - 1, end):
+            if self._had(attempt, KEEPS_FROM_STARTING + DELAYS_STEPS, begin - 1, end):
                 return True
             if self._had(attempt, ("kill controller",), begin - FORGETS_FOR, end):
                 return True

@@ -64,7 +64,7 @@ class Harness:
     def __init__(self, directory: Path, attempt_spec: LocalAttemptSpec) -> None:
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.worker = ShimChannel(mine)
-        self.reaper = Mock(spec=Reaper, job=None, status=None, empty=True, containment="", cgroup=None)
+        self.reaper = Mock(spec=Reaper, job=None, status=None, empty=True, containment="", cgroup=None, reported=False)
         self.reaper.owns.return_value = False
         self._signals = SignalStream([signal.SIGUSR2])
         self._timer = BootTimer()

@@ -16,7 +16,7 @@ import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -57,6 +57,9 @@ _NO_FAILURES: Final[Mapping[str, Outcome]] = {
 }
 StopCause: TypeAlias = Literal["cancelled", "preempted", "lease"]
 """Why a worker stops an attempt; `lease`: it lost the lease, and another worker may run the job."""
+
+
+T = TypeVar("T")
 
 
 class BatchSizeFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +114,10 @@ class AttemptSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds before the end of the lease at which the job gets SIGKILL."""
         return min(LONGEST_MARGIN, self.lease * MARGIN_SHARE)
 
+    def reaper_deadline(self, until: float) -> float:
+        """When the reaper stops a job whose supervisor has not; `until`: the end of the lease."""
+        return until - self.margin / 2
+
 
 class AttemptResult(msgspec.Struct, frozen=True, tag="result"):
     """How an attempt ended, as the queue keeps it."""
@@ -151,8 +158,9 @@ class AttemptRecord(Record):
     def delivered(self) -> None:
         """Marks the attempt as delivered: the queue has everything."""
         try:
-            (self.directory / UNDELIVERED).replace(self.directory / _DELIVERED)
-            (self.directory / ARCHIVE).unlink(missing_ok=True)
+            os.replace(f"{self.directory}/{UNDELIVERED}", f"{self.directory}/{_DELIVERED}")  # noqa: PTH105 - as text
+            if os.path.lexists(archive := f"{self.directory}/{ARCHIVE}"):
+                os.unlink(archive)  # noqa: PTH108
         except OSError:
             return  # another process did it, or the disk failed: a second delivery is refused
 
@@ -171,7 +179,7 @@ class AttemptRecord(Record):
     def fit(self) -> Fitted | None:
         """The batch size that was found; None until then."""
         try:
-            return msgspec.json.decode((self.directory / _FIT).read_bytes(), type=Fitted)
+            return self._read(_FIT, Fitted)
         except (OSError, ValueError):
             return None
 
@@ -181,9 +189,17 @@ class AttemptRecord(Record):
 
     def applied_snooze(self) -> AppliedSnooze | None:
         try:
-            return msgspec.json.decode((self.directory / _SNOOZED).read_bytes(), type=AppliedSnooze)
+            return self._read(_SNOOZED, AppliedSnooze)
         except (OSError, ValueError):
             return None
+
+    def _read(self, name: str, kind: type[T]) -> T | None:
+        """None without such a file. Raises OSError or ValueError."""
+        path = f"{self.directory}/{name}"
+        if not os.access(path, os.F_OK):
+            return None
+        with open(path, "rb") as file:  # noqa: PTH123 - between two jobs, where Path takes its time
+            return msgspec.json.decode(file.read(), type=kind)
 
     def _replace(self, name: str, value: msgspec.Struct) -> None:
         write_atomically(f"{self.directory}/{name}", msgspec.json.encode(value))

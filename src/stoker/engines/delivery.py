@@ -117,16 +117,19 @@ class LogTail:
 
 def deliver_last_logs(store: Store, tails: Sequence[LogTail]) -> None:
     """Writes the log tails of ended attempts in one transaction."""
-    store.logs.write_last({tail.attempt: tail.read(TAIL) for tail in tails})
+    texts = {tail.attempt: tail.read(TAIL) for tail in tails}
+    store.logs.write_last(texts)
     for tail in tails:
-        tail.write_link(store)
+        if texts[tail.attempt]:
+            tail.write_link(store)
 
 
 def details_of(record: AttemptRecord) -> AttemptDetails | None:
     """The details of an ended attempt; None if there are none."""
     status, fit, body = record.status(), _fit(record), b""
-    with contextlib.suppress(OSError):
-        body = record.report.read_bytes()
+    if record.has_report():
+        with contextlib.suppress(OSError):
+            body = record.report.read_bytes()
     report = body.decode(errors="replace")
     if len(body) > LONGEST_REPORT:
         report = body[: LONGEST_REPORT - len(_CUT.encode())].decode(errors="ignore") + _CUT

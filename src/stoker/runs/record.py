@@ -158,6 +158,10 @@ class Record:
     def report(self) -> Path:
         return self.directory / "report.md"
 
+    def has_report(self) -> bool:
+        """Cheaper than a try to read it: most runs have none."""
+        return os.access(f"{self.directory}/report.md", os.F_OK)
+
     @property
     def is_kept(self) -> bool:
         """True if it has a directory."""
@@ -168,7 +172,7 @@ class Record:
 
     def status(self) -> Status:
         try:
-            return _read(self.directory / "status.json", Status)
+            return _read(self._status_path, Status)
         except StokerError:
             return Status()
 
@@ -427,9 +431,10 @@ def readable(text: str) -> str:
     return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
-def _read(path: Path, kind: type[T]) -> T:
+def _read(path: str | Path, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        with open(path, "rb") as file:  # noqa: PTH123 - between two jobs, where Path takes its time
+            return msgspec.json.decode(file.read(), type=kind)
     except (OSError, ValueError) as error:
         raise StokerError(f"{path} cannot be read: {error}") from None
 

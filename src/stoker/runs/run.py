@@ -1,11 +1,13 @@
 """Runs `stoker run`: the record, the reaper, and the supervisor in the foreground of a terminal."""
 
 import contextlib
+import functools
 import os
 import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -86,16 +88,25 @@ def spec_of(plan: Plan, record: Record) -> Spec:
         command=tuple(map(readable, plan.command)),
         directory=readable(plan.directory or _here()),
         host=socket.gethostname(),
-        user=user_name(os.getuid()),
+        user=_user(os.getuid()),
         boot=boot_id(),
         supervisor=os.getpid(),
-        supervisor_started=read_stat("/proc/self/stat").started,
+        supervisor_started=_started(os.getpid()),
         started=time.time(),
         policy=stored_form(plan.policies, whole=True),
         rule=in_words(plan.policies),
         gpus=plan.gpus,
         dry_run=plan.dry_run,
     )
+
+
+# A shim writes a spec for each of its jobs.
+_user: Final = functools.cache(user_name)
+
+
+@functools.cache
+def _started(me: int) -> int:
+    return read_stat(f"/proc/{me}/stat").started
 
 
 def record_orphan_stop(stop: OrphanStop) -> None:

@@ -266,6 +266,7 @@ class Supervisor(CommandHandler[int]):
         if time.monotonic() >= self._note_start_at:
             is_unconfirmed = self._reaper.job is None and not self._reaper.empty
             if is_unconfirmed and time.monotonic() < self._started_at + _PID_WITHIN:
+                self._reaper.ensure_start()
                 self._note_start_at = time.monotonic() + NOTED_WITHIN
             else:
                 self._note_start()
@@ -414,6 +415,8 @@ class Supervisor(CommandHandler[int]):
 
     def _stop_as_requested(self, request: StopRequest) -> int:
         """Stops on request of the controller, with a report only at the time limit."""
+        if (succeeded := self._success()) is not None:
+            return succeeded
         if request.ending == "time limit" and (code := self._stop("time limit", request.reason, code=request.code)):
             return code
         self._write_status(state="stopping", ending=request.ending, reason=request.reason)
@@ -429,6 +432,8 @@ class Supervisor(CommandHandler[int]):
 
         Returns None if a snooze arrives before the first signal; the run then continues.
         """
+        if (succeeded := self._success()) is not None:
+            return succeeded
         self._write_status(state="stopping", ending=ending, reason=reason)
         postmortem: Postmortem | None = None
         with self._explaining():
@@ -443,6 +448,7 @@ class Supervisor(CommandHandler[int]):
             with contextlib.suppress(OSError):
                 self._record.report.unlink(missing_ok=True)
             self._write_status(state="running", ending=None, reason="", rule="")
+            self._reaper.leave_undecided()
             return None
         if self.nodes is not None:
             self.nodes.stop(ending, reason)
@@ -452,6 +458,12 @@ class Supervisor(CommandHandler[int]):
             with self._explaining():
                 postmortem.publish(f"{outcome.in_words()}; exit code {code}", self._status)
         return self._end(ending, reason, code)
+
+    def _success(self) -> int | None:
+        """The exit code, if the reaper has decided that the job has succeeded, and nothing is to be stopped."""
+        if self._reaper.decide() or self._reaper.wait_for_status() != 0:
+            return None
+        return self.on_exit(0)
 
     def _postmortem(self, verdict: Verdict | None) -> "Postmortem":
         """Collects the facts of this machine within a time limit."""

@@ -103,6 +103,7 @@ class WorkerLoop:
         self._signals = SignalStream(_STOPPING)
         self._timer = BootTimer()
         """Rings when the next attempt is to be prepared: `poll` counts in milliseconds, and that is too long."""
+        self._timer_set_for = math.inf
         self._store: Store | None = None
         self._changes: ChangeListener | None = None
         self._away_until = -math.inf
@@ -159,7 +160,9 @@ class WorkerLoop:
             if descriptor >= 0:
                 poll.register(descriptor, select.POLLIN)
         if self._store is not None and self._search_at == math.inf and self._scheduler.prepare_at < math.inf:
-            self._timer.ring_at(boot_clock() + self._scheduler.prepare_at - time.monotonic())
+            if self._timer_set_for != self._scheduler.prepare_at:
+                self._timer_set_for = self._scheduler.prepare_at
+                self._timer.ring_at(boot_clock() + self._timer_set_for - time.monotonic())
             poll.register(self._timer.fileno(), select.POLLIN)
         due = min(due, self._due())
         found = {descriptor for descriptor, _ in poll.poll(max(0.0, due - time.monotonic()) * 1000 + 0.5)}

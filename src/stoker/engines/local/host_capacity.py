@@ -70,7 +70,11 @@ class Amounts(NamedTuple):
 
     def fit_into(self, free: "Amounts") -> bool:
         """Resources that are not requested do not matter, even if they are overcommitted."""
-        return all(not asked or asked <= left for asked, left in zip(self, free, strict=True))
+        return (
+            (not self.slots or self.slots <= free.slots)
+            and (not self.cpus or self.cpus <= free.cpus)
+            and (not self.ram or self.ram <= free.ram)
+        )
 
     def overlap(self, other: "Amounts") -> bool:
         return any(mine and its for mine, its in zip(self, other, strict=True))

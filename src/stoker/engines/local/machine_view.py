@@ -35,6 +35,8 @@ _WAITING_LOOKS: Final = 2.0
 _SETTLING_LOOKS: Final = 0.25
 # A GPU that has not settled by then is used by others.
 _SETTLES_WITHIN: Final = 5.0
+# The shortest interval of looks: jobs that end within milliseconds share one.
+_LEAST_LOOKS: Final = 0.02
 # Placement needs a look younger than this.
 _FRESH: Final = 0.5
 # A program prints its fatal error last.
@@ -116,14 +118,14 @@ class MachineView:
         return False
 
     def freed(self, uuids: tuple[str, ...], state: GpuUse = "job") -> None:
-        """Notes that a job or background program has left these GPUs, and requests a look at once."""
+        """Notes that a job or background program has left these GPUs, and requests a look."""
         moment = time.monotonic()
         for uuid in uuids:
             self.tracker.ended(uuid, moment)
             self.usage.note_end(uuid, state, moment)
         if uuids:
             self._freed_at = moment
-            self._sampler.no_later_than(moment)
+            self._sampler.no_later_than(max(moment, self._looked_at + _LEAST_LOOKS))
 
     def allocations(self) -> list[Allocation]:
         """The running jobs and programs, for placement."""

@@ -19,6 +19,7 @@ from stoker.engines.local.record import AttemptClaimed, LocalAttemptRecord, Loca
 from stoker.gpus.model import Gpu
 from stoker.paths import remove_tree
 from stoker.queue import Attempt, Job, JobSpec
+from stoker.runs.processes.reaper_process import FAST_START
 
 _asked: Final = operator.attrgetter(*JobSpec.__struct_fields__)
 # `attempt.json` says when the attempt began: it is not written again for less than this.
@@ -68,9 +69,13 @@ class PreparedAttempt:
             self._give_name()
         except OSError:
             return None
-        if not self.channel.send(AttemptClaimed(spec.lease_until)):
+        is_ordered = self.channel.can_order_start()
+        if not self.channel.send(AttemptClaimed(spec.lease_until, is_ordered)):
             remove_tree(self._record.directory, ignore_errors=True)
             return None
+        if is_ordered:
+            deadline = spec.reaper_deadline(spec.lease_until)
+            self.channel.order_start(FAST_START.pack(bytes.fromhex(spec.attempt), deadline))
         return LocalAttempt(self._record, spec, self.channel)
 
     def _give_name(self) -> None:

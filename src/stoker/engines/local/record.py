@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from stoker.procfs import Identity
 
 # A plain number: the flags of an enum take as long to combine as the message takes to send.
 _FLAGS: Final = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+_RECEIVE_FLAGS: Final = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
 # The name of a shim's process.
 SHIM_NAME: Final = "stoker-shim"
 _LONGEST: Final = 65536
@@ -128,7 +130,7 @@ def _leads_to(link: str, path: str) -> bool:
 
 
 class ShimReady(msgspec.Struct, frozen=True, tag="ready"):
-    """From an idle shim."""
+    """From an idle shim. The first one brings the connection to its reaper."""
 
     processes: AttemptProcesses
 
@@ -166,6 +168,8 @@ class AttemptClaimed(msgspec.Struct, frozen=True, tag="claimed"):
 
     lease_until: float
     """On `lease_clock()`."""
+    is_ordered: bool = False
+    """The worker orders the start from the reaper, too."""
 
 
 class LeaseRenewed(msgspec.Struct, frozen=True, tag="renewed"):
@@ -193,28 +197,76 @@ _DECODER: Final = msgspec.msgpack.Decoder[ShimMessage](ShimMessage)
 
 
 class ShimChannel:
-    """One end of the connection between a worker and a shim."""
+    """One end of the connection between a worker and a shim. The worker's may include one to the shim's reaper."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, *, is_new: bool = False) -> None:
+        """`is_new`: the first message brings the connection to the reaper."""
         self._connection = connection
+        self._is_new = is_new
         self.open = True
+        self._reaper: socket.socket | None = None
 
     def fileno(self) -> int:
         return self._connection.fileno()
+
+    def reaper_fileno(self) -> int:
+        """-1 without a connection to the reaper."""
+        return -1 if self._reaper is None else self._reaper.fileno()
+
+    @staticmethod
+    def encoded(message: ShimMessage) -> bytes:
+        return msgspec.msgpack.encode(message)
 
     def send(self, message: ShimMessage) -> bool:
         """Sends a message; False if the other end is closed."""
         try:
             # A suspended peer must not block this end.
-            self._connection.send(msgspec.msgpack.encode(message), _FLAGS)
+            self._connection.send(self.encoded(message), _FLAGS)
         except OSError:
             return False
         return True
 
+    def send_with(self, message: ShimMessage, descriptor: int) -> bool:
+        """Like `send`; the other end receives a copy of the descriptor by `receive_with`."""
+        try:
+            socket.send_fds(self._connection, [self.encoded(message)], [descriptor], _FLAGS)
+        except OSError:
+            return False
+        return True
+
+    def can_order_start(self) -> bool:
+        """Whether there is a reaper that `order_start` reaches."""
+        if self._reaper is None:
+            return False
+        poll = select.poll()
+        poll.register(self._reaper.fileno(), 0)
+        return not poll.poll(0)  # a hang-up says that nobody reads
+
+    def order_start(self, order: bytes) -> None:
+        """Orders the start of the prepared attempt from the reaper. The shim does, too, if that fails."""
+        if self._reaper is not None:
+            with contextlib.suppress(OSError):
+                self._reaper.send(order, _FLAGS)
+
+    def receive_report(self) -> ShimMessage | None:
+        """The result of an attempt from its reaper, if there is one."""
+        if self._reaper is None:
+            return None
+        try:
+            packet = self._reaper.recv(_LONGEST, socket.MSG_DONTWAIT)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError:
+            packet = b""
+        if packet:
+            return _decoded(packet)
+        self._close_reaper()
+        return None
+
     def receive(self) -> ShimMessage | None:
         """The next message, if any. `open` becomes false when the other end closes."""
         try:
-            packet = self._connection.recv(_LONGEST, socket.MSG_DONTWAIT)
+            packet = self._receive_first() if self._is_new else self._connection.recv(_LONGEST, socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
             return None
         except OSError:
@@ -222,13 +274,30 @@ class ShimChannel:
         if not packet:
             self.open = False
             return None
-        try:
-            message: ShimMessage = _DECODER.decode(packet)
-        except msgspec.DecodeError:
-            return None  # from another version of Stoker
-        return message
+        return _decoded(packet)
+
+    def _receive_first(self) -> bytes:
+        packet, descriptors, _flags, _address = socket.recv_fds(self._connection, _LONGEST, 1, _RECEIVE_FLAGS)
+        self._is_new = False
+        for descriptor in descriptors:
+            self._reaper = socket.socket(fileno=descriptor)
+        return packet
+
+    def _close_reaper(self) -> None:
+        if self._reaper is not None:
+            self._reaper.close()
+            self._reaper = None
 
     def close(self) -> None:
         self.open = False
         with contextlib.suppress(OSError):
             self._connection.close()
+        self._close_reaper()
+
+
+def _decoded(packet: bytes) -> ShimMessage | None:
+    try:
+        message: ShimMessage = _DECODER.decode(packet)
+    except msgspec.DecodeError:
+        return None  # from another version of Stoker
+    return message

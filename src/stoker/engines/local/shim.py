@@ -47,6 +47,8 @@ from stoker.runs.record import Status
 from stoker.runs.run import record_orphan_stop
 from stoker.runs.supervisor import StopRequest, launch_request, tagged
 
+# What `result_of` says of a command that has exited with 0.
+_SUCCESS: Final = ShimChannel.encoded(AttemptResult("succeeded", 0, ""))
 # The delay before another try to listen for a worker.
 _LISTEN_EVERY: Final = 1.0
 # The delay before another try to fork on a machine short of processes or memory.
@@ -78,25 +80,25 @@ def run_attempts(connection: socket.socket) -> None:
     def helpers() -> tuple[int, ...]:
         return execution.helpers() if execution is not None else ()
 
-    reaper = fork_reaper(orphaned=record_orphan_stop, helpers=helpers, keeps_output=True)
+    reaper = fork_reaper(orphaned=record_orphan_stop, helpers=helpers, keeps_output=True, has_fast_path=True)
     processes = _processes(reaper)
     timer = BootTimer()
     redirect_stderr(reaper)
     # A plain dictionary: every lookup in `os.environ` decodes again.
     environment = dict(os.environ)
-    while channel is not None and (start := _next_attempt(channel, signals, processes)) is not None:
+    while channel is not None and (start := _next_attempt(channel, signals, processes, reaper)) is not None:
         record, is_claimed = LocalAttemptRecord(Path(start.directory)), start.is_claimed
         try:
             if (attempt_spec := start.attempt_spec()) is None:
                 raise OSError(errno.EIO, "its attempt spec cannot be read")
             execution = LocalExecution(record, attempt_spec, channel, signals, reaper, timer, environment)
-            until = attempt_spec.lease_until
+            until, is_ordered = attempt_spec.lease_until, False
             if not is_claimed:
                 execution.prepare()
                 if (claimed := _await_claim(channel, signals)) is None:
                     break  # nobody has learned of it
-                is_claimed, until = True, claimed.lease_until
-            execution.own(until)
+                is_claimed, until, is_ordered = True, claimed.lease_until, claimed.is_ordered
+            execution.own(until, is_ordered=is_ordered)
         except OSError as error:
             if is_claimed or _await_claim(channel, signals) is not None:
                 _report_not_started(record, channel, error)
@@ -116,9 +118,17 @@ def _report_not_started(record: LocalAttemptRecord, channel: ShimChannel, error:
     channel.send(result_of(status))
 
 
-def _next_attempt(channel: ShimChannel, signals: SignalStream, processes: AttemptProcesses) -> StartAttempt | None:
+def _next_attempt(
+    channel: ShimChannel, signals: SignalStream, processes: AttemptProcesses, reaper: Reaper
+) -> StartAttempt | None:
     """Reports ready and waits for an attempt; None if none will come."""
-    if not channel.send(ShimReady(processes)):
+    ready, connection = ShimReady(processes), reaper.take_connection()
+    if connection is None:
+        is_sent = channel.send(ready)
+    else:
+        with connection:
+            is_sent = channel.send_with(ready, connection.fileno())
+    if not is_sent:
         return None
     message = _next_message(channel, signals)
     while message is not None and not isinstance(message, StartAttempt):
@@ -198,16 +208,20 @@ class LocalExecution(Execution):
         """What can be done before the attempt is claimed, for one without a batch size to find or code to unpack."""
         spec, log = self._attempt_spec, str(self._record.output)
         environment = tagged(self._environment, self._record)
-        self._request = launch_request(spec.plan, self._record, environment, self._signals, log, spec.log_limit)
+        request = launch_request(spec.plan, self._record, environment, self._signals, log, spec.log_limit)
+        self._request = request._replace(id=bytes.fromhex(spec.attempt), success=_SUCCESS)
         self._reaper.prepare(self._request)
 
-    def own(self, until: float) -> None:
-        """The attempt is claimed, and its directory there. `until`: the end of its lease, on `lease_clock()`."""
+    def own(self, until: float, *, is_ordered: bool = False) -> None:
+        """The attempt is claimed, and its directory there. `until`: the end of its lease, on `lease_clock()`.
+
+        `is_ordered`: the worker orders the start from the reaper.
+        """
         spec = self._attempt_spec
         is_next = spec.fitting is None and spec.commit is None and spec.code is None
         self._tell_reaper(until, with_start=is_next)
         if self._request is not None:
-            self._reaper.start(self._request, waits=False)
+            self._reaper.start(self._request, waits=False, is_ordered=is_ordered)
             self._is_launched = True
             # The reaper first: it may have been woken on this core.
             os.sched_yield()
@@ -267,8 +281,12 @@ class LocalExecution(Execution):
         self._listen()
 
     def _listen(self) -> None:
-        """Listens for the next worker, unless a try has failed just now."""
-        if not self._started or self._listener is not None or time.monotonic() < self._listen_at:
+        """Listens for the next worker, unless a try has failed just now.
+
+        Most results are recorded by this worker at once: for the rest of the attempt there is no next one.
+        """
+        is_last = self._result is not None and self._channel is not None
+        if not self._started or is_last or self._listener is not None or time.monotonic() < self._listen_at:
             return
         try:
             listener = self._record.listen()
@@ -279,6 +297,8 @@ class LocalExecution(Execution):
         self._epoll.register(listener.fileno(), select.EPOLLIN)
 
     def announce(self, result: AttemptResult) -> None:
+        if self._reaper.reported:
+            return
         if self._channel is not None and not self._channel.send(result):
             self._lose_worker()
 
@@ -302,7 +322,7 @@ class LocalExecution(Execution):
 
         `with_start`: sends the deadline together with the start of the job, its next message.
         """
-        self._reaper.set_deadline(moment - self._attempt_spec.margin / 2, with_start=with_start)
+        self._reaper.set_deadline(self._attempt_spec.reaper_deadline(moment), with_start=with_start)
 
     def _send_delivery(self) -> None:
         try:
@@ -315,7 +335,6 @@ class LocalExecution(Execution):
     def _receive(self) -> StopRequest | None:
         """Handles all messages and returns the last stop request."""
         request: StopRequest | None = None
-        self._listen()
         for descriptor, _ in self._epoll.poll(0):
             if self._listener is not None and descriptor == self._listener.fileno():
                 self._accept_worker(self._listener)
@@ -327,6 +346,7 @@ class LocalExecution(Execution):
             self._epoll.unregister(self._delivery.fileno())
             self._delivery.give_up()
             self._delivery = None
+        self._listen()
         return request
 
     def _take_answer(self, delivery: DetachedDelivery) -> StopRequest | None:

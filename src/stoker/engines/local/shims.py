@@ -103,7 +103,7 @@ class ForkServer:
         if not descriptors:
             # The kernel has closed the connection, so its shim exits.
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return ShimChannel(socket.socket(fileno=descriptors[0]))
+        return ShimChannel(socket.socket(fileno=descriptors[0]), is_new=True)
 
     def close(self) -> None:
         """Ends the fork server. Shims with an attempt stay; idle ones exit when their connections close."""
@@ -286,6 +286,7 @@ class ShimPool:
         for attempt in self.attempts.values():
             if attempt.channel is not None:
                 yield attempt.channel.fileno()
+                yield attempt.channel.reaper_fileno()
             elif attempt.reaper_exit >= 0:
                 yield attempt.reaper_exit
 
@@ -386,6 +387,9 @@ class ShimPool:
         ended = []
         for attempt in list(self.attempts.values()):
             connection, before = attempt.channel, attempt.result
+            if connection is not None and connection.reaper_fileno() in readable:
+                # Before what the shim says: it may be ready for another attempt.
+                self._receive_report(attempt, connection)
             if connection is not None and connection.fileno() in readable:
                 self._receive_from(attempt, connection)
             elif attempt.reaper_exit in readable:
@@ -396,10 +400,17 @@ class ShimPool:
                 ended.append(attempt)
         return ended
 
+    @staticmethod
+    def _receive_report(attempt: LocalAttempt, connection: ShimChannel) -> None:
+        report = connection.receive_report()
+        if isinstance(report, AttemptResult):
+            attempt.result = attempt.result or report
+
     def _receive_from(self, attempt: LocalAttempt, connection: ShimChannel) -> None:
         while (message := connection.receive()) is not None:
             if isinstance(message, AttemptResult):
-                attempt.result = message
+                # A second one comes if the reaper was killed after it had reported the success.
+                attempt.result = attempt.result or message
             elif isinstance(message, ShimReady):
                 # The attempt is complete on disk.
                 self._idle[connection] = message.processes

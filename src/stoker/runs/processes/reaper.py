@@ -13,6 +13,7 @@ import gc
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -34,6 +35,7 @@ from stoker.runs.processes.reaper_process import (
     STARTED,
     STOPPED,
     TIME,
+    FastPath,
     LaunchRequest,
     OrphanStop,
     ReaperProcess,
@@ -133,10 +135,12 @@ def fork_reaper(
     helpers: Callable[[], Collection[int]] = frozenset,
     contain_cgroup: bool = True,
     keeps_output: bool = False,
+    has_fast_path: bool = False,
 ) -> "Reaper":
     """Forks a reaper without a job, so that `Reaper.start` costs only the fork of the job.
 
-    `keeps_output`: the reaper writes the output of its jobs to files. Raises OSError.
+    `keeps_output`: the reaper writes the output of its jobs to files. `has_fast_path`: a worker connects to it by
+    `take_connection`. Raises OSError.
     """
     # Like GNU timeout: an inherited SIG_IGN for SIGCHLD would discard the exit status of children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -151,7 +155,8 @@ def fork_reaper(
         requests, send_requests = _pipe(undo)
         report, report_events = _pipe(undo)
         output = _pipe(undo) if keeps_output else None
-        setup = ReaperSetup(me, requests, report_events, cgroup, orphaned, output)
+        connection, fast_path = _fast_path(undo) if has_fast_path else (None, None)
+        setup = ReaperSetup(me, requests, report_events, cgroup, orphaned, output, fast_path)
         # Frozen objects are never collected, so the two processes keep sharing their memory.
         gc.freeze()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
@@ -168,10 +173,24 @@ def fork_reaper(
             return here.union(helpers())
 
         reaper = Reaper(pid, send_requests, report, cgroup, containment, others, output)
+        if fast_path is not None:
+            reaper.use_fast_path(connection, fast_path.outcome)
         undo.pop_all()
     os.close(requests)
     os.close(report_events)
+    if fast_path is not None:
+        fast_path.worker.close()
     return reaper
+
+
+def _fast_path(undo: contextlib.ExitStack) -> tuple[socket.socket, FastPath]:
+    """The worker's end of the connection, and the reaper's part."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        undo.callback(end.close)
+    outcome = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    undo.callback(os.close, outcome)
+    return ends[0], FastPath(ends[1], outcome)
 
 
 def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
@@ -233,9 +252,18 @@ class Reaper:
         self._others = others
         self.output = output
         """Both ends of the pipe for the jobs' output, if the reaper keeps it."""
+        self._connection: socket.socket | None = None
+        """The worker's end of the fast path, until it is taken."""
+        self._outcome: int | None = None
+        self.reported = False
+        """The reaper has reported the success of the job to the worker."""
         self._request: LaunchRequest | None = None
         self._prepared: LaunchRequest | None = None
         """One that the reaper has, and does not start yet."""
+        self._has_decided = False
+        """This process has decided how the job ends."""
+        self._expected: float | None = None
+        """The deadline of a start that the worker has ordered."""
         self._deadline: float | None = None
         """A deadline to send with the next start."""
         self._tree = ProcessTree(pid, cgroup)
@@ -254,6 +282,10 @@ class Reaper:
         self._epoll.register(self._wakeup, select.EPOLLIN)
         self._epoll.register(report, select.EPOLLIN)
 
+    def use_fast_path(self, connection: socket.socket | None, outcome: int) -> None:
+        """`connection`: the worker's end."""
+        self._connection, self._outcome = connection, outcome
+
     @property
     def reusable(self) -> bool:
         """True if the job has ended completely and the reaper can start another."""
@@ -268,33 +300,80 @@ class Reaper:
     def prepare(self, request: LaunchRequest) -> None:
         """Sends the request of the next `start` ahead, so that it takes less time."""
         self._prepared = request
+        if self._outcome is not None:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._outcome)
+            os.eventfd_write(self._outcome, 1)
+            self._has_decided = False
         with contextlib.suppress(BrokenPipeError):  # `start` reports it
             _write_all(self._requests, request.to_bytes(PREPARE))
 
-    def start(self, request: LaunchRequest, *, waits: bool = True) -> None:
+    def start(self, request: LaunchRequest, *, waits: bool = True, is_ordered: bool = False) -> None:
         """Starts a job, after the previous one has ended completely.
 
-        Waits a limited time for the command to start or fail; both are events.
+        Waits a limited time for the command to start or fail; both are events. `is_ordered`: the worker orders the
+        start of what is prepared; `ensure_start` does if it was killed first.
         """
-        self.job, self.status, self.empty = None, None, False
+        self.job, self.status, self.empty, self.reported = None, None, False, False
         self._early_signals.clear()
         self._request = request
         deadline, self._deadline = self._deadline, None
         prepared, self._prepared = self._prepared, None
+        is_prepared = deadline is not None and request == prepared
+        self._expected = deadline if is_prepared else None
+        if not is_prepared:
+            self._send_start(request._replace(deadline=deadline).to_bytes())
+        elif not is_ordered:
+            self.ensure_start()
+        if waits and self._epoll.poll(_START_PATIENCE):
+            self._read_events()
+
+    def ensure_start(self) -> None:
+        """Orders the start that the worker was to order; the reaper ignores the second order."""
+        deadline, self._expected = self._expected, None
+        if deadline is not None:
+            self._send_start(GO + TIME.pack(deadline))
+
+    def _send_start(self, order: bytes) -> None:
         try:
-            if deadline is not None and request == prepared:
-                os.write(self._requests, GO + TIME.pack(deadline))
-            else:
-                _write_all(self._requests, request._replace(deadline=deadline).to_bytes())
+            _write_all(self._requests, order)
         except BrokenPipeError:
             # The reaper was killed before it read the whole request, so nothing was started.
             self.empty = True
             self._queue_event(
                 Failed(errno.EAGAIN, OWN_FAILURE, "the process that was to start it was killed", transient=True)
             )
-            return
-        if waits and self._epoll.poll(_START_PATIENCE):
-            self._read_events()
+
+    def take_connection(self) -> socket.socket | None:
+        """The worker's connection to the reaper, once; the caller closes it."""
+        connection, self._connection = self._connection, None
+        return connection
+
+    def decide(self) -> bool:
+        """Call it before a stop. False if the reaper has decided that the job has succeeded: its events follow."""
+        if self._outcome is None or self._request is None or not self._request.success or self._has_decided:
+            return True
+        try:
+            os.eventfd_read(self._outcome)
+        except BlockingIOError:
+            return False
+        self._has_decided = True
+        return True
+
+    def leave_undecided(self) -> None:
+        """Undoes `decide`."""
+        if self._has_decided and self._outcome is not None:
+            os.eventfd_write(self._outcome, 1)
+        self._has_decided = False
+
+    def wait_for_status(self) -> int | None:
+        """The command's wait status, after waiting for it for a limited time."""
+        ends = time.monotonic() + _START_PATIENCE
+        self.update()
+        while self.status is None and (left := ends - time.monotonic()) > 0:
+            self._epoll.poll(left)
+            self.update()
+        return self.status
 
     def set_deadline(self, deadline: float, *, with_start: bool = False) -> None:
         """Sets the time on the boot clock at which the reaper stops the job, if its supervisor has not.
@@ -382,6 +461,10 @@ class Reaper:
             os.close(self._report)
         os.close(self._wakeup)
         self._epoll.close()
+        if self._outcome is not None:
+            os.close(self._outcome)
+        if self._connection is not None:
+            self._connection.close()
         for end in self.output or ():
             os.close(end)
         if self.cgroup is not None:
@@ -440,7 +523,7 @@ class Reaper:
             self.status = first
             self._queue_event(Ended(first))
         elif kind == EMPTY:
-            self.empty = True
+            self.empty, self.reported = True, bool(first)
             self._queue_event(Empty())
         elif kind == DEADLINE_PASSED:
             self._killed_cgroup = True

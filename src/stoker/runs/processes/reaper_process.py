@@ -11,6 +11,7 @@ import math
 import os
 import select
 import signal
+import socket
 import struct
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -35,6 +36,8 @@ PREPARE: Final = b"p"
 GO: Final = b"g"
 DEADLINE: Final = b"d"
 TIME: Final = struct.Struct("=d")
+# On the fast path: the `id` of the request to start, and the deadline.
+FAST_START: Final = struct.Struct("=16sd")
 _LENGTH: Final = struct.Struct("=I")
 _CHUNK: Final = 65536
 # A job that prints endlessly must not keep its reaper from other work.
@@ -48,6 +51,8 @@ _LONGEST_WAIT: Final = 20.0
 # In milliseconds. The log of a job is opened after this, unless it prints or ends before.
 _STARTED_WITHIN: Final = 1
 REAPER_NAME: Final = "stoker-reaper"
+# A plain number: the flags of an enum take as long to combine as the message takes to send.
+_SEND_FLAGS: Final = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 # The kernel sends it when the supervisor dies. It also continues a suspended reaper.
 _SUPERVISOR_DIED: Final = signal.SIGCONT
 
@@ -77,6 +82,10 @@ class LaunchRequest(NamedTuple):
     log_limit: int = 0
     deadline: float | None = None
     """The new deadline; None keeps the last one."""
+    id: bytes = b""
+    """The name of the request on the fast path: 16 bytes; empty if only the supervisor may start it."""
+    success: bytes = b""
+    """The report of a success on the fast path; empty if only the supervisor may report it."""
 
     def to_bytes(self, kind: bytes = START) -> bytes:
         """Encodes the request. Both ends are forks of one process, so they agree on the format."""
@@ -92,6 +101,18 @@ class LaunchRequest(NamedTuple):
         return cls(Program(*words), *rest)
 
 
+class FastPath(NamedTuple):
+    """The reaper's own connection to the worker. Between two jobs it saves two wake-ups of the supervisor.
+
+    Either the supervisor or the reaper decides how a job has ended: the one that reads the eventfd `outcome` first. The
+    reaper reads it when the command has exited with 0 and left no process behind, the supervisor before it stops a job.
+    """
+
+    worker: socket.socket
+    """Brings `FAST_START` and takes `LaunchRequest.success`."""
+    outcome: int
+
+
 class ReaperSetup(NamedTuple):
     """The descriptors and settings that a reaper inherits."""
 
@@ -102,6 +123,7 @@ class ReaperSetup(NamedTuple):
     orphaned: Callable[[OrphanStop], None] | None
     output: tuple[int, int] | None
     """Both ends of the pipe for the jobs' output."""
+    fast_path: FastPath | None
 
 
 class ReaperProcess:
@@ -111,6 +133,8 @@ class ReaperProcess:
         self._setup = setup
         self._signals = SignalStream([signal.SIGCHLD, _SUPERVISOR_DIED])
         self._tree = ProcessTree(os.getpid(), setup.cgroup)
+        self._fast_path = setup.fast_path
+        self._prepared: LaunchRequest | None = None
         self._request: LaunchRequest | None = None
         self._job = 0
         self._status: int | None = None
@@ -141,16 +165,15 @@ class ReaperProcess:
         if self._setup.output is not None:
             self._close_inherited()
             self._enter_cgroup()
-        prepared: LaunchRequest | None = None
         while (kind := self._next_request()) in (START, PREPARE, GO):
-            if kind != GO:
-                prepared = LaunchRequest.from_bytes(self._read_request())
-            elif prepared is not None:
+            if kind == GO:
                 (deadline,) = TIME.unpack(self._read_exactly(TIME.size))
-                prepared = prepared._replace(deadline=deadline)
-            if kind != PREPARE and prepared is not None:
-                self._start_job(prepared)
-                prepared = None
+                self._start_prepared(deadline)
+                continue
+            request = LaunchRequest.from_bytes(self._read_request())
+            self._prepared = request if kind == PREPARE else None
+            if kind == START:
+                self._start_job(request)
         self._open_log()
         if kind == EXIT:
             # Otherwise the supervisor would inherit zombies.
@@ -159,6 +182,12 @@ class ReaperProcess:
             self._orphaned(self._request)
         else:
             self._leave_cgroup()
+
+    def _start_prepared(self, deadline: float) -> None:
+        """Starts the prepared request, unless the other path has started it."""
+        request, self._prepared = self._prepared, None
+        if request is not None:
+            self._start_job(request._replace(deadline=deadline))
 
     def _start_job(self, request: LaunchRequest) -> None:
         self._request, self._status, self.empty = request, None, False
@@ -227,6 +256,8 @@ class ReaperProcess:
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         poll.register(self._setup.requests, select.POLLIN)
+        if self._fast_path is not None:
+            poll.register(self._fast_path.worker.fileno(), select.POLLIN)
         # Waits even after the job: if the supervisor is killed before it records the end, the reaper does so.
         while True:
             self.update()
@@ -235,14 +266,37 @@ class ReaperProcess:
                 return b""
             if self._unopened is not None and not poll.poll(_STARTED_WITHIN):
                 self._open_log()
-            if self._setup.requests in dict(poll.poll(self._timeout())):
+            ready = dict(poll.poll(self._timeout()))
+            if self._setup.requests in ready:
                 kind = os.read(self._setup.requests, 1)
                 if kind != DEADLINE:
                     return kind
                 (self._deadline,) = TIME.unpack(self._read_exactly(TIME.size))
+            elif self._fast_path is not None and self._fast_path.worker.fileno() in ready:
+                if not self._take_fast_start(self._fast_path):
+                    poll.unregister(self._fast_path.worker.fileno())
+                    self._close_fast_path()
             elif self._deadline < math.inf:
                 self._continue_stopped_supervisor()
                 self._enforce_deadline()
+
+    def _take_fast_start(self, fast_path: FastPath) -> bool:
+        """Handles an order of the worker, which may come late; False if the worker has ended."""
+        try:
+            order = fast_path.worker.recv(FAST_START.size, socket.MSG_DONTWAIT)
+        except OSError:
+            order = b""
+        if len(order) < FAST_START.size:
+            return False
+        name, deadline = FAST_START.unpack(order)
+        if self._prepared is not None and self._prepared.id == name:
+            self._start_prepared(deadline)
+        return True
+
+    def _close_fast_path(self) -> None:
+        if self._fast_path is not None:
+            self._fast_path.worker.close()
+            self._fast_path = None
 
     def _timeout(self) -> float | None:
         """The timeout of `poll` in milliseconds."""
@@ -283,6 +337,7 @@ class ReaperProcess:
 
     def _orphaned(self, request: LaunchRequest) -> None:
         self._connected = False
+        self._close_fast_path()
         self.update()  # the job may have just ended
         ended_before = self._status is not None
         job = None if ended_before else Identity(self._job, self._started(self._job))
@@ -322,13 +377,29 @@ class ReaperProcess:
                 while self._write_output(_MOST_CHUNKS):
                     pass
                 self.empty = True
-                self._queue_event(EMPTY)
+                self._queue_event(EMPTY, self._has_reported_success())
                 break
             if pid == 0:
                 break
             if pid == self._job and self._status is None:
                 self._report_job(status)
         self._flush()
+
+    def _has_reported_success(self) -> bool:
+        """Reports a success on the fast path, if the supervisor has not decided to stop the job."""
+        fast_path, request = self._fast_path, self._request
+        if fast_path is None or request is None or not request.success or self._status != 0:
+            return False
+        try:
+            os.eventfd_read(fast_path.outcome)
+        except BlockingIOError:
+            return False
+        try:
+            fast_path.worker.send(request.success, _SEND_FLAGS)
+        except OSError:
+            os.eventfd_write(fast_path.outcome, 1)
+            return False
+        return True
 
     def _report_job(self, status: int) -> None:
         if os.WIFCONTINUED(status):
@@ -377,6 +448,8 @@ class ReaperProcess:
 
     def _close_inherited(self) -> None:
         """Closes inherited descriptors, which would keep pipes of the supervisor and its caller open."""
-        own = self._setup.requests, self._setup.report, self._signals.fileno(), self.fileno()
+        own = [self._setup.requests, self._setup.report, self._signals.fileno(), self.fileno()]
+        if self._fast_path is not None:
+            own += [self._fast_path.worker.fileno(), self._fast_path.outcome]
         with contextlib.suppress(OSError):  # no descriptor is left to list them
             close_inherited_descriptors((*own, *(self._setup.output or ())))
