@@ -41,8 +41,11 @@ _MOST_HEARTBEATS: Final = 100
 _SLOWEST_HEARTBEATS: Final = 15.0
 # The shortest interval of changes: people do not notice more.
 _CHANGES: Final = 1.0
-# Usage is written soon after the end of each minute; nothing waits for it.
+# Usage is written soon after the end of each minute; nothing waits for it. Many workers take turns, at this rate and
+# within this time.
 _USAGE_EVERY: Final = 5.0
+_MOST_USAGE: Final = 20
+_LONGEST_USAGE: Final = 60.0
 _LOG_TAILS_EVERY: Final = 3.0
 # The delay of the final tail after the outcome, which nobody notices.
 _LAST_LOGS_WITHIN: Final = 0.02
@@ -499,7 +502,8 @@ class WorkerLoop:
         """Writes usage, including rows from the time when the queue was away."""
         if time.monotonic() < self._usage_at:
             return
-        self._usage_at = time.monotonic() + _USAGE_EVERY
+        longest = min(_LONGEST_USAGE, self._scheduler.workers / _MOST_USAGE)
+        self._usage_at = time.monotonic() + _USAGE_EVERY + random.uniform(0.0, longest)  # noqa: S311 - no secret
         if rows := self._engine.usage():
             store.usage.write(rows)
             self._engine.usage_written(rows)
