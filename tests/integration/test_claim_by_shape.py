@@ -445,18 +445,12 @@ def test_reserved_job_that_was_claimed_with_an_outcome_is_not_missed(queue: Stor
     settle(scheduler, queue)
 
 
-@pytest.mark.parametrize(
-    ("workers", "is_notified", "seconds"),
-    [(1, True, 5.0), (1000, True, 20.0), (1000, False, 5.0)],
-    ids=["few", "many", "unnotified"],
-)
+@pytest.mark.parametrize(("workers", "seconds"), [(1, 5.0), (250, 5.0), (1000, 20.0)])
 def test_workers_together_poll_at_a_limited_rate(
-    queue: Store, monkeypatch: pytest.MonkeyPatch, workers: int, is_notified: bool, seconds: float
+    queue: Store, monkeypatch: pytest.MonkeyPatch, workers: int, seconds: float
 ) -> None:
-    """Those that the database tells of changes: the others would learn of a job too late."""
     monkeypatch.setattr(queue.workers, "count", lambda: workers)
     scheduler = scheduler_of(Machine(1, 1))
-    scheduler.is_notified = is_notified
     before = time.monotonic()
     settle(scheduler, queue)
     assert before + seconds <= scheduler.due() <= time.monotonic() + seconds

@@ -3,6 +3,8 @@
 import contextlib
 import random
 import select
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,6 +139,29 @@ def test_worker_that_lost_its_connection_does_not_come_back_at_once(queue: Store
                 worker.jobs.counts()
             assert page.jobs.counts() == {}
         assert worker.jobs.counts() == {}
+
+
+@pytest.mark.usefixtures("queue")
+def test_lost_connection_is_said_in_one_sentence(postgres_url: str) -> None:
+    """Also within a pipeline, whose end psycopg logs in several lines."""
+    program = (
+        "import sys\n"
+        "from stoker.queue import open_queue, QueueAwayError\n"
+        "store = open_queue(sys.argv[1])\n"
+        "store.jobs.counts()\n"
+        "with open_queue(sys.argv[1]) as other:\n"
+        "    text = 'SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()'\n"
+        "    other._driver.fetch_text(f'{text} AND pid <> pg_backend_pid()', {})\n"
+        "try:\n"
+        "    store._driver.many('insert tag', [{'job': 'a', 'tag': tag} for tag in 'bc'])\n"
+        "except QueueAwayError as error:\n"
+        "    print(error)\n"
+    )
+    tried = subprocess.run(
+        [sys.executable, "-c", program, postgres_url], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "went away" in tried.stdout
+    assert tried.stderr == ""
 
 
 def test_pause_before_workers_connect_again_grows_with_their_number(

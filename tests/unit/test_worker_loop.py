@@ -36,7 +36,6 @@ class Harness:
     def __init__(self, directory: Path) -> None:
         self.logged: list[str] = []
         self.store = Mock(spec=Store, **{group: Mock() for group in ("jobs", "attempts", "workers", "logs", "usage")})
-        self.store.listen.return_value = Mock(**{"fileno.return_value": -1})
         self.store.logs.stream_requests.return_value = []
         self._directory = directory
         self.engine = Mock(spec=Engine, attempts={}, lease=600.0)

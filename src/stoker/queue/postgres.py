@@ -6,6 +6,7 @@ notifications would reach whichever client has the server connection.
 
 import contextlib
 import functools
+import logging
 import os
 import re
 import select
@@ -80,6 +81,9 @@ class TooManyConnectionsError(QueueAwayError):
     """The server takes no more connections now."""
 
 
+_SILENT: Final = logging.NullHandler()
+
+
 class PostgresDriver:
     """One connection to the database, which reconnects after a loss."""
 
@@ -91,6 +95,8 @@ class PostgresDriver:
             raise StokerError(
                 f"the queue {address} needs PostgreSQL's driver: `pip install 'stoker[postgres]'` brings it"
             ) from None
+        # It prints the loss of a connection in several lines, and raises it as well: that is said in one sentence.
+        logging.getLogger("psycopg").addHandler(_SILENT)
         self._psycopg = psycopg
         self._address = address
         self._timeout = timeout

@@ -263,7 +263,6 @@ class WorkerLoop:
     def _note_changes(self, store: Store) -> None:
         """Processes notifications: jobs that may start, and requests to this worker."""
         changes = self._changes.poll() if self._changes is not None else None
-        self._scheduler.is_notified = self._changes is not None and self._changes.fileno() >= 0
         if self._scheduler.polls_now():
             changes = EVERYTHING
             self._scheduler.queue_changed()

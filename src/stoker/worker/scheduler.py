@@ -27,7 +27,7 @@ from stoker.queue.store import PeriodicTask
 
 # The interval of polls for changes without a notification.
 _SLOW_POLL: Final = 5.0
-# The limit of these polls a second for all workers together, if they are notified of changes.
+# The limit of these polls a second for all workers together.
 _MOST_POLLS: Final = 50.0
 # After a failed start (a full disk, no processes left) the engine must not fail one job after another, so it pauses,
 # twice as long each time.
@@ -81,8 +81,6 @@ class Scheduler:
         self._minutes = 0
         self.workers = 1
         """The number of workers at the last count."""
-        self.is_notified = False
-        """The database tells this worker of changes."""
         self._prepared = ""
         """The id of the attempt that the engine has prepared; used for one claim."""
         self.prepare_at = math.inf
@@ -183,13 +181,10 @@ class Scheduler:
         self.prepare_at = moment
         self._heads_at = moment
         if is_slow_poll:
-            self._poll_at = moment + self._slow_poll()
+            self._poll_at = moment + max(_SLOW_POLL, self.workers / _MOST_POLLS)
         self._read_at = math.inf if self._heads.wake_in is None else moment + self._heads.wake_in
         if self._heads.after:
             self._read_at = min(self._read_at, moment + _NEXT_SHAPES)
-
-    def _slow_poll(self) -> float:
-        return max(_SLOW_POLL, self.workers / _MOST_POLLS) if self.is_notified else _SLOW_POLL
 
     def _queue_time(self) -> float:
         """The queue's clock now."""
