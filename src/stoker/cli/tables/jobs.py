@@ -1,5 +1,6 @@
 """Jobs and runs for people: a table, the details of one, and the summary of the queue."""
 
+import functools
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -55,13 +56,13 @@ def _figures(store: "Store", jobs: Sequence[Job]) -> dict[str, dict[str, float |
 
 def print_jobs(rows: Sequence[JobRow], groups: Mapping[str, Group] = {}) -> None:
     """`groups`: groups shown as one row, at the place of their first job."""
-    from stoker.cli.tables.table import Column, Styled, print_table
+    from stoker.cli.tables.table import Column, print_table
 
     shown = columns_of("table", rows)
     columns = [Column(one.title, one.justify, one.gives, one.least, one.left_out) for one in shown]
     cells = [
         [
-            Styled((column.text(row), _COLOURS.get(row.job.state, ""))) if column.key == "state" else column.text(row)
+            _state_cell(column.text(row), row.job.state) if column.key == "state" else column.text(row)
             for column in shown
         ]
         if row is not None
@@ -86,11 +87,17 @@ def _folded(rows: Sequence[JobRow], groups: Mapping[str, Group]) -> list[tuple[J
 
 
 def _group_cells(shown: Sequence[JobColumn], group: Group) -> list[Any]:
-    from stoker.cli.tables.table import Styled
-
     state = next((one for one in ORDER if group.counts.get(one)), "queued")
     texts = {"id": "group", "name": f"{one_line(group.name)}: {group.progress}"}
-    return [Styled((state, _COLOURS.get(state, ""))) if one.key == "state" else texts.get(one.key, "") for one in shown]
+    return [_state_cell(state, state) if one.key == "state" else texts.get(one.key, "") for one in shown]
+
+
+@functools.cache
+def _state_cell(text: str, state: State) -> str:
+    """One for all jobs in this state: there may be a hundred thousand."""
+    from stoker.cli.tables.table import Styled
+
+    return Styled((text, _COLOURS.get(state, "")))
 
 
 def summed_up(counts: Mapping[State, int], context: QueueContext) -> str:
