@@ -7,7 +7,7 @@ imports next to nothing.
 import os
 
 from stoker.gpus.sharing import shared_helper
-from stoker.gpus.spawn import Helper, private_helper, spawned
+from stoker.gpus.spawn import Helper, forked, private_helper
 from stoker.settings_path import config_path
 
 
@@ -23,7 +23,7 @@ def helper_for(arguments: list[str]) -> Helper | None:
         return None
     try:
         root = os.environ.get("STOKER_ROOT", "/")
-        return shared_helper(spec, root, spawned, "join") or private_helper(spec, root, spawned)
+        return shared_helper(spec, root, forked, "join") or private_helper(spec, root, forked)
     except OSError:
         return None
 

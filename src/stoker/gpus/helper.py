@@ -26,7 +26,7 @@ from stoker.gpus.faults import appended_xids
 from stoker.gpus.history import SHORTEST_SPAN, LookHistory
 from stoker.gpus.model import Gpu, Holder, Look, Reading, SourceChoice, Unknown, known
 from stoker.gpus.sharing import BACKLOG, peer_user
-from stoker.gpus.source import AbsentError, Source, open_source
+from stoker.gpus.source import AbsentError, Source, import_source, open_source
 from stoker.procfs import close_inherited_descriptors
 
 NAME: Final = "stoker-gpus"
@@ -77,6 +77,8 @@ def serve(spec: str, root: str) -> None:
     server = _Server(socket.socket(fileno=os.dup(0)), reader)
     with contextlib.suppress(OSError):
         os.chdir("/")  # must not keep a file system from being unmounted
+    # While the prober that started this process gets ready to ask.
+    import_source(spec)
     try:
         server.run()
     finally:

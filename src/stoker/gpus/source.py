@@ -3,6 +3,7 @@
 A new source is a module and a line in `_BUILT_IN`.
 """
 
+import contextlib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -104,6 +105,14 @@ def check_spec(spec: str) -> None:
         raise BadInputError(
             f"{spec!r} is not a source of GPU readings: STOKER_GPUS and --source take {', '.join(source_names())}"
         )
+
+
+def import_source(spec: str) -> None:
+    """Imports the source of `spec`, or the first one of `auto`, so that it opens sooner. Never raises."""
+    entry = next(_automatic(), None) if spec == "auto" else find_source(spec)
+    with contextlib.suppress(Exception):
+        if entry is not None:
+            _imported(entry.factory)
 
 
 def open_source(spec: str, root: Path) -> tuple[Source, tuple[SourceChoice, ...]]:

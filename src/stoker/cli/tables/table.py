@@ -28,7 +28,7 @@ class Styled(str):
     """Text and style of each part, for `rich.text.Text.assemble`."""
 
     def __new__(cls, *pieces: tuple[str, str]) -> Self:
-        made = super().__new__(cls, "".join(text for text, _style in pieces))
+        made = super().__new__(cls, "".join([text for text, _style in pieces]))
         made.pieces = pieces
         return made
 
@@ -96,7 +96,7 @@ class _EscapeCodes:
         self._around: dict[str, tuple[str, str]] = {}
 
     def of(self, line: str) -> str:
-        return "".join(self._piece(text, style) if style and text else text for text, style in pieces_of(line))
+        return "".join([self._piece(text, style) if style and text else text for text, style in pieces_of(line)])
 
     def _piece(self, text: str, style: str) -> str:
         if style not in self._around:

@@ -65,6 +65,7 @@ def gpus_command(
     if release is not None:
         return _release(release)
     prober = open_prober(source, deadline, start=forked)
+    _import_output(as_json=as_json or follow)
     with contextlib.ExitStack() as goodbye:
         goodbye.callback(prober.leave)
         if quarantine is not None:
@@ -83,6 +84,16 @@ def gpus_command(
         if follow:
             return _follow(looks_of(prober, look, chosen, every or 1.0))
         return _show_json(look) if as_json else _show_table(look)
+
+
+def _import_output(*, as_json: bool) -> None:
+    """What is printed with, while the helper of the first look starts."""
+    if as_json:
+        import stoker.gpus.quarantine
+        import stoker.gpus.report
+    else:
+        import stoker.cli.tables.gpus
+        import stoker.engines.local.reserved_gpus  # noqa: F401
 
 
 def looks_of(prober: Prober, first: Look, chosen: str, every: float, duration: float | None = None) -> Iterator[Look]:
