@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,6 +22,7 @@ from stoker.runs import progress
 from stoker.runs.processes.tree import scan_processes
 from stoker.runs.processes.usage import WrittenFile, written_files
 from stoker.runs.progress import ProgressTracker
+from stoker.step_file import read_steps
 from tests.unit.test_log_wandb import HISTORY, STATS, message, written
 
 # Seconds on the clock of the tracker. Less than the time after which files are looked at anyway.
@@ -112,6 +114,27 @@ def test_steps_of_two_ranks_are_added_and_kept_apart(start: Callable[..., Progra
     assert (shown.steps, shown.trust, shown.since > 1e9) == (9, "call", True)
     assert [(one.rank, one.steps, one.pid) for one in shown.ranks] == [(0, 6, ranks[1].pid), (1, 3, ranks[0].pid)]
     assert next(seen) == last._replace(cpu=next(seen).cpu, io=next(seen).io)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.3], ids=["within-a-tick", "later"])
+def test_unchanged_directory_is_not_listed_and_a_new_file_is_found(
+    start: Callable[..., Program], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause: float
+) -> None:
+    program = start(STOKER_RUN_DIR=str(tmp_path))
+    program.run(EVERY_STEP)
+    tracker = ProgressTracker(TreeOf(program.pid), directory=str(tmp_path))
+    seen, listed = looks(tracker), Mock(side_effect=read_steps)
+    monkeypatch.setattr(progress, "read_steps", listed)
+    time.sleep(pause)
+    for _ in range(3):
+        next(seen)
+    assert listed.call_count == (1 if pause else 3)
+    for _ in range(2):
+        program.run("stoker.step()")
+        next(seen)
+    program.run("stoker.step()")
+    last = next(seen)
+    assert (last.steps, last.trust) == (3, "call")
 
 
 def test_number_given_to_step_may_begin_anew(start: Callable[..., Program], tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock, patch
@@ -66,10 +66,10 @@ class Harness:
         self.engine.attempts[name] = attempt
         return attempt
 
-    def one_round(self) -> int:
+    def one_round(self, readable: Collection[int] = ()) -> int:
         """The whole worker, which ends after one round."""
         asked = patch.object(self.loop, "_asked_to_end", side_effect=[False, True])
-        with asked, patch.object(self.loop, "_wait", return_value=set()):
+        with asked, patch.object(self.loop, "_wait", return_value=set(readable)):
             return self.loop.run()
 
 
@@ -121,6 +121,15 @@ def test_full_disk_that_blocks_the_queue_is_cleaned(harness: Harness) -> None:
     harness.scheduler.place.side_effect = StokerError("the queue cannot be written: database or disk is full")
     assert harness.one_round() == 0
     assert harness.home.tidy.called
+
+
+@pytest.mark.parametrize(("readable", "seconds"), [((), 2.0), ((7,), 1.0)], ids=["quiet", "after-an-event"])
+def test_report_is_made_again_sooner_after_an_event(
+    harness: Harness, readable: tuple[int, ...], seconds: float
+) -> None:
+    harness.one_round(readable)
+    harness.store.workers.heartbeat.assert_called_once()
+    assert harness.loop._heartbeat_at - harness.loop._reported_at == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("trouble", ["engine", "queue", "tidy"])

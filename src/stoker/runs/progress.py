@@ -30,6 +30,8 @@ _MOST_TAILS: Final = 8
 # The limit for scanning a large process tree, as a share of a core, unless the last scan is older than a minute.
 _MOST_CPU: Final = 0.001
 _OLDEST_SCAN: Final = 60.0
+# In nanoseconds, and longer than a tick of the kernel's clock.
+_TICK: Final = 100_000_000
 # The largest number that fits into a recording.
 _MOST_STEPS: Final = 2**53
 
@@ -89,6 +91,8 @@ class ProgressTracker:
         self._every = every
         self._sources: dict[Trust, _Source] = {trust: _Source() for trust in _BEST_FIRST}
         self._ranks: dict[int, RankSteps] = {}
+        self._directory_changed = -1
+        """When a file of the run was last created or replaced, if that is over."""
         self._tails: dict[str, _Tail] = {}
         self._positions: dict[tuple[str, int, int], int] | None = None
         """Positions in the files that the job writes; None before the first scan."""
@@ -136,7 +140,7 @@ class ProgressTracker:
     # Sources
 
     def _read_calls(self, at: float) -> None:
-        if self._directory is None:
+        if self._directory is None or (not self._ranks and self._is_directory_unchanged(self._directory)):
             return
         increase, newest = 0, 0.0
         for one in read_steps(self._directory):
@@ -148,6 +152,14 @@ class ProgressTracker:
             newest = max(newest, one.since)
         if increase:
             self._sources["call"].advance(increase, at, newest)
+
+    def _is_directory_unchanged(self, directory: str) -> bool:
+        """Whether it has had the same files since the last call."""
+        changed = os.stat(directory).st_mtime_ns  # noqa: PTH116 - at every look
+        is_unchanged = changed == self._directory_changed
+        # Two changes within a tick of the kernel's clock have the same time.
+        self._directory_changed = changed if time.time_ns() - changed > _TICK else -1
+        return is_unchanged
 
     def _read_log(self, at: float) -> None:
         path = self._log()

@@ -41,6 +41,8 @@ _MOST_HEARTBEATS: Final = 100
 _SLOWEST_HEARTBEATS: Final = 15.0
 # The shortest interval of changes: people do not notice more.
 _CHANGES: Final = 1.0
+# The interval without an event: a supervisor may have written a warning to its status.
+_QUIET_CHANGES: Final = 2.0
 # Usage is written soon after the end of each minute; nothing waits for it. Many workers take turns, at this rate and
 # within this time.
 _USAGE_EVERY: Final = 5.0
@@ -114,6 +116,7 @@ class WorkerLoop:
         self._absence_logged = False
         self._renew_at = 0.0
         self._heartbeat_at = 0.0
+        self._reported_at = -math.inf
         self._sent_gist: tuple[object, ...] | None = None
         self._sent_at = -math.inf
         self._log_tails_at = 0.0
@@ -145,7 +148,10 @@ class WorkerLoop:
                     self._log("nothing is left that could start here")
                     return 0
                 self._tidy()
-                self._step(self._wait())
+                readable = self._wait()
+                if readable:
+                    self._heartbeat_at = min(self._heartbeat_at, self._reported_at + _CHANGES)
+                self._step(readable)
             if count := len(self._running()):
                 self._log(f"{_jobs(count)}: the next `stoker work` here finds {'it' if count == 1 else 'them'} again")
             return 0
@@ -472,7 +478,7 @@ class WorkerLoop:
         moment = time.monotonic()
         if moment < self._heartbeat_at:
             return
-        self._heartbeat_at = moment + _CHANGES
+        self._reported_at, self._heartbeat_at = moment, moment + _QUIET_CHANGES
         view = msgspec.structs.replace(
             self._engine.report(),
             engine=self._options.engine,

@@ -61,7 +61,7 @@ from stoker.runs.plan import Plan
 from stoker.runs.processes.cgroup import NoCgroupError, cpus_here, ram_here, remove_abandoned
 
 # The interval for continuing suspended shims.
-_CHECK_SHIMS_EVERY: Final = 2.0
+_CHECK_SHIMS_EVERY: Final = 4.0
 # A failed job waits this long beyond the deadline for the look that may blame its GPU.
 _LATE: Final = 5.0
 # The pause after a wrong prediction, which costs a shim, doubled each time: many workers take jobs from each other.
