@@ -668,7 +668,7 @@ _GO_ON = "prepare(f'{run}; until [ -e {place}/go ]; do sleep 0.02; done'); order
     ("script", "says"),
     [
         ("prepare(run); order(); end()", ["['ran']|done|True|0"]),
-        # Whoever orders second changes nothing, also not for the following job.
+        # A second order changes nothing, not even for the following job.
         ("prepare(run); order(); reaper.ensure_start(); order(); end()", ["['ran']|done|True|0"]),
         (
             "prepare(run); order(); order(); end(); prepare(run, b'b' * 16); order(); order(b'b' * 16); end()",

@@ -53,6 +53,43 @@ with SignalStream(FORWARDED) as signals:
     record, reaper = Records(Path.cwd()).create(), fork_reaper()
     sys.exit(Supervisor(plan, record, Prober("sim:1"), os.environ, signals, reaper, controller).run())
 """
+TOO_LATE = """
+import os
+import select
+import sys
+from pathlib import Path
+from unittest.mock import Mock
+
+from stoker.gpus.prober import Prober
+from stoker.rules.rule import Verdict
+from stoker.runs.plan import UNWATCHED, Plan
+from stoker.runs.processes.reaper import fork_reaper
+from stoker.runs.processes.reaper_process import FAST_START
+from stoker.runs.processes.signals import FORWARDED, SignalStream
+from stoker.runs.processes.syscalls import boot_clock
+from stoker.runs.record import Records
+from stoker.runs.supervisor import Controller, StopRequest, Supervisor, launch_request
+
+controller = Mock(spec=Controller)
+controller.on_exit.return_value = None
+verdict = Verdict("idle", "GPU 0 stayed below 1%", effect="act", rule="idle")
+with SignalStream(FORWARDED) as signals:
+    plan = Plan(command=("true",), gpus=UNWATCHED, source="sim:1")
+    record, reaper = Records(Path.cwd()).create(), fork_reaper(keeps_output=True, has_fast_path=True)
+    request = launch_request(plan, record, dict(os.environ), signals, str(record.directory / "output"), 1000)
+    request = request._replace(id=b"a" * 16, success=b"done")
+    reaper.prepare(request)
+    reaper.set_deadline(boot_clock() + 600.0, with_start=True)
+    reaper.start(request, waits=False, is_ordered=True)
+    worker = reaper.take_connection()
+    worker.send(FAST_START.pack(b"a" * 16, boot_clock() + 600.0))
+    supervisor = Supervisor(plan, record, Prober("sim:1"), os.environ, signals, reaper, controller)
+    assert select.select([worker], [], [], 60.0)[0]
+    code = {stop}
+    status = record.status()
+    print(code, status.state, status.ending, repr(status.rule), supervisor.stopped_by)
+    reaper.close()
+"""
 # A job that ends once the error was logged, or after a minute.
 UNTIL_LOGGED = "for look in $(seq 3000); do [ -e logged ] && exit 7; sleep 0.02; done"
 
@@ -95,6 +132,24 @@ def test_job_with_expired_lease_is_killed_without_grace(tmp_path: Path) -> None:
     )
     assert done.returncode == 143, done.stderr
     assert "had to be killed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [
+        "supervisor._stop_by_rule(verdict)",
+        "supervisor._stop('time limit', 'It had run too long.', code=124)",
+        "supervisor._stop_as_requested(StopRequest('cancelled', 'It was cancelled.', 143))",
+    ],
+    ids=["rule", "time-limit", "cancellation"],
+)
+def test_success_that_was_reported_is_not_stopped_afterwards(stop: str, tmp_path: Path) -> None:
+    """The actions of a rule, such as a shutdown of the machine, would follow."""
+    program = TOO_LATE.format(stop=stop)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "0 ended exited '' None\n", done.stderr
 
 
 def test_look_requested_before_the_end_of_the_job_does_not_prove_that_memory_is_free(

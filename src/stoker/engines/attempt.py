@@ -57,8 +57,6 @@ _NO_FAILURES: Final[Mapping[str, Outcome]] = {
 }
 StopCause: TypeAlias = Literal["cancelled", "preempted", "lease"]
 """Why a worker stops an attempt; `lease`: it lost the lease, and another worker may run the job."""
-
-
 T = TypeVar("T")
 
 
@@ -178,28 +176,25 @@ class AttemptRecord(Record):
 
     def fit(self) -> Fitted | None:
         """The batch size that was found; None until then."""
-        try:
-            return self._read(_FIT, Fitted)
-        except (OSError, ValueError):
-            return None
+        return self._read(_FIT, Fitted)
 
     def write_applied_snooze(self, applied: AppliedSnooze) -> None:
         """Raises OSError."""
         self._replace(_SNOOZED, applied)
 
     def applied_snooze(self) -> AppliedSnooze | None:
-        try:
-            return self._read(_SNOOZED, AppliedSnooze)
-        except (OSError, ValueError):
-            return None
+        return self._read(_SNOOZED, AppliedSnooze)
 
     def _read(self, name: str, kind: type[T]) -> T | None:
-        """None without such a file. Raises OSError or ValueError."""
+        """None without such a file, or if it is unreadable."""
         path = f"{self.directory}/{name}"
         if not os.access(path, os.F_OK):
+            return None  # as for most attempts; an exception takes longer
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123 - between two jobs, where Path takes its time
+                return msgspec.json.decode(file.read(), type=kind)
+        except (OSError, ValueError):
             return None
-        with open(path, "rb") as file:  # noqa: PTH123 - between two jobs, where Path takes its time
-            return msgspec.json.decode(file.read(), type=kind)
 
     def _replace(self, name: str, value: msgspec.Struct) -> None:
         write_atomically(f"{self.directory}/{name}", msgspec.json.encode(value))

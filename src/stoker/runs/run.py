@@ -105,8 +105,9 @@ _user: Final = functools.cache(user_name)
 
 
 @functools.cache
-def _started(me: int) -> int:
-    return read_stat(f"/proc/{me}/stat").started
+def _started(_me: int) -> int:
+    # Not by the pid, which may be another process in /proc of another namespace.
+    return read_stat("/proc/self/stat").started
 
 
 def record_orphan_stop(stop: OrphanStop) -> None:

@@ -365,6 +365,8 @@ class Supervisor(CommandHandler[int]):
             self._judge.snooze(time.monotonic())
 
     def _stop_by_rule(self, verdict: Verdict) -> int | None:
+        if (succeeded := self._success()) is not None:
+            return succeeded  # no rule has stopped it, so its actions are not due
         self._status = msgspec.structs.replace(self._status, rule=verdict.rule)
         reason = f"{verdict.reason.rstrip('.')}."
         code = self._stop(verdict.kind, reason, code=self._plan.idle_exit_code, verdict=verdict)

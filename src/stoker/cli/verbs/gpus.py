@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from socket import gethostname
 from typing import TYPE_CHECKING
@@ -87,13 +88,10 @@ def gpus_command(
 
 
 def _import_output(*, as_json: bool) -> None:
-    """What is printed with, while the helper of the first look starts."""
-    if as_json:
-        import stoker.gpus.quarantine
-        import stoker.gpus.report
-    else:
-        import stoker.cli.tables.gpus
-        import stoker.engines.local.reserved_gpus  # noqa: F401
+    """Imports what prints the first look, while its helper starts."""
+    modules = ("gpus.quarantine", "gpus.report") if as_json else ("cli.tables.gpus", "engines.local.reserved_gpus")
+    for module in modules:
+        import_module(f"stoker.{module}")
 
 
 def looks_of(prober: Prober, first: Look, chosen: str, every: float, duration: float | None = None) -> Iterator[Look]:

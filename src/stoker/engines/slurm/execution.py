@@ -120,7 +120,7 @@ class SlurmExecution(Execution):
     def _fence(self) -> None:
         self._timer.ring_at(self._stop_at())
         # The reaper stops the job if this process is suspended or hangs in a file system.
-        self._reaper.set_deadline(self._in_touch_at() + self._attempt_spec.lease - self._attempt_spec.margin / 2)
+        self._reaper.set_deadline(self._attempt_spec.reaper_deadline(self._in_touch_at() + self._attempt_spec.lease))
 
     def _in_touch_at(self) -> float:
         """The last time when this process certainly held the lease."""
