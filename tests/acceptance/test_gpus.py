@@ -324,3 +324,20 @@ def test_version_and_help_are_printed() -> None:
     assert stoker("--version").out == f"stoker {__version__}\n"
     assert "record" in stoker("--help").out
     assert stoker("frobnicate").code == 2
+
+
+@pytest.mark.parametrize("module", ["stoker.streams", "stoker.cli.startup", "stoker.cli.app", "click"])
+def test_ctrl_c_while_the_command_loads_ends_it_without_a_traceback(module: str, tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "class CtrlC:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, CtrlC())\n"
+        "from stoker.cli import main\n"
+        "sys.argv[1:] = ['gpus']\n"
+        "main()\n"
+    )
+    environment = {**os.environ, "STOKER_GPUS": "sim", "STOKER_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -6,6 +6,13 @@ import sys
 
 def main() -> None:
     """The `stoker` command."""
+    try:
+        _main()
+    except KeyboardInterrupt:
+        sys.exit(130)  # it was still loading: later, `run` handles it
+
+
+def _main() -> None:
     # Imports create no garbage; collecting it takes a tenth of the start. The verb enables it again.
     gc.disable()
     from stoker.streams import open_missing
