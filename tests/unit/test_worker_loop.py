@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import random
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -130,6 +131,17 @@ def test_report_is_made_again_sooner_after_an_event(
     harness.one_round(readable)
     harness.store.workers.heartbeat.assert_called_once()
     assert harness.loop._heartbeat_at - harness.loop._reported_at == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("workers", "longest"), [(1, 5.05), (1000, 55.0), (10_000, 65.0)])
+def test_many_workers_take_turns_to_write_usage(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, workers: int, longest: float
+) -> None:
+    monkeypatch.setattr(random, "uniform", lambda _low, high: high)
+    harness.scheduler.workers = workers
+    before = time.monotonic()
+    harness.loop._write_usage(harness.store)
+    assert before + longest <= harness.loop._usage_at <= time.monotonic() + longest
 
 
 @pytest.mark.parametrize("trouble", ["engine", "queue", "tidy"])
